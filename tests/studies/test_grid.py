@@ -1,6 +1,8 @@
 """Studies as grids: cells are done once, a stopped study resumes, verdicts follow from numbers."""
 
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from malmoi.studies.grid import Cell, Grid, JudgedModel, finished_cells
 from malmoi.studies.registry import MODULES, named_study
 from malmoi.studies.run import StudyRunConfig, run_study
 from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, table_rows
+from malmoi.training.signals import Stopped
 
 
 def counted(judged: JudgedModel, note: Path, value: float) -> dict[str, float]:
@@ -38,6 +41,24 @@ def test_a_cell_is_judged_once_and_again_if_its_data_changes(tmp_path: Path) -> 
     assert found.table == {"row 3.0": {"accuracy": [3.0, 4.0]}}
     data.write_text("two")
     assert finished_cells(cells(3.0), tmp_path / "cache") == []
+
+
+def interrupting(judged: JudgedModel, note: str, process: int) -> dict[str, float]:
+    """Asks the study to stop, the first time."""
+    if not Path(note).exists():
+        Path(note).touch()
+        os.kill(process, signal.SIGTERM)
+    return {"accuracy": 1.0}
+
+
+def test_a_signal_ends_a_study_after_the_cells_that_run(tmp_path: Path) -> None:
+    judge = partial(interrupting, note=str(tmp_path / "note"), process=os.getpid())
+    cells = [Cell("row", seed, judge) for seed in range(3)]
+    with pytest.raises(Stopped):
+        Grid(cells, tmp_path).run()
+    assert len(finished_cells(cells, tmp_path)) == 1
+    assert Grid(cells, tmp_path).run() == []
+    assert len(finished_cells(cells, tmp_path)) == 3
 
 
 def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
@@ -44,6 +45,7 @@ from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.run_tokenizer import SPECIAL
+from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -270,6 +272,9 @@ def quietly() -> Iterator[None]:
 def _worker_ready(threads: int) -> None:
     import torch
 
+    # a study is stopped by its own process; training in a worker also saves and stops by itself
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.disable(logging.WARNING)
     torch.set_num_threads(threads)
 
@@ -287,6 +292,15 @@ class Job:
 
     cell: Cell
     judges: bool
+
+
+def do_job(job: Job, cache: Path, device: str | None) -> int:
+    """Returns the number of the signal that stopped it, or 0; `Stopped` itself does not pickle."""
+    try:
+        (judge_cell if job.judges else train_model)(job.cell, cache, device)
+    except Stopped as stopped:
+        return stopped.code - 128
+    return 0
 
 
 @dataclass
@@ -313,13 +327,13 @@ class Grid:
         self.trained = {c.model_key for c in self.waiting if self._is_trained(c)}
         self.begun = set(self.trained)
         try:
-            with _executor(self.workers) as pool:
-                self._run(pool)
+            with StopSignals() as stop, _executor(self.workers) as pool:
+                self._run(pool, stop)
         except BrokenExecutor as error:
             self.failed.append(f"a worker process died: {error}")
         return self.failed
 
-    def _run(self, pool: Executor) -> None:
+    def _run(self, pool: Executor, stop: StopSignals) -> None:
         total = len(self.waiting)
         running: dict[Future[Any], Job] = {}
         while self.waiting or running:
@@ -327,12 +341,13 @@ class Grid:
                 job = self._next()
                 if job is None:
                     break
-                do = judge_cell if job.judges else train_model
-                running[pool.submit(do, job.cell, self.cache, self.device)] = job
+                running[pool.submit(do_job, job, self.cache, self.device)] = job
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self._note(running.pop(future), future.exception())
+                if number := stop.number or (0 if future.exception() else future.result()):
+                    raise Stopped(number)  # once the cells that are running have saved their state
             left = len(self.waiting) + sum(job.judges for job in running.values())
             report_progress(Progress("study", total - left, total, "cells"))
 
