@@ -225,6 +225,16 @@ def test_every_method_works_under_an_intervention_and_the_model_stays(gpt: Twin)
     assert gpt.ours.generate(A, max_new_tokens=5, temperature=0) == before
 
 
+def test_a_bert_fills_under_another_mask(bert: Twin) -> None:
+    causal = Intervention("mask", pattern="causal")
+    found = bert.ours.intervene(causal).fill(MASKED, top=3)
+    expected = bert.ours.run(MASKED, [causal], top=3).guesses[0]
+    assert [one.token for one in found] == [one.name for one in expected]
+    assert [one.probability for one in found] == pytest.approx(
+        [one.probability for one in expected], abs=1e-6
+    )
+
+
 def test_rotary_tables_and_shared_blocks_keep_their_layers() -> None:
     config = modernbert(vocab=50, width=32, depth=4, heads=4, context=64, groups=2)
     network = initialise(Network(config, {"mlm": 0}), seed=0).eval()
