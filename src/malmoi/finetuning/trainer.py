@@ -77,7 +77,8 @@ class FinetuneTrainer:
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, settings.layer_decay)
         self.learn: ReplayStep = self._train_step
-        if gpu and self.network.reader is None:
+        # an LSTM reads the lengths of its rows on the processor, which a captured step cannot
+        if gpu and self.network.reader is None and not self.network.config.is_lstm:
             self.learn = StepReplay(self._train_step, self.device)
         self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()

@@ -4,6 +4,7 @@ A cell's result is kept under the hash of its recipe, its text, its judge and th
 judge reads, so that a stopped study resumes, and studies that share a cache share their models.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -300,7 +301,18 @@ def do_job(job: Job, cache: Path, device: str | None) -> int:
         (judge_cell if job.judges else train_model)(job.cell, cache, device)
     except Stopped as stopped:
         return stopped.code - 128
+    finally:
+        _free_gpu_memory()
     return 0
+
+
+def _free_gpu_memory() -> None:
+    """Gives back what a job's allocator holds: other workers share the card."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @dataclass
