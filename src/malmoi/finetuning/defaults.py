@@ -49,9 +49,9 @@ MAX_RATE = 1e-3
 FINER_OUTPUT = 1.5  # factor of the rate for numbers, tags and answers
 LAYER_DECAY = 0.9
 AVERAGED = 0.33  # share of the run
-NEW_TOP_ROWS = (1_000, 5_000)
+NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
-RDROP_ROWS = (5_000, 20_000)
+RDROP_ROWS = range(5_001, 20_001)
 RDROP = 1.0
 # Labels are imbalanced if the rarest has less than this share of an equal part
 RARE = 0.2
@@ -70,15 +70,11 @@ def default_settings(
         "layer_decay": LAYER_DECAY,
         "average": AVERAGED,
     }
-    if kind.exclusive and _between(rows, NEW_TOP_ROWS) and config.distinct >= NEW_TOP_DEPTH:
+    if kind.exclusive and rows in NEW_TOP_ROWS and config.distinct >= NEW_TOP_DEPTH:
         chosen["layers_transferred"] = config.distinct - 1
-    if kind.exclusive and _between(rows, RDROP_ROWS) and gpu:
+    if kind.exclusive and rows in RDROP_ROWS and gpu:
         chosen["rdrop"] = RDROP
     return chosen
-
-
-def _between(rows: int, bounds: tuple[int, int]) -> bool:
-    return bounds[0] < rows <= bounds[1]
 
 
 def apply_defaults(
