@@ -17,7 +17,7 @@ from malmoi.studies.table import Claim, StudyResults, Words
 from malmoi.training.prepare import read_recipe
 
 # steps as a share of the scale's: larger models get more text, as on the frontier of the figure
-STEPS = {"S": 1 / 4, "M": 1 / 2, "L": 1, "XL": 2}
+STEPS = {"S": 1 / 8, "M": 1 / 4, "L": 1 / 2, "XL": 1}
 COMPUTE = "GFLOPs"
 LOSS = "held-out loss"
 PF_DAY = 1e15 * 86_400 / 1e9  # in GFLOPs
