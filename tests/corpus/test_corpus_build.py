@@ -347,7 +347,7 @@ def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("verb", ["read and clean", "sift", "clear", "write"])
+@pytest.mark.parametrize("verb", ["read and clean", "filter", "deduplicate", "write"])
 def test_a_build_that_was_killed_resumes(verb: str, sources: list[str], tmp_path: Path) -> None:
     def stop(event: Progress) -> None:
         if event.verb == verb and event.done == 2:

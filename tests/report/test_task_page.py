@@ -24,7 +24,7 @@ def judged_rows() -> list[dict[str, object]]:
     chance = random.Random(0)
     rows = []
     for i in range(60):
-        sure = chance.uniform(0.5, 0.8)
+        sure = chance.uniform(0.7, 0.9)
         label = "cat" if i % 3 else "dog"
         right = chance.random() < sure
         said = label if right else ("dog" if label == "cat" else "cat")
@@ -57,6 +57,13 @@ def test_the_page_shows_where_it_errs() -> None:
     assert "<b>mislabelled" not in shown
     suspects = shown.split("<h2>Likely label errors</h2>")[1].split("<h2>")[0]
     assert "mislabelled" in suspects.split("</tr>")[1]  # the first row under the head
+
+
+def test_a_model_that_learnt_nothing_doubts_no_labels() -> None:
+    rows = [row(f"text {i}", "cat" if i % 3 else "dog", cat=0.4, dog=0.6) for i in range(30)]
+    shown = page(rows=rows)
+    assert "No better than the baseline." in shown
+    assert "Likely label errors" not in shown
 
 
 def test_a_stopped_run_has_a_page() -> None:

@@ -200,7 +200,8 @@ def _next_lines(task: "Task", out: Path) -> None:
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     """Warns if the model is no better than always predicting the most frequent label."""
     rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
-    labels = Counter(str(loads(row)["label"]) for row in rows)
+    found = (loads(row)["label"] for row in rows)
+    labels = Counter(", ".join(one) if isinstance(one, list) else str(one) for one in found)
     label, times = labels.most_common(1)[0]
     if "accuracy" in metrics and metrics["accuracy"] <= times / len(rows):
         note(

@@ -179,10 +179,10 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     shards = range(about["shards"])
     _prepare(plan, shards)
     left = [n for n in shards if not plan.work.is_done(n, "sift")]
-    _run(plan, "sift", [(stages.filter_shard, (plan.work, n)) for n in left])
+    _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
     twins = _find_duplicates(plan, shards)
     left = [n for n in shards if not plan.work.is_done(n, "clear")]
-    _run(plan, "clear", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
+    _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
     steps = {
         step: total_stats(plan.work.account(n, stage)[step] for n in shards)
         for step, stage in STEP_FILES.items()

@@ -18,6 +18,7 @@ ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
 def run_jobs(jobs: Iterable[ShardJob], workers: int, verb: str, total: int | None = None) -> None:
     """Runs every job, in this process if there is one worker; reports progress as `verb`."""
     done = _in_order(jobs) if workers == 1 else _in_processes(jobs, workers)
+    report_progress(Progress(verb, 0, total, "shards"))
     for number, _ in enumerate(done, 1):
         report_progress(Progress(verb, number, total, "shards"))
 

@@ -1,5 +1,6 @@
 """The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
-from malmoi.text.rows import RowSource, is_files
+from malmoi.text.rows import RowSource, file_list, is_files
+
+logger = logging.getLogger(__name__)
 
 GUESSED_KINDS = ("classification", "regression", "writing")  # the columns of other kinds are named
 
@@ -90,9 +93,24 @@ def evaluated_task(
         raise UsageError("Which task? This model was not fine-tuned for one: name it, task=….")
     if data is None:
         return task_on_columns(name, **columns), None
+    _note_seen_files(model, data)
     kind = name in KINDS or name in KIND_ALIASES
     known = tuned_columns(model, data) if kind else {}
     return guess_task(name, data, **{**known, **_given(columns)})
+
+
+def _note_seen_files(model: Model, data: RowSource) -> None:
+    """Warns of a file with the name of one that the model was fine-tuned on."""
+    report = Path(model.checkpoint.source or "") / "report.json"
+    if model.task_head is None or not is_files(data) or not report.is_file():
+        return
+    protocol = read_object(report).get("protocol") or {}
+    for path in file_list(data):
+        if path.name in protocol.get("trained_files", ()):
+            logger.warning(
+                f"This model was fine-tuned on {path.name}: its score there says little about new "
+                f"rows. The score of rows it was not trained on is in {report.with_suffix('.html')}."
+            )
 
 
 def _given(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from malmoi.config import Config
 from malmoi.errors import MalmoiError
@@ -40,6 +41,7 @@ class Protocol(Config):
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # what the held-out rows choose
     judged_twins: int = 0  # judged rows whose text is also in a training row
+    trained_files: tuple[str, ...] = ()  # by name: a published folder tells nobody's paths
 
     def describe(self) -> str:
         names = ", ".join(translate(name) for name in self.selects)
@@ -50,6 +52,12 @@ class Protocol(Config):
             f"Training on {self.trained_on:,} rows; {chosen}evaluation on {self.judged_on:,} rows "
             f"({translate(self.judged_rows)})."
         )
+
+
+def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
+    """The names of the files that rows were read from."""
+    names = dict.fromkeys(Path(row.place.rpartition(":")[0]).name for row in rows)
+    return tuple(name for name in names if name)
 
 
 def selected_settings(

@@ -8,8 +8,8 @@ from typing import Any
 
 from malmoi.evaluation.kinds import head_kind, metric_names
 from malmoi.evaluation.predictions import Outcome
-from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
@@ -47,7 +47,7 @@ def write_task_report(
     log = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
     found = work.word_baseline
     page = TaskPage(
-        title=f"Fine-tuned: {', '.join(_files(work.train)) or work.task.name}",
+        title=f"Fine-tuned: {', '.join(file_names(work.train)) or work.task.name}",
         lead=work.protocol.describe(),
         measure=metric_names(work.task)[0],
         log=log,
@@ -63,12 +63,6 @@ def write_task_report(
         warning="" if outcome else "Stopped before the end: the same command resumes.",
     )
     write_text(out / "report.html", page.render())
-
-
-def _files(rows: Sequence[Example]) -> list[str]:
-    """The names of the files that rows were read from."""
-    names = dict.fromkeys(Path(row.place.rpartition(":")[0]).name for row in rows)
-    return [name for name in names if name]
 
 
 def _facts(
@@ -88,8 +82,14 @@ def _facts(
         (translate("folder"), str(out)),
         (translate("task"), work.task.name),
         (translate("base model"), f"{work.start.source or '–'} ({shape})"),
-        (translate("rows to train on"), f"{len(work.train):,} ({', '.join(_files(work.train))})"),
-        (translate("rows to evaluate on"), f"{len(work.dev):,} ({', '.join(_files(work.dev))})"),
+        (
+            translate("rows to train on"),
+            f"{len(work.train):,} ({', '.join(file_names(work.train))})",
+        ),
+        (
+            translate("rows to evaluate on"),
+            f"{len(work.dev):,} ({', '.join(file_names(work.dev))})",
+        ),
         (translate("budget"), budget),
         (translate("batch"), str(settings.batch)),
         (translate("learning rate"), f"{settings.lr:g}"),

@@ -28,6 +28,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import (
     Protocol,
+    file_names,
     hold_out,
     judged_rows,
     judged_twins,
@@ -151,6 +152,7 @@ def load_data(
             judged_rows="held out of the training rows" if dev is None else "a file of their own",
             selects=selects if held else (),
             judged_twins=twins,
+            trained_files=file_names(rows),
         ),
     )
 

@@ -87,7 +87,9 @@ class Console(logging.Handler):
         text = progress_line(event, self._seconds_left(event, now), columns)
         self._print(text, end="" if self._live else "\n")
         self._open = self._live
-        if self._live and event.total is None and not event.unit:  # work that cannot be counted
+        uncounted = event.total is None and not event.unit
+        # a shard takes up to a minute: its seconds are counted
+        if self._live and not ends and (uncounted or event.unit == "shards"):
             self._ticker = Ticker(text)
 
     def _seconds_left(self, event: Progress, now: float) -> float | None:

@@ -70,11 +70,14 @@ class TaskPage:
         shown += [("steps", f"{last['step']:,}")] if "step" in last else []
         return fact_cards(shown)
 
+    def _most_frequent(self) -> tuple[str, int]:
+        return Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
+
     def _against_baseline(self) -> str:
         """Accuracy beside the most frequent label's share, and how sure that is."""
         if not self.exclusive or not self.rows:
             return ""
-        label, times = Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
+        label, times = self._most_frequent()
         right = sum(is_correct(row) for row in self.rows)
         low, high = wilson_interval(right, len(self.rows))
         shares = [
@@ -165,7 +168,8 @@ class TaskPage:
 
     def _suspects(self) -> str:
         found = likely_label_errors(self.rows) if self.exclusive else []
-        if not found:
+        # a model that knows no more than the most frequent label cannot doubt anybody's labels
+        if not found or sum(map(is_correct, self.rows)) <= self._most_frequent()[1]:
             return ""
         said = (
             "The model is surer of another label than it usually is of that one, "

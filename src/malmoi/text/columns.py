@@ -59,10 +59,9 @@ class GuessedColumns:
 
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
-        pair = f", pair = {self.pair}" if self.pair else ""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
-        label = f", label = {columns}" if columns else ""
-        said = f"{self.kind}: text = {self.text}{pair}{label}"
+        others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
+        said = f"{self.kind}: text = {', '.join([self.text, *others])}"
         if self.kind == "regression":
             return f"{said}, standard deviation {self.baseline:.3g}"
         if not self.labels:
