@@ -24,7 +24,7 @@ def judged_rows() -> list[dict[str, object]]:
     chance = random.Random(0)
     rows = []
     for i in range(60):
-        sure = chance.uniform(0.7, 0.9)
+        sure = chance.uniform(0.5, 0.95)
         label = "cat" if i % 3 else "dog"
         right = chance.random() < sure
         said = label if right else ("dog" if label == "cat" else "cat")

@@ -105,11 +105,12 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
     if model.task_head is None or not is_files(data) or not report.is_file():
         return
     protocol = read_object(report).get("protocol") or {}
+    page = report.with_suffix(".html")
     for path in file_list(data):
         if path.name in protocol.get("trained_files", ()):
             logger.warning(
                 f"This model was fine-tuned on {path.name}: its score there says little about new "
-                f"rows. The score of rows it was not trained on is in {report.with_suffix('.html')}."
+                f"rows. The score of rows it was not trained on is in {page}."
             )
 
 
