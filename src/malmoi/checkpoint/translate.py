@@ -238,11 +238,12 @@ def _called(dtype: torch.dtype) -> str:
 
 def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
     """Refuses weights that are NaN, or so large that results would be."""
-    if (
-        tensor.is_floating_point()
-        and tensor.numel()
-        and not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax())
-    ):
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    # no value is larger than the norm, which takes a third of the time
+    if tensor.dtype == torch.float32 and torch.linalg.vector_norm(tensor) < MAX_WEIGHT:
+        return
+    if not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()):
         raise MalmoiError(
             f"{folder}: the weight {name} holds values that are NaN or beyond {MAX_WEIGHT:g}; it "
             "is damaged."

@@ -11,8 +11,6 @@ from malmoi.cli.options import argument, option
 from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
-# the default: minutes on a CPU
-QUICK_BENCHMARKS = ("decode", "train_cpu", "finetune")
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -20,12 +18,17 @@ def bench_command(
     ctx: typer.Context,
     name: str | None = argument(
         None,
-        "Benchmark to run, followed by its own options; omit it for the quick ones.",
+        "Benchmark to run, followed by its own options; omit it for one table of all hot paths.",
         metavar="[NAME]",
     ),
     list_: bool = option(False, "List the benchmarks and what they compare.", "--list"),
+    gpu: bool = option(False, "Print the table of a GPU.", "--gpu"),
 ) -> None:
     """Benchmark Malmoi against its peers on this machine.
+
+    Without a name: one table of all hot paths beside the installed peers and this machine's limits.
+    Its options: --quick, --rows decode predict, --without prefix,cache; with --gpu --without
+    graphs,kernel,prefix.
 
     The peers must be installed: pip install transformers accelerate
 
@@ -36,18 +39,22 @@ def bench_command(
         for script in there.values():
             typer.echo(f"{script.stem}\t{_about(script)}")
         return
-    if name is not None and name not in there:
+    options = ctx.args
+    chosen = name or ""
+    if not chosen or chosen.startswith("-"):  # the table, whose first option is read as a name
+        options = [*filter(None, [name]), *options]
+        chosen = "gpu_table" if gpu else "table"
+    if chosen not in there:
         raise UsageError(
-            f"There is no benchmark {name!r}.{nearest(name, there)} `malmoi bench --list` lists "
-            "them."
+            f"There is no benchmark {chosen!r}.{nearest(chosen, there)} `malmoi bench --list` "
+            "lists them."
         )
     if find_spec("transformers") is None:
         raise UsageError("The peers are not installed: pip install transformers accelerate")
-    for chosen in (name,) if name else QUICK_BENCHMARKS:
-        say(f"{chosen}: {_about(there[chosen])}")
-        done = subprocess.run([sys.executable, there[chosen], *ctx.args], check=False)
-        if done.returncode:
-            raise typer.Exit(done.returncode)
+    say(f"{chosen}: {_about(there[chosen])}")
+    done = subprocess.run([sys.executable, there[chosen], *options], check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
 
 
 def scripts() -> dict[str, Path]:
