@@ -27,8 +27,7 @@ def bench_command(
     """Benchmark Malmoi against its peers on this machine.
 
     Without a name: one table of all hot paths beside the installed peers and this machine's limits.
-    Its options: --quick, --rows decode predict, --without prefix,cache; with --gpu --without
-    graphs,kernel,prefix.
+    Its options: --quick, --rows decode predict, --without prefix,cache (graphs,kernel with --gpu).
 
     The peers must be installed: pip install transformers accelerate
 
@@ -39,11 +38,10 @@ def bench_command(
         for script in there.values():
             typer.echo(f"{script.stem}\t{_about(script)}")
         return
-    options = ctx.args
-    chosen = name or ""
-    if not chosen or chosen.startswith("-"):  # the table, whose first option is read as a name
-        options = [*filter(None, [name]), *options]
-        chosen = "gpu_table" if gpu else "table"
+    # without a name, the table's first option is read as one
+    given = [*filter(None, [name]), *ctx.args]
+    named = bool(given) and not given[0].startswith("-")
+    chosen = given.pop(0) if named else "gpu_table" if gpu else "table"
     if chosen not in there:
         raise UsageError(
             f"There is no benchmark {chosen!r}.{nearest(chosen, there)} `malmoi bench --list` "
@@ -52,9 +50,9 @@ def bench_command(
     if find_spec("transformers") is None:
         raise UsageError("The peers are not installed: pip install transformers accelerate")
     say(f"{chosen}: {_about(there[chosen])}")
-    done = subprocess.run([sys.executable, there[chosen], *options], check=False)
-    if done.returncode:
-        raise typer.Exit(done.returncode)
+    raise typer.Exit(
+        subprocess.run([sys.executable, there[chosen], *given], check=False).returncode
+    )
 
 
 def scripts() -> dict[str, Path]:
