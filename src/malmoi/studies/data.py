@@ -22,6 +22,7 @@ FEW_DOCUMENTS = 60  # of fewer, the end of each is held out instead
 MANY_DOCUMENTS = 2000  # of fewer, each is shortened where only a part of the text is used
 MADE_ROWS = {"train": 4000, "dev": 1000}
 WORDS_OF_A_SENTENCE = range(6, 30)
+FEWEST_CAPITALS = 3  # of a sentence: where almost no word has one, few steps teach to say never
 MOST_ORDERED_WORDS = 14  # a pair has to fit into a small model's context
 
 
@@ -226,7 +227,7 @@ def _capital_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
     """Which words of a lower-cased sentence are written with a capital?"""
     for words in _shuffled(sentences, rng):
         tags = ["B-CAP" if word[0].isupper() else "O" for word in words[1:]]
-        if "B-CAP" in tags:
+        if tags.count("B-CAP") >= FEWEST_CAPITALS:
             yield {"text": [word.lower() for word in words[1:]], "label": tags}
 
 
