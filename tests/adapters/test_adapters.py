@@ -2,6 +2,7 @@
 reading.
 """
 
+import itertools
 import json
 import lzma
 import random
@@ -318,8 +319,14 @@ def test_lora_on_part_of_a_fused_projection_changes_only_that_part(bases: dict[s
 # ------------------------------------------------------------------ learnt through the commands
 
 
-@pytest.mark.parametrize("kind", ["lora", "prefix", "prompt"])
-@pytest.mark.parametrize("family", ["lively gpt2", "lively bert"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *itertools.product(("lively gpt2", "lively bert"), ("lora", "prefix")),
+        ("lively gpt2", "prompt"),
+        pytest.param("lively bert", "prompt", marks=pytest.mark.heavy),  # 50 s: five vectors alone
+    ],
+)
 def test_an_adapter_learns_labels_and_leaves_its_base_unchanged(
     family: str, kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
