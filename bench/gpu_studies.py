@@ -1,6 +1,6 @@
 """Several studies at `--scale gpu-minutes` on one GPU, whose cells share the card.
 
-    PYTHONPATH=src python bench/gpu_studies.py --data DIR --out DIR [--seconds 480] [--workers 12]
+    PYTHONPATH=src python bench/gpu_studies.py --data DIR --out DIR [--seconds 480] [--workers 6]
         [--studies bert-masking,gpt1-transfer] [--limit tiny]
 
 DIR has these files of public data sets, 12 MB in all (folders may differ, names may not):
@@ -37,7 +37,7 @@ STUDIES = (
     *("bert-objectives", "bert-masking"),
 )
 TEXTS = ("books.en.txt.xz", "reviews.en.txt.xz")
-LAST_CELLS_SECONDS = 30  # cells that have started are finished
+LAST_CELLS_SECONDS = 60  # cells that have started are finished
 
 
 def arguments() -> argparse.Namespace:
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--limit", choices=("tiny",))
