@@ -382,6 +382,12 @@ def test_seeds_and_the_grid(
     assert {v.lr for v in grid} == {5e-5, 3e-5, 2e-5}
 
 
+def test_the_model_that_is_returned_knows_its_task(bert: Path, tmp_path: Path) -> None:
+    rows = [{"review": f"a {word} film", "stars": word} for word in ("good", "bad") * 12]
+    found = finetune(bert, None, rows, tmp_path / "o", epochs=1)
+    assert dict(evaluate(found.model, data=rows))["examples"] == 24
+
+
 def test_without_a_development_file_some_are_held_out(
     bert: Path, data: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

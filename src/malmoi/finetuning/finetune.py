@@ -146,7 +146,10 @@ def run_all(
             _tell(measure, runs)
         _finish(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
-    usable = read_with_adapter(out, device=work.device) if is_adapter(out) else kept.checkpoint
+    if is_adapter(out):
+        usable = read_with_adapter(out, device=work.device)
+    else:  # with its folder, which knows the task and its columns
+        usable = replace(kept.checkpoint, source=out.absolute())
     return FinetuneResult(
         kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
     )
