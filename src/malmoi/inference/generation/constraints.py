@@ -3,6 +3,7 @@
 V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ class Walk(NamedTuple):
     rest: NDArray[np.int64]  # bytes of the shortest completion after each
 
 
-class Constraint:
+class Constraint(ABC):
     """What a text may contain; each request advances a copy of its own, `new_state()`."""
 
     @property
@@ -57,13 +58,13 @@ class Constraint:
         """For a text of at most `limit` tokens."""
         return copy(self)
 
+    @abstractmethod
     def allowed(self, vocab: int) -> Tensor:
         """A mask of the tokens that may come next: bool [V]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def push(self, token: int) -> None:
         """Advances by a selected token."""
-        raise NotImplementedError
 
 
 class AllowedTokens(Constraint):
@@ -203,16 +204,18 @@ class _TextConstraint(Constraint):
         state.left = limit
         return state
 
+    @abstractmethod
     def after(self, at: Any, byte: int) -> Any:
-        raise NotImplementedError
+        """The position after one more byte."""
 
+    @abstractmethod
     def shortest(self, at: Any) -> int:
         """Bytes of a completion from a position; the next byte of it leaves one fewer."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def complete(self) -> bool:
-        raise NotImplementedError
+        """Whether the text may end here."""
 
     def allowed(self, vocab: int) -> Tensor:
         tokens, rest = self.automaton.walk(self.at, token_matrix(self.tokenizer))
