@@ -49,6 +49,7 @@ CHROMIUM = (
 )
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 expect = playwright.expect
+expect.set_options(timeout=60_000)  # cores may be busy: slow is not wrong
 
 VIEWS = (
     "home",
@@ -167,12 +168,14 @@ class Visitor:
         settings = {"locale": "en-GB", "viewport": {"width": 1200, "height": 900}, **settings}
         self.context = browser.new_context(**settings)
         self.page, self.url = self.context.new_page(), url
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(60_000)
         self.problems: list[str] = []
-        self.page.on(
-            "console", lambda said: self.problems.append(said.text) if said.type != "log" else None
-        )
+        self.page.on("console", self.heard)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+
+    def heard(self, said: Any) -> None:
+        if said.type in ("error", "warning"):
+            self.problems.append(said.text)
 
     def visit(self, view: str, **values: object) -> Any:
         """Opens a view by its address and waits until it has done its work."""
@@ -802,13 +805,12 @@ def unreached(page: Any) -> list[str]:
         '[tabindex="0"]\')]'
     )
     wanted += ".filter((node) => node.tabIndex >= 0 && !node.disabled && node.checkVisibility())"
-    for _ in range(page.evaluate(f"{wanted}.length") + 2):
+    missed = f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"
+    for _ in range(2 * page.evaluate(f"{wanted}.length")):  # scrolled parts may have the focus too
         page.keyboard.press("Tab")
-    return list(
-        page.evaluate(
-            f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"
-        )
-    )
+        if not page.evaluate(f"{missed}.length"):
+            return []
+    return list(page.evaluate(missed))
 
 
 @in_browser
