@@ -353,6 +353,7 @@ def test_what_encoders_and_fine_tuned_models_say(
         for mask in models["bert"].fill_masks(text, top=3)
     ]
     label = post(client, "/v1/classify", model="moods", text=["the union", "no"])["data"]
+    assert label == post(client, "/v1/classify", model="moods", input=["the union", "no"])["data"]
     assert [one["label"] for one in label] == [
         one.label for one in models["moods"].predict(["the union", "no"])
     ]

@@ -196,7 +196,7 @@ def test_the_averaged_weights_are_written_and_both_losses_told(
     torch.testing.assert_close(model.network.state_dict()[name], mean)
     torch.testing.assert_close(weights(tmp_path)["transformer.h.0.mlp.c_fc.weight"].T, mean)
     row = read_metrics(tmp_path / "metrics.jsonl")[-1]
-    assert row["valid_loss"] != row["unaveraged_loss"]
+    assert row["valid_loss"] != row["valid_loss_without_ema"]
 
 
 # ---- going on

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import preset
+from malmoi.model import count_parameters, preset
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -26,6 +26,7 @@ from malmoi.training.device import (
     measured_flops,
     thread_count,
 )
+from malmoi.training.estimate import meta_network
 from malmoi.training.log import plural
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
@@ -412,7 +413,8 @@ def _reasons(
         f"Machine: {speed.name}, {speed.flops / 1000000000.0:,.0f} GFLOP/s measured in {kind}; "
         f"{size.minutes:.3g} minutes are about {flops:.1e} FLOPs."
     )
-    yield (f"Size: {m.depth} layers × {m.width}, {_count(size.weights)} weights: {size.reason}.")
+    weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
+    yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
     yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.1f} epochs: so {regular}."
     steps = size.tokens // (c.batch * m.context)

@@ -513,7 +513,7 @@ class Trainer:
             metrics = own
             if self.position.averaged:
                 metrics = validate(self.loss_module, feed, self.config, self.execution)
-                metrics["unaveraged_loss"] = own["valid_loss"]
+                metrics["valid_loss_without_ema"] = own["valid_loss"]
             self.position.valid_loss = metrics["valid_loss"]
             self._log_validation(metrics)
         self.network.train()

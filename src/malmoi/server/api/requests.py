@@ -68,7 +68,8 @@ def example(**fields: Any) -> dict[str, Any]:
 class ApiRequest(BaseModel):
     """A request. Unknown fields are refused, so that a misspelt one is not silently ignored.
 
-    null means the default, and OpenAI's fields that request nothing (`tools: []`) are accepted.
+    null means the default, OpenAI's fields that request nothing (`tools: []`) are accepted, and
+    `input` may be written for `text`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -81,7 +82,11 @@ class ApiRequest(BaseModel):
         if not isinstance(given, dict):
             return given
         kept = {name: value for name, value in given.items() if value is not None}
-        for name in given.keys() - cls.model_fields.keys():
+        unknown = given.keys() - cls.model_fields.keys()
+        if "input" in unknown & kept.keys() and "text" in cls.model_fields.keys() - kept.keys():
+            kept["text"] = kept.pop("input")  # the name that OpenAI's routes have for a text
+            unknown.remove("input")
+        for name in unknown:
             value = kept.pop(name, None)
             about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
             if name in NOT_OFFERED:
