@@ -507,10 +507,7 @@ def test_names_of_control_tokens_are_counted_and_told(
     ]
     assert run_command(command) == 0
     told = capsys.readouterr().err
-    assert (
-        "2 documents contain the names of control tokens (<|endoftext|> 2, [SEP] 1); they will be"
-        in told
-    )
+    assert "Names of control tokens in 2 documents (<|endoftext|> 2, [SEP] 1); they will be" in told
     kept = json.loads((tmp_path / "out" / "corpus.json").read_text("utf-8"))["finished"]["control"]
     assert kept == {"documents": 2, "names": {"<|endoftext|>": 2, "[SEP]": 1}}
     assert sum("<|endoftext|>" in text for text in texts_of(tmp_path / "out")) == 2
@@ -569,7 +566,7 @@ def test_links_with_scores_select_pages(
     assert select["rules"] == {
         "score below 3": 1, "not in the links": 1, "blocked domain": 1, "no URL": 1
     }  # fmt: skip
-    assert "2 rows have no URL or no score" in caplog.text
+    assert "2 rows without URL or score" in caplog.text
 
 
 def test_blocked_domains_and_lower_scores(tmp_path: Path) -> None:

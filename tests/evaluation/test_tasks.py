@@ -414,7 +414,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\ngood,1\nbad,\n,0\n")
     found = load_examples(custom_task("classification"), path, skip_bad=True)
     assert len(found) == 2
-    assert "1 bad rows skipped, such as" in found.notes[0]
+    assert "1 bad row skipped, such as" in found.notes[0]
     assert found.notes[1].endswith("a.csv:4")  # an empty text is kept and told
 
 

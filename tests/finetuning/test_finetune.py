@@ -728,7 +728,7 @@ def test_a_very_long_text_is_truncated_with_a_note(
     finetune(bert, "classification", path, tmp_path / "o", path, epochs=1)
     said = caplog.text
     assert "2 texts are longer than 64 tokens and are truncated" in said
-    assert "1 texts are empty, the first at" in said
+    assert "1 empty text, the first at" in said
 
 
 def test_the_commands(

@@ -208,7 +208,7 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         custom_task("classification", label=("anger", "fear"))
     path.write_text("text,anger,fear\nhe is,1,0\nhe is,0,1\n")
     notes = load_examples(custom_task("multilabel", label=("anger", "fear")), path).notes
-    assert "1 rows repeat another row's text with a different label" in notes[0]
+    assert "1 repeated text with a different label" in notes[0]
 
 
 def test_a_label_that_no_training_row_has_is_a_warning(

@@ -128,7 +128,8 @@ def test_both_losses_fall(run: Path) -> None:
     for name in ("lm", "mlm"):
         assert training[-1][name] < 0.8 * training[0][name]
     last = rows[-1]
-    assert {"lm_loss", "mlm_loss", "mlm_accuracy", "perplexity", "valid_loss_without_ema"} <= set(last)
+    measures = {"lm_loss", "mlm_loss", "mlm_accuracy", "perplexity", "valid_loss_without_ema"}
+    assert measures <= set(last)
 
 
 def test_one_folder_generates_scores_fills_embeds_and_is_fine_tuned(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from malmoi.system.language import plural
 from malmoi.text.documents import Document
 
 NAMES = re.compile(
@@ -48,6 +49,6 @@ def control_sentence(found: Mapping[str, Any]) -> str:
     names = [f"{name} {count:,}" for name, count in found["names"].items()]
     more = ", …" if len(names) > SHOWN else ""
     return (
-        f"{found['documents']:,} documents contain the names of control tokens "
+        f"Names of control tokens in {plural(found['documents'], 'document')} "
         f"({', '.join(names[:SHOWN])}{more}); they will be encoded as text."
     )

@@ -20,6 +20,7 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.system.language import plural
 from malmoi.text.documents import Document
 from malmoi.text.formats import read_lines, whole_rows
 from malmoi.text.sources import FileSource, format_of
@@ -67,7 +68,7 @@ class LinkList:
             count += 1
             bad = bad or [f"{path}:{line}"]
         if count:
-            logger.warning(f"{path}: {count:,} rows have no URL or no score, first {bad[0]}.")
+            logger.warning(f"{path}: {plural(count, 'row')} without URL or score, first {bad[0]}.")
         if not good:
             raise MalmoiError(f"No URL of {path} has a score of {min_score:g} or more.")
         return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))

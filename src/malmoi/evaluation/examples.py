@@ -9,6 +9,7 @@ from pathlib import Path
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, kind_of
 from malmoi.evaluation.task import Example, Task
+from malmoi.system.language import plural
 from malmoi.text.rows import (
     BadRow,
     DataRow,
@@ -89,10 +90,10 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
     kind = kind_of(task)
     if bad:
-        yield f"{len(bad):,} bad rows skipped, such as {bad[0]}"
+        yield f"{plural(len(bad), 'bad row')} skipped, such as {bad[0]}"
     empty = [e.place for e in found if not e.text.strip()]
     if empty:
-        yield f"{len(empty):,} texts are empty, the first at {empty[0]}"
+        yield f"{plural(len(empty), 'empty text')}, the first at {empty[0]}"
     counts = Counter(e.id for e in found if e.id)
     twice = [e for e in found if counts[e.id] > 1]
     if twice:
@@ -113,7 +114,7 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
     if others:
         before = first[others[0].text, others[0].pair]
         yield (
-            f"{len(others):,} rows repeat another row's text with a different label: "
+            f"{plural(len(others), 'repeated text')} with a different label: "
             f"{before.place} says {before.label!r}, {others[0].place} {others[0].label!r}"
         )
 

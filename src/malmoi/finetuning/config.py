@@ -9,7 +9,7 @@ from typing import Any, Literal
 from malmoi.adapters import AdapterConfig
 from malmoi.config import Config
 from malmoi.errors import UsageError, require
-from malmoi.training.log import plural
+from malmoi.system.language import plural
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
 

@@ -51,11 +51,11 @@ from malmoi.inference.predictors import NUMBER
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.files import folder_lock, write_text
+from malmoi.system.language import plural
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
-from malmoi.training.log import plural
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.distil import consistent

@@ -14,7 +14,7 @@ from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
 from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, table_rows
 from malmoi.system.files import write_json, write_text
-from malmoi.training.log import plural
+from malmoi.system.language import plural
 
 SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page has these colours itself
 

@@ -28,6 +28,12 @@ def translate(text: str) -> str:
     return _translated(text) if language() == "ko" else text
 
 
+def plural(count: float, noun: str) -> str:
+    """Formats a count with its noun: 1 step, 2 steps, 1,000 steps, 1.67 minutes."""
+    shown = f"{count:,.0f}" if count == int(count) or count >= 1000 else f"{count:.3g}"
+    return f"{shown} {noun}{'s' if count != 1 else ''}"
+
+
 @cache
 def catalogue() -> dict[str, str]:
     """English templates with their Korean translations."""

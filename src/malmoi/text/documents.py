@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from malmoi.errors import UsageError, nearest
+from malmoi.system.language import plural
 from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
 from malmoi.text.sources import TextSource, format_of, resolve_source
 from malmoi.text.web import WEB_FORMATS
@@ -78,10 +79,10 @@ class DocumentReader:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
-            what = "records" if format_of(Path(name)) in WEB_FORMATS else "lines"
-            said.append(
-                f"{name}: {problem.count:,} bad {what} skipped, first {'; '.join(problem.first)}."
-            )
+            web = format_of(Path(name)) in WEB_FORMATS
+            bad = problem.count
+            count = plural(bad, "bad record") if web else plural(bad, "bad line")
+            said.append(f"{name}: {count} skipped, first {'; '.join(problem.first)}.")
         return said
 
     def fingerprint(self) -> str:

@@ -81,9 +81,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             break
     return [row for row in rows if isinstance(row, dict) and "step" in row]
-
-
-def plural(count: float, noun: str) -> str:
-    """Formats a count with its noun: 1 step, 2 steps, 1,000 steps, 1.67 minutes."""
-    shown = f"{count:,.0f}" if count == int(count) or count >= 1000 else f"{count:.3g}"
-    return f"{shown} {noun}{'s' if count != 1 else ''}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from malmoi.training.log import plural
+from malmoi.system.language import plural
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.state import Position
 
@@ -163,7 +163,8 @@ class Pace:
         """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
         steps = self.updates(batch)
         minutes = plural(self.seconds / 60, "minute")
-        return f"{self.seconds / steps:.2g} s per step: about {steps:,} steps in your {minutes}."
+        expected = plural(steps, "step")
+        return f"{self.seconds / steps:.2g} s per step: about {expected} in your {minutes}."
 
     def sentence(self, name: str, asked: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""

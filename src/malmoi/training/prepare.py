@@ -11,6 +11,7 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
+from malmoi.system.language import plural
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import DOCUMENT_RULES
@@ -22,7 +23,6 @@ from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.spans import SENTINELS
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
-from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
@@ -212,9 +212,9 @@ def _about(reader: DocumentReader) -> list[str]:
         return reader.describe()
     counts = Counter(reader.rules.values())
     bad = sum(problem.count for problem in reader.problems.values())
-    said = [f"{count:,} files: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()]
+    said = [f"{plural(count, 'file')}: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()]
     first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return [*said, f"{bad:,} bad lines skipped, first {first}."] if bad else said
+    return [*said, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else said
 
 
 def _describe(

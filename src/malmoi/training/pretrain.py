@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from malmoi.errors import UsageError, nearest
 from malmoi.model import PATTERNS
 from malmoi.system.files import folder_lock
+from malmoi.system.language import plural
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
-from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, prepare_run, read_recipe

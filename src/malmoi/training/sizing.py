@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model import count_parameters, preset
+from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -27,7 +28,6 @@ from malmoi.training.device import (
     thread_count,
 )
 from malmoi.training.estimate import meta_network
-from malmoi.training.log import plural
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT
