@@ -183,10 +183,6 @@ def test_links_lead_somewhere(page: str) -> None:
 
 # ------------------------------------------------------------------ run, line by line
 
-SMALL_STUDY = (
-    "--sizes small --tokens 4000 --set documents=300 --set batch=4 --set rules=reverse "
-    "--set shots=0,1 --set draws=1 --set limit=4"
-)
 # what makes a line small enough for a test
 SMALLER = (
     (r"builtin:sotu", "small.txt"),
@@ -197,7 +193,7 @@ SMALLER = (
     (r"--epochs \d+", "--epochs 1"),
     (r"--limit \d+", "--limit 3"),
     (r"--vocab \d+", "--vocab 600"),
-    (r"malmoi study in-context", f"malmoi study in-context {SMALL_STUDY}"),
+    (r"malmoi study in-context", "malmoi study in-context --scale tiny"),
     (r" --open", ""),
 )
 SETUP = ("make ", "pip ", ". ")  # done before a test can run

@@ -1,9 +1,8 @@
-"""The in-context study: rules are what they say, held-out words stay out, every part is done
-once.
-"""
+"""The in-context study: each rule is what it says, and held-out words stay out of training."""
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -14,15 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from live_server import gpt_folder
 from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import generate_examples
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.inference import load
-from malmoi.studies.in_context import sizes
-from malmoi.studies.in_context.curves import Cell, cell_accuracy
-from malmoi.studies.in_context.documents import halves, held_out, rule_document
+from malmoi.studies.grid import JudgedModel
+from malmoi.studies.in_context.documents import (
+    DOCUMENTS_PER_CHUNK,
+    halves,
+    held_out,
+    rule_document,
+    write_rule_documents,
+)
 from malmoi.studies.in_context.rules import (
     HIDDEN_RULES,
     PROPERTIES,
@@ -30,12 +35,12 @@ from malmoi.studies.in_context.rules import (
     VOWELS,
     HiddenRule,
 )
-from malmoi.studies.in_context.sequences import DOCUMENTS_PER_CHUNK, write_rule_documents
 from malmoi.studies.in_context.study import (
+    CONTEXT_CHARACTERS,
     MAX_ANSWER_CHARACTERS,
-    InContextStudyConfig,
+    SCALES,
+    accuracy_by_examples,
     rule_task,
-    run_in_context_study,
 )
 
 WORDS = [
@@ -150,9 +155,7 @@ def test_sixteen_examples_of_any_rule_fit(rule: HiddenRule) -> None:
     longest, answer = (
         max(map(len, some)) for some in ([f"{x} = {y}\n" for x, y in lines], [y for _, y in lines])
     )
-    assert (
-        len(rule.instruction) + 1 + 17 * longest + MAX_ANSWER_CHARACTERS <= sizes.CONTEXT_CHARACTERS
-    )
+    assert len(rule.instruction) + 1 + 17 * longest + MAX_ANSWER_CHARACTERS <= CONTEXT_CHARACTERS
     assert answer + 2 <= MAX_ANSWER_CHARACTERS
 
 
@@ -173,86 +176,51 @@ def test_documents_are_the_same_for_any_number_of_processes(text: Path, tmp_path
     assert not one.startswith((tmp_path / "other").read_bytes())
 
 
-def test_the_error_of_an_accuracy_is_that_of_its_questions() -> None:
-    cells = [Cell("a", False, 0, 3, 10), Cell("b", False, 0, 10, 10)]
-    found = cell_accuracy(cells)
-    assert found.mean == 13 / 20
-    # the second rule has no spread
-    assert found.standard_error == pytest.approx((10 * 0.3 * 0.7 * 10 / 9) ** 0.5 / 20)
-
-
 # ------------------------------------------------------------------ the command
 
-TINY = dict(
-    documents=40, batch=2, shots="0,2", draws=1, limit=3, rules="reverse,ending", processes=1
-)
 
-
-@pytest.fixture
-def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, depth in (("small", 1), ("medium", 1), ("large", 2)):
-        monkeypatch.setitem(sizes.SIZES, name, sizes.StudySize(depth, 32, 2, 1e-3, 0.02))
-
-
-def order(text: Path, out: Path, *more: str) -> list[str]:
-    changes = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
-    return [
-        "study",
-        "in-context",
-        "--data",
-        str(text),
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-        *changes,
-        *more,
-    ]
-
-
-@pytest.mark.usefixtures("small_sizes")
-def test_the_command_does_each_part_once(
+def test_the_command_asks_every_model_once(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(order(text, tmp_path, "--sizes", "medium", "--tokens", "2048")) == 0
-    assert capsys.readouterr().out.startswith("size\t0 examples\t2 examples\nmedium\t")
-    first = (tmp_path / "medium" / "model.safetensors").stat().st_mtime_ns
-    assert run_command([*order(text, tmp_path, "--json")]) == 0
+    out = tmp_path / "study"
+    words = ["study", "in-context", "--data", str(text), "--out", str(out), "--device", "cpu"]
+    words += ["--scale", "tiny"]
+    assert run_command([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (tmp_path / "medium" / "model.safetensors").stat().st_mtime_ns == first
-    assert list(facts["sizes"]) == ["small", "medium", "large"]
-    # all see what the first has seen
-    assert {one["tokens"] for one in facts["sizes"].values()} == {2048}
-    assert [point["shots"] for point in facts["sizes"]["large"]["curve"]] == [0, 2]
-    assert set(facts["sizes"]["small"]["rules"]) == {"reverse", "ending", "reverse+ending"}
-    assert json.loads((tmp_path / "study.json").read_text("utf-8")) == facts
-    assert (tmp_path / "curve.svg").read_text("utf-8").count("<polyline") == 6
-    report = (tmp_path / "report.md").read_text("utf-8")
-    assert "| reverse | " in report
-    assert "## What these models cannot do" in report
-    assert run_command(order(text, tmp_path, "--seed", "1")) == 2
-    assert "seed was 0" in capsys.readouterr().err
+    assert list(facts["rows"]) == ["small", "medium"]
+    small = facts["rows"]["small"]
+    shots = ("0 examples", "2 examples")
+    rules = {name.split(": ")[1] for name in small if name.startswith("after ")}
+    assert rules == {"reverse", "ending", "reverse+ending"}
+    for column in shots:
+        seen = [small[f"after {column}: {rule}"]["mean"] for rule in ("reverse", "ending")]
+        assert small[column]["mean"] == pytest.approx(sum(seen) / 2)
+        assert f"with the instruction: {column}" in small
+    gain = small[shots[1]]["mean"] - small[shots[0]]["mean"]
+    assert small["gain from examples"]["mean"] == pytest.approx(gain)
+    assert (out / "figure.svg").read_text("utf-8").count("<polyline") == 4
+    report = (out / "report.md").read_text("utf-8")
+    assert "| reverse+ending | " in report
+    assert "GPT-3 175B" in report
+    models = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
+    assert run_command(words) == 0
+    assert capsys.readouterr().out == report
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == models
 
 
-def test_what_is_counted_is_what_evaluate_says(
-    text: Path, tmp_path: Path, small_sizes: None
-) -> None:
-    changes = {name: str(value) for name, value in TINY.items()} | {
-        "tokens": "1024",
-        "rules": "random-insertion",
-    }
-    plan = InContextStudyConfig(
-        data=(str(text),), out=str(tmp_path), sizes=("small",), device="cpu"
-    ).override(changes)
-    run_in_context_study(plan)
-    kept = json.loads((tmp_path / "small" / "asked.json").read_text("utf-8"))["cells"]
-    model, (_, asked) = load(tmp_path / "small", device="cpu"), halves([str(text)])
-    task = rule_task(by_name["random-insertion"], asked, 0, instructed=True)
-    found = [
-        result.verdict.measures["match"].mean
-        for result in evaluate_in_context(model, task, None, InContextConfig("0,2", limit=3))
-    ]
-    assert [cell["right"] / 3 for cell in kept if cell["instructed"]] == pytest.approx(found)
+def test_what_is_counted_is_what_evaluate_says(text: Path, tmp_path: Path) -> None:
+    folder = gpt_folder(tmp_path / "gpt")
+    _, asked = halves([str(text)])
+    scale = replace(SCALES["tiny"], rules=("random-insertion",), draws=2)
+    found = accuracy_by_examples(JudgedModel(folder, tmp_path, 3, "cpu"), asked, scale)
+    model = load(folder, device="cpu")
+    asking = InContextConfig("0,2", seed=3, limit=scale.questions)
+    rule = by_name["random-insertion"]
+    tasks = [rule_task(rule, asked, draw, instructed=True) for draw in range(2)]
+    results = [list(evaluate_in_context(model, task, None, asking)) for task in tasks]
+    for number, shots in enumerate(scale.shots):
+        matches = [one[number].verdict.measures["match"].mean for one in results]
+        assert found[f"with the instruction: {shots} examples"] == 50 * sum(matches)
 
 
 def test_mistakes_are_sentences(
@@ -266,21 +234,8 @@ def test_mistakes_are_sentences(
             "There is no study 'in-contxt'. Did you mean 'in-context'?",
         ),
         (["study", "in-context"], "needs a folder"),
-        (
-            order(text, tmp_path, "--sizes", "smal"),
-            "There is no size 'smal'. Did you mean 'small'?",
-        ),
-        (
-            order(text, tmp_path, "--set", "rules=revers"),
-            "There is no rule 'revers'. Did you mean 'reverse'?",
-        ),
-        (
-            order(text, tmp_path, "--set", "document=3"),
-            "InContextStudyConfig has no field 'document'.",
-        ),
-        (order(text, tmp_path, "--set", "shots=0,50"), "too few to show 50 examples"),
     ):
-        assert run_command(words) == (1 if "too few" in said else 2)
+        assert run_command(words) == 2
         assert said in capsys.readouterr().err
     (tmp_path / "few.txt").write_text("only some words here", "utf-8")
     with pytest.raises(MalmoiError, match="only 1 words of 5 to 7 Latin letters"):

@@ -250,17 +250,12 @@ class ServeOptions(TypedDict, total=False):
 
 
 class StudyOptions(TypedDict, total=False):
-    """The options of `study`; those from `sizes` on are for in-context alone."""
+    """The options of `study`."""
 
     scale: str  # cpu, gpu-minutes or paper
     seeds: int  # runs of each row; 0: the scale's
     workers: int  # cells at a time, each in a process of its own
     device: str | None
-    sizes: tuple[str, ...]
-    minutes: float  # for the largest size
-    tokens: int  # of every size; 0: by minutes
-    seed: int
-    settings: Settings  # any setting by its name
 
 
 # ------------------------------------------------------------------ checks, and help()

@@ -248,21 +248,11 @@ def study(
         Traceback (most recent call last):
         malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
-    from malmoi.studies.in_context.study import InContextStudyConfig, run_in_context_study
-    from malmoi.studies.registry import IN_CONTEXT, named_study
-    from malmoi.studies.run import StudyResult, StudyRunConfig, run_study
+    from malmoi.studies.registry import named_study
+    from malmoi.studies.run import StudyRunConfig, run_study
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):
         raise UsageError("data must be a list of sources: data=['book.txt'].")
-    given: dict[str, Any] = merge_settings(options)
-    if name != IN_CONTEXT:
-        chosen = named_study(name)
-        if others := given.keys() - StudyRunConfig.__annotations__.keys():
-            raise UsageError(f"{sorted(others)[0]} is an option of in-context, not of {name}.")
-        with listening(progress):
-            return run_study(chosen, Path(out), StudyRunConfig(data=data, **given))
-    plan = InContextStudyConfig.from_dict({"data": list(data), "out": str(out)})
     with listening(progress):
-        facts = run_in_context_study(plan.override(given))
-    return StudyResult(name, Path(out), facts)
+        return run_study(named_study(name), Path(out), StudyRunConfig(data=data, **options))

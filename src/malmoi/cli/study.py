@@ -1,16 +1,15 @@
 """`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, given, load_torch
+from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
-from malmoi.system.language import language, translate
+from malmoi.system.language import language
 
 CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.txt to several words
 
@@ -27,11 +26,6 @@ def study_command(
         None, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
     ),
     workers: int = option(1, "Cells at a time, each in a process of its own.", metavar="N"),
-    sizes: str | None = option(None, "Only these: small,medium,large.", metavar="A,B"),
-    minutes: opt.Minutes = None,
-    tokens: opt.Tokens = None,
-    seed: opt.Seed = None,
-    settings: opt.Set = None,
     device: opt.Device = None,
     json: opt.Json = False,
 ) -> None:
@@ -47,15 +41,10 @@ def study_command(
     if out is None:
         raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
     load_torch()
-    from malmoi.studies.registry import IN_CONTEXT, named_study
+    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
 
     sources = [*(data or ()), *ctx.args]
-    if name == IN_CONTEXT:
-        changes = changes_of(settings) | given(locals(), "sizes", "minutes", "tokens", "seed")
-        required = {"data": sources or ["builtin:sotu"], "out": str(out), "device": device}
-        _in_context(required, changes, json)
-        return
     options = StudyRunConfig(
         scale=scale, data=sources, seeds=seeds or 0, workers=workers, device=device
     )
@@ -63,34 +52,13 @@ def study_command(
     print_json(result.facts) if json else print(result.report.read_text("utf-8"), end="")
 
 
-def _in_context(required: dict[str, Any], changes: dict[str, Any], json: bool) -> None:
-    from malmoi.evaluation.in_context.question import plural_examples
-    from malmoi.studies.in_context.study import InContextStudyConfig, run_in_context_study
-
-    facts = run_in_context_study(InContextStudyConfig.from_dict(required).override(changes))
-    if json:
-        print_json(facts)
-        return
-    rows = [
-        (size, *(f"{point['accuracy']:.1%}" for point in one["curve"]))
-        for size, one in facts["sizes"].items()
-    ]
-    shots = [
-        plural_examples(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]
-    ]
-    print_table(("size", *shots), rows)
-    print(f"{required['out']}/report.md")
-
-
 def _list(json: bool) -> None:
-    from malmoi.studies.registry import IN_CONTEXT, MODULES, named_study
+    from malmoi.studies.registry import MODULES, named_study
 
     rows = [
         {"study": one.name, "about": getattr(one.about, language()), "paper": one.paper}
         for one in map(named_study, MODULES)
     ]
-    about = translate("accuracy by the number of examples, for three sizes")
-    rows.append({"study": IN_CONTEXT, "about": about, "paper": "Brown et al. 2020, figure 1.2"})
     if json:
         for row in rows:
             print_json(row)

@@ -1,4 +1,4 @@
-"""The registry of studies. A new one is a file with a `STUDY`, and a line here."""
+"""The registry of studies. A new one is a module with a `STUDY`, and a line here."""
 
 from importlib import import_module
 
@@ -8,18 +8,17 @@ from malmoi.studies.grid import Study
 STUDIES = (
     *("bert-masking", "bert-objectives", "bert-size", "bert-features"),
     *("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation"),
-    *("gpt2-zeroshot", "gpt3-scaling", "gpt3-contamination", "gpt3-sparse"),
+    *("gpt2-zeroshot", "in-context", "gpt3-scaling", "gpt3-contamination", "gpt3-sparse"),
     *("bert-vs-gpt", "korean", "compression"),
 )
 MODULES = {name: name.replace("-", "_") for name in STUDIES}  # study → its module
-IN_CONTEXT = "in-context"
-STUDY_NAMES = (*MODULES, IN_CONTEXT)
+MODULES["in-context"] = "in_context.study"
 
 
 def named_study(name: str) -> Study:
     if name not in MODULES:
         raise UsageError(
-            f"There is no study {name!r}.{nearest(name, STUDY_NAMES)} `malmoi study` lists them."
+            f"There is no study {name!r}.{nearest(name, STUDIES)} `malmoi study` lists them."
         )
     found: Study = import_module(f"malmoi.studies.{MODULES[name]}").STUDY
     return found

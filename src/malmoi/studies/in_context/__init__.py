@@ -1,1 +1,1 @@
-"""Accuracy by the number of examples in context (GPT-3 figure 1.2)."""
+"""The in-context study: GPTs of several sizes that find a hidden rule in the examples they see."""

@@ -1,15 +1,20 @@
 """Documents of the in-context study: examples of one hidden rule, half with an instruction."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.studies.in_context.rules import HIDDEN_RULES, HiddenRule
+from malmoi.system.files import replace_file
 
 # one word in this many is held out for questions; so are parameters of some rules
 HELD_OUT_EVERY = 8
@@ -18,6 +23,7 @@ NUMBER_RANGE = range(100, 900)
 MIN_WORDS = 100  # fewer are too few for a study
 EXAMPLES_PER_DOCUMENT = range(12, 25)
 INSTRUCTION_SHARE = 0.5  # share of the documents that have an instruction
+DOCUMENTS_PER_CHUNK = 500  # each from a seed of its own
 
 
 def held_out(value: Any) -> bool:
@@ -89,3 +95,38 @@ def document_chunk(items: RuleItems, rules: Sequence[str], seed: int, job: tuple
         json.dumps({"text": rule_document(rng.choice(known), items, rng)}) + "\n"
         for _ in range(size)
     )
+
+
+# ------------------------------------------------------------------ all of them
+
+
+def write_rule_documents(
+    path: Path,
+    items: RuleItems,
+    count: int,
+    *,
+    seed: int = 0,
+    rules: Sequence[str] = (),
+    processes: int = 0,
+) -> None:
+    """Writes `count` documents, the same for any number of processes (0: one per core)."""
+    names = tuple(rules) or tuple(rule.name for rule in HIDDEN_RULES)
+    sizes = [
+        min(DOCUMENTS_PER_CHUNK, count - first) for first in range(0, count, DOCUMENTS_PER_CHUNK)
+    ]
+    make = partial(document_chunk, items, names, seed)
+    workers = min(processes or len(os.sched_getaffinity(0)), len(sizes))
+
+    def write(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(_made(make, list(enumerate(sizes)), workers))
+
+    replace_file(path, write)
+
+
+def _made(make: "partial[str]", jobs: list[tuple[int, int]], workers: int) -> Iterator[str]:
+    if workers <= 1:
+        yield from map(make, jobs)
+        return
+    with get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap(make, jobs)

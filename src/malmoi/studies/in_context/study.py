@@ -1,47 +1,103 @@
-"""Accuracy by the number of examples in context, for models of several sizes (GPT-3 figure 1.2).
+"""GPT-3 figure 1.2: accuracy by the number of examples in context, for models of several sizes.
 
 Small GPTs are pre-trained on text and on documents of hidden rules, then asked about words that no
-document contained, after 0, 1, 2 … examples. Every part writes a file and is not repeated, so that
-several processes can each do one size in the same folder.
+document contained, after 0, 1, 2 … examples.
 """
 
 import json
-import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from malmoi.config import Config
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.in_context.question import plural_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
-from malmoi.model import count_parameters
-from malmoi.studies.in_context.curves import Cell, SizeResults, accuracy_chart, size_summary
-from malmoi.studies.in_context.documents import RuleItems, halves
-from malmoi.studies.in_context.report import report
+from malmoi.model import preset
+from malmoi.report.chart import Line, chart, short_number, standalone_svg
+from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
+from malmoi.studies.in_context.documents import RuleItems, halves, write_rule_documents
 from malmoi.studies.in_context.rules import HIDDEN_RULES, UNSEEN_RULES, HiddenRule
-from malmoi.studies.in_context.sequences import write_rule_documents
-from malmoi.studies.in_context.sizes import SIZES, size_recipe
-from malmoi.system.files import folder_lock, write_text
-from malmoi.system.progress import Progress, report_progress
-from malmoi.system.run_folder import RunFolder
+from malmoi.studies.table import Claim, StudyResults, Words
+from malmoi.system.files import write_text
 from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow, any_rows
-from malmoi.tokenizer import train_tokenizer
-from malmoi.training.log import read_metrics
-from malmoi.training.pretrain import run_pretraining
+from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig
+from malmoi.training.recipes import fast_gpt
 
-logger = logging.getLogger(__name__)
-
-# The questions: tasks of held-out words, one per rule and parameter, with and without instruction
-
+CONTEXT_CHARACTERS = 512  # sixteen examples and a question
+CHARACTERS_PER_DOCUMENT = 350  # about
+TEXT_SHARE = 0.1  # natural text beside the documents of hidden rules
 ROWS_PER_TASK = 64  # questions of a task, and the pool of their examples
-# a space, seven letters doubled, the end of the line
-MAX_ANSWER_CHARACTERS = 16
+MAX_ANSWER_CHARACTERS = 16  # a space, seven letters doubled, the end of the line
+RARELY = 10**6  # steps between saves and validations of runs of minutes
+
+GAIN = "gain from examples"
+INSTRUCTED = "with the instruction"
+UNSEEN = "rules in no document"
+
+
+@dataclass(frozen=True)
+class GptSize:
+    """Width, depth and learning rate, which falls as models grow (GPT-3 table 2.1)."""
+
+    depth: int
+    width: int
+    heads: int
+    lr: float
+    muon_lr: float
+
+
+@dataclass(frozen=True)
+class InContextScale:
+    """The models, their text and the questions at one scale."""
+
+    sizes: Mapping[str, GptSize]  # in order
+    documents: int
+    batch: int
+    steps: int
+    draws: int = 3  # parameters asked about per rule
+    questions: int = 32  # per parameter
+    shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    rules: tuple[str, ...] = tuple(rule.name for rule in HIDDEN_RULES)
+
+
+SIZES = {
+    "small": GptSize(2, 64, 2, 5e-3, 0.03),
+    "medium": GptSize(4, 192, 6, 3e-3, 0.025),
+    "large": GptSize(8, 512, 8, 2e-3, 0.02),
+}
+SCALES = {
+    # checks that the study runs; its numbers mean nothing
+    "tiny": InContextScale(
+        {"small": GptSize(1, 16, 2, 5e-3, 0.03), "medium": GptSize(1, 32, 2, 3e-3, 0.025)},
+        documents=60,
+        batch=2,
+        steps=2,
+        draws=1,
+        questions=3,
+        shots=(0, 2),
+        rules=("reverse", "ending"),
+    ),
+    "cpu": InContextScale(
+        {"small": GptSize(1, 32, 2, 5e-3, 0.03), "medium": GptSize(2, 64, 2, 5e-3, 0.03)},
+        documents=6000,
+        batch=8,
+        steps=300,
+        draws=2,
+        questions=16,
+        shots=(0, 1, 4, 8),
+        rules=("reverse", "ending", "letter", "double"),
+    ),
+    "gpu-minutes": InContextScale(SIZES, documents=150_000, batch=64, steps=2400),
+    "paper": InContextScale(SIZES, documents=600_000, batch=64, steps=10_000),
+}
+
+
+# ------------------------------------------------------------------ questions
 
 
 def rule_task(rule: HiddenRule, items: RuleItems, number: int, *, instructed: bool) -> Task:
@@ -72,190 +128,200 @@ def _example(row: DataRow) -> Example:
     return Example(row.text("x"), label=(row.text("y"),))
 
 
-# settings that may change between two calls
-RESUMABLE_SETTINGS = {"out", "sizes", "minutes", "tokens", "device", "processes"}
+def asked_rules(names: Sequence[str]) -> list[HiddenRule]:
+    """The rules of these names, and their compositions, which no document has."""
+    known = [rule for rule in HIDDEN_RULES if rule.name in names]
+    return [*known, *(rule for rule in UNSEEN_RULES if {*names}.issuperset(rule.name.split("+")))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class InContextStudyConfig(Config):
-    """Settings. `minutes` is for the largest size; the others then train on as many tokens."""
-
-    data: tuple[str, ...]
-    out: str
-    sizes: tuple[str, ...] = tuple(SIZES)
-    minutes: float = 3.0
-    tokens: int = 0  # of every size; 0: by minutes
-    seed: int = 0
-    device: str | None = None
-    rules: tuple[str, ...] = ()  # none: all
-    documents: int = 150_000  # of hidden rules, about 350 characters each
-    batch: int = 64  # sequences a step
-    shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    draws: int = 3  # parameters asked about per rule
-    limit: int = 32  # questions per parameter
-    processes: int = 0  # to make documents; 0: one per core
-
-    def check(self) -> "InContextStudyConfig":
-        """Returns the config itself if all its names are known, otherwise raises."""
-        for given, known, kind in (
-            (self.sizes, list(SIZES), "size"),
-            (self.rules, [r.name for r in HIDDEN_RULES], "rule"),
-        ):
-            for name in given:
-                if name not in known:
-                    raise UsageError(f"There is no {kind} {name!r}.{nearest(name, known)}")
-        if not self.data or not self.sizes:
-            raise UsageError("A study needs text (--data) and at least one size (--sizes).")
-        return self
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.out)
-
-    @property
-    def known(self) -> list[HiddenRule]:
-        """The rules that the documents are about."""
-        return [rule for rule in HIDDEN_RULES if not self.rules or rule.name in self.rules]
-
-    @property
-    def asked(self) -> list[HiddenRule]:
-        """The rules of the documents, and their compositions."""
-        names = {rule.name for rule in self.known}
-        return [
-            *self.known,
-            *(rule for rule in UNSEEN_RULES if names.issuperset(rule.name.split("+"))),
-        ]
+def accuracy_by_examples(
+    judged: JudgedModel, items: RuleItems, scale: InContextScale
+) -> dict[str, float]:
+    """Exact answers in percent by the number of examples: over all rules, and rule by rule."""
+    model = load(judged.folder, device=judged.device)
+    rules = asked_rules(scale.rules)
+    plain = {rule.name: _accuracy(model, rule, items, scale, judged.seed) for rule in rules}
+    instructed = {
+        rule.name: _accuracy(model, rule, items, scale, judged.seed, instructed=True)
+        for rule in rules
+        if rule.name in scale.rules
+    }
+    unseen = [name for name in plain if name not in scale.rules]
+    found: dict[str, float] = {}
+    for shots in scale.shots:
+        column = plural_examples(shots)
+        found[column] = _mean(plain[name][shots] for name in scale.rules)
+        found[f"{INSTRUCTED}: {column}"] = _mean(instructed[name][shots] for name in scale.rules)
+        if unseen:
+            found[f"{UNSEEN}: {column}"] = _mean(plain[name][shots] for name in unseen)
+        found |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
+    first, last = (found[plural_examples(shots)] for shots in (scale.shots[0], scale.shots[-1]))
+    return {**found, GAIN: last - first}
 
 
-def run_in_context_study(plan: InContextStudyConfig) -> dict[str, Any]:
-    """Completes what is missing, the largest size first, and reports the results."""
-    plan.check()
-    asked = _ready(plan)
-    for size in sorted(plan.sizes, key=list(SIZES).index, reverse=True):
-        if not (plan.folder / size / "asked.json").is_file():
-            _pretrained(plan, size)
-            _ask(plan, size, asked)
-    with folder_lock(plan.folder, wait=True):
-        return _drawn(plan)
+def _mean(values: Iterable[float]) -> float:
+    every = list(values)
+    return sum(every) / len(every)
 
 
-# ------------------------------------------------------------------ text
-
-
-def _ready(plan: InContextStudyConfig) -> RuleItems:
-    """Creates the study's documents and vocabulary once; returns the items of the questions."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    for_training, for_questions = halves(plan.data)
-    if (count := len(for_questions.words)) <= max(plan.shots):
-        raise MalmoiError(
-            f"{', '.join(plan.data)} leaves {count} words for questions, too few to show "
-            f"{max(plan.shots)} examples: give more text, or use fewer examples with --set "
-            "shots=0,1,2."
-        )
-    with folder_lock(plan.folder, wait=True):
-        RunFolder(plan.folder, "plan.json", "study").begin(plan.to_dict(), free=RESUMABLE_SETTINGS)
-        path = plan.folder / "documents.jsonl"
-        if not path.is_file():
-            logger.info(f"Writing {plan.documents:,} documents of {len(plan.known)} hidden rules…")
-            names = [rule.name for rule in plan.known]
-            write_rule_documents(
-                path,
-                for_training,
-                plan.documents,
-                seed=plan.seed,
-                rules=names,
-                processes=plan.processes,
-            )
-        if not (plan.folder / "tokenizer.json").is_file():
-            texts = (document.text for document in read_documents([*plan.data, path]))
-            train_tokenizer(texts, kind="char", vocab=256).save(plan.folder)
-    return for_questions
+def _accuracy(
+    model: Model,
+    rule: HiddenRule,
+    items: RuleItems,
+    scale: InContextScale,
+    seed: int,
+    *,
+    instructed: bool = False,
+) -> dict[int, float]:
+    """shots → exact answers in percent, over the parameters drawn."""
+    config = InContextConfig(",".join(map(str, scale.shots)), seed=seed, limit=scale.questions)
+    tasks = [rule_task(rule, items, n, instructed=instructed) for n in range(scale.draws)]
+    results = [evaluate_in_context(model, task, None, config) for task in tasks]
+    return {
+        shots: 100 * _mean(result.verdict.measures["match"].mean for result in same)
+        for shots, same in zip(scale.shots, zip(*results, strict=True), strict=True)
+    }
 
 
 # ------------------------------------------------------------------ models
 
 
-def _pretrained(plan: InContextStudyConfig, size: str) -> None:
-    """Pre-trains the model of a size to the end of its budget."""
-    tokens = plan.tokens or _seen(plan)
-    budget: dict[str, Any] = {"tokens": tokens} if tokens else {"minutes": plan.minutes}
-    sources = [*plan.data, str(plan.folder / "documents.jsonl")]
-    chosen = size_recipe(size, texts=len(plan.data), seed=plan.seed)
-    out = plan.folder / size
-    run_pretraining(
-        chosen,
-        data=sources,
-        out=out,
-        tokenizer=plan.folder,
-        device=plan.device,
-        batch=plan.batch,
-        **budget,
+def size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> Recipe:
+    """The recipe of one size: a fast GPT of characters."""
+    shape = dict(width=size.width, depth=size.depth, heads=size.heads)
+    model = preset("gpt2-small", vocab=256, context=CONTEXT_CHARACTERS, **shape)
+    base = fast_gpt(Recipe(name=f"in-context-{name}", model=model))
+    train = replace(
+        base.train,
+        lr=size.lr,
+        muon_lr=size.muon_lr,
+        seed=seed,
+        batch=scale.batch,
+        steps=scale.steps,
+        valid_every=RARELY,
+        save_every=RARELY,
     )
+    tokenizer = TokenizerConfig(kind="char", vocab=256)
+    return replace(base, tokenizer=tokenizer, data=DataConfig(valid=0.02), train=train)
 
 
-def _seen(plan: InContextStudyConfig) -> int:
-    """Tokens the largest size trained on, if it did; GPT-3's sizes saw equally many (table 2.1)."""
-    largest = next(
-        (size for size in reversed(SIZES) if (plan.folder / size / "asked.json").is_file()), None
+def study_text(plan: StudyPlan, items: RuleItems, scale: InContextScale) -> tuple[str, ...]:
+    """Writes documents of hidden rules, and natural text beside them, once for a study's folder."""
+    folder = plan.data.held_out.parent
+    documents = folder / "rules.jsonl"
+    if not documents.is_file():
+        write_rule_documents(documents, items, scale.documents, rules=scale.rules)
+    natural = folder / "natural.jsonl"
+    if not natural.is_file():
+        wanted = TEXT_SHARE / (1 - TEXT_SHARE) * CHARACTERS_PER_DOCUMENT * scale.documents
+        _write_beginning(natural, plan.data.text, wanted)
+    return str(documents), str(natural)
+
+
+def _write_beginning(path: Path, sources: Sequence[str], characters: float) -> None:
+    lines: list[str] = []
+    for document in read_documents(sources):
+        if characters <= 0:
+            break
+        text = document.text[: int(characters)]
+        characters -= len(text)
+        lines.append(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    write_text(path, "".join(lines))
+
+
+def cells(plan: StudyPlan) -> Iterator[Cell]:
+    scale = SCALES[plan.scale.name]
+    for_training, for_questions = halves(plan.data.text)
+    if (count := len(for_questions.words)) <= max(scale.shots):
+        raise MalmoiError(
+            f"The text leaves {count} words for questions, too few to show {max(scale.shots)} "
+            "examples: give more text."
+        )
+    text = study_text(plan, for_training, scale)
+    judge = partial(accuracy_by_examples, items=for_questions, scale=scale)
+    for seed in plan.seeds:
+        for name, size in scale.sizes.items():
+            yield Cell(name, seed, judge, size_recipe(name, size, scale, seed), text)
+
+
+# ------------------------------------------------------------------ the page
+
+
+def claims(results: StudyResults) -> list[Claim]:
+    about = Words("Larger models gain more from examples", "모델이 클수록 예시에서 얻는 것이 많다")
+    last = [column for column in results.columns if column != GAIN][-1:]
+    return [
+        Claim(about, larger, smaller, column)
+        for smaller, larger in zip(results.rows, results.rows[1:], strict=False)
+        for column in (GAIN, *last)
+    ]
+
+
+def notes(results: StudyResults) -> list[Words]:
+    gains = ", ".join(
+        f"{row} {gain.mean:+.1f}" for row in results.rows if (gain := results.at(row, GAIN))
     )
-    return (
-        int(read_metrics(plan.folder / largest / "metrics.jsonl")[-1]["tokens"]) if largest else 0
-    )
+    return [
+        Words(
+            f"Points gained from no example to the most: {gains}. The whole answer must be right; "
+            "the rows are means over all rules, without the instruction.",
+            f"예시가 없을 때부터 가장 많을 때까지 오른 점수: {gains}. 답 전체가 맞아야 정답이며, "
+            "표는 지시문 없이 모든 규칙을 평균한 값.",
+        ),
+        Words(
+            "The documents have the very form of the questions, so this measures how a model finds "
+            "the rule and its parameter in context, not whether it can be taught anything. The "
+            "paper's figures are table 3.10's (the instruction, then examples): GPT-3 met these "
+            "tasks only in its prompt and reads pieces of words, so only the shapes compare.",
+            "문서가 질문과 같은 형식이므로, 무엇이든 배울 수 있는지가 아니라 맥락에서 규칙과 그 "
+            "매개변수를 찾아내는지를 잰다. 논문의 수치는 표 3.10(지시문과 예시)의 값이다. GPT-3는 "
+            "이 과제를 프롬프트에서만 보았고 단어 조각을 읽으므로, 비교할 수 있는 것은 곡선의 "
+            "모양뿐이다.",
+        ),
+    ]
 
 
-def _ask(plan: InContextStudyConfig, size: str, items: RuleItems) -> None:
-    """Asks a model every question and saves how many it answered correctly."""
-    model = load(plan.folder / size, device=plan.device)
-    cells: list[Cell] = []
-    for done, rule in enumerate(plan.asked, 1):
-        cells += _cells(plan, model, rule, items)
-        report_progress(Progress(f"study {size}", done, len(plan.asked), "rules"))
-    rows = read_metrics(plan.folder / size / "metrics.jsonl")
-    judged = [row["valid_loss"] for row in rows if "valid_loss" in row]
-    facts = {
-        "parameters": count_parameters(model.network),
-        "tokens": rows[-1]["tokens"],
-        "seconds": rows[-1]["seconds"],
-    }
-    facts["valid_loss"] = judged[-1] if judged else None
-    write_text(
-        plan.folder / size / "asked.json",
-        json.dumps({**facts, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n",
-    )
+def figure(results: StudyResults) -> str:
+    """A line per size over the number of examples; dashed with the instruction."""
+    columns = [column for column in results.columns if column != GAIN]
+    shots = [float(column.split()[0]) for column in columns]
+    lines: dict[str, Line] = {}
+    for row in results.rows:
+        weights = results.facts(row)["parameters"]
+        name = f"{row}, {short_number(float(f'{weights:.2g}'))}"
+        plain = [results.at(row, column) for column in columns]
+        told = [results.at(row, f"{INSTRUCTED}: {column}") for column in columns]
+        errors = [value.deviation if value else 0.0 for value in plain]
+        for key, values in ((f"{name}, {INSTRUCTED}", told), (name, plain)):
+            points = [(at, value.mean) for at, value in zip(shots, values, strict=True) if value]
+            beside = name if key != name else ""
+            lines[key] = Line(points, () if beside else errors, beside=beside, dashed=bool(beside))
+    up = "exact answers in % (dashed: with the instruction)"
+    return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
 
 
-def _cells(
-    plan: InContextStudyConfig, model: Model, rule: HiddenRule, items: RuleItems
-) -> Iterator[Cell]:
-    asking = InContextConfig(shots=",".join(map(str, plan.shots)), seed=plan.seed, limit=plan.limit)
-    for number in range(plan.draws):
-        for instructed in (False, True):
-            task = rule_task(rule, items, number, instructed=instructed)
-            for shots, result in zip(
-                plan.shots, evaluate_in_context(model, task, None, asking), strict=True
-            ):
-                match = result.verdict.measures["match"]
-                count = len(result.questions)
-                yield Cell(rule.name, instructed, shots, round(match.mean * count), count)
-
-
-# ------------------------------------------------------------------ results
-
-
-def _drawn(plan: InContextStudyConfig) -> dict[str, Any]:
-    """Writes study.json, curve.svg and report.md for the sizes that are done."""
-    found: dict[str, SizeResults] = {}
-    for size in SIZES:
-        path = plan.folder / size / "asked.json"
-        if path.is_file():
-            kept = json.loads(path.read_text("utf-8"))
-            found[size] = SizeResults(kept, [Cell(**cell) for cell in kept.pop("cells")])
-    facts = {
-        "study": "in-context",
-        "plan": plan.to_dict(),
-        "sizes": {name: size_summary(one) for name, one in found.items()},
-    }
-    write_text(plan.folder / "study.json", json.dumps(facts, indent=1) + "\n")
-    write_text(plan.folder / "curve.svg", accuracy_chart(found))
-    write_text(plan.folder / "report.md", report(found))
-    return facts
+STUDY = Study(
+    "in-context",
+    Words(
+        "accuracy by the number of examples, for models of several sizes",
+        "예시 수에 따른 모델 크기별 정확도",
+    ),
+    "Brown et al. 2020, figure 1.2 and table 3.10",
+    cells,
+    claims,
+    caption=Words(
+        "Exact answers over all hidden rules by the number of examples in context; bars are one "
+        "standard deviation over seeds.",
+        "맥락 속 예시 수에 따른, 모든 숨은 규칙에서의 정답률. 막대는 시드에 따른 표준편차 하나.",
+    ),
+    theirs={
+        "GPT-3 175B": {
+            "random insertion, 0 examples": 8.26,
+            "1 example": 45.4,
+            "100 examples": 67.2,
+            "reversed words, 100 examples": 0.44,
+        }
+    },
+    figure=figure,
+    notes=notes,
+)
