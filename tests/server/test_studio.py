@@ -242,7 +242,7 @@ def chances(model: Model, tokens: list[int]) -> torch.Tensor:
 def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others(
     visitor: Visitor, models: dict[str, Model], live: Live
 ) -> None:
-    page = visitor.visit("generate", text="나는 오늘", length=12, seed=3, second="small")
+    page = visitor.visit("generate", text="나는 오늘", length=12, seed=3, compare="small")
     page.click("#write")
     expect(page.locator("section[aria-label=gpt] .token")).to_have_count(12)
     expect(page.locator("section[aria-label=small] .token")).to_have_count(12)
@@ -771,8 +771,9 @@ def test_every_view_can_be_read_and_reached(
     size = {"width": width, "height": 900}
     visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme, viewport=size)
     visitor.visit(VIEWS[-1])
+    beside = {"compare": "small"} if width < 760 else {}  # the same with one model
     for view in VIEWS:
-        page = visitor.turn(view, **QUICK.get(view, {}))
+        page = visitor.turn(view, **QUICK.get(view, {}), **beside)
         assert page.evaluate(CHECKS) == [], view
         expect(page.locator("#saves button")).to_have_count(2)
         expect(page.locator("#saves")).to_be_visible()
@@ -864,6 +865,43 @@ def test_one_sentence_and_one_model_are_kept_through_all_views(visitor: Visitor)
 
 
 @in_browser
+def test_two_models_are_shown_beside_one_another_in_every_view(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    text = "the union is"
+    page = visitor.visit("attention", text=text, model="gpt", compare="bert", layer=2, head=2)
+    for name in ("gpt", "bert"):
+        weights = attention(models[name], text).weights[1, 1]
+        rows = page.locator(f"[data-model={name}] details tbody tr")
+        shown = [row.locator("td").all_text_contents() for row in rows.all()]
+        assert np.allclose(np.array(shown, float), weights, atol=6e-4)  # the page rounds
+    page.locator("[data-model=bert] [role=radio]").first.click()  # one choice for both
+    expect(
+        page.locator('[role=radio][aria-checked="true"][aria-label="Layer 1, head 1"]')
+    ).to_have_count(2)
+    visitor.done()
+    for view, sides in (("lens", 2), ("fill", 0), ("beside", 0), ("home", 2)):
+        page.locator(f"nav a[data-view={view}]").click()
+        expect(page.locator(f"nav a[data-view={view}]")).to_have_attribute("aria-current", "page")
+        visitor.done()
+        names = page.locator(".sides").first.locator(".whose").all_inner_texts() if sides else []
+        assert names == ["gpt", "bert"][:sides], view
+        assert page.locator(".side").count() > 0 if sides else page.locator(".side").count() == 0
+    page.locator("[data-model=gpt] .chip").nth(1).click()
+    chosen = page.locator('.chip[aria-pressed="true"] small').all_inner_texts()
+    assert chosen == [
+        str(models[name].tokenizer.encode(text).tokens[1]) for name in ("gpt", "bert")
+    ]
+    page.get_by_label("Model").select_option("bert")
+    visitor.done()
+    assert page.get_by_label("Compare with").input_value() == "gpt"  # they change places
+    page.get_by_label("Compare with").select_option("")
+    expect(page.locator(".side")).to_have_count(0)
+    assert "compare" not in page.url
+    visitor.done()
+
+
+@in_browser
 def test_a_link_means_the_same_to_everyone(browser: Any, live: Live, visitor: Visitor) -> None:
     page = visitor.visit("attention", model="bert")
     text = page.locator("textarea").input_value()
@@ -874,8 +912,9 @@ def test_a_link_means_the_same_to_everyone(browser: Any, live: Live, visitor: Vi
     assert korean.page.get_by_label("Model").input_value() == "bert"
     korean.context.close()
 
-    visitor.visit("attention", model="gone", layer=99)
+    visitor.visit("attention", model="gone", layer=99, compare="lost")
     notice = page.locator("#notice")
+    expect(notice).to_contain_text("compares with the model “lost”")
     expect(notice).to_contain_text("the model “gone”, which is not loaded; this is gpt")
     expect(notice).to_contain_text("Layer cannot be 99 here; 3 is used")
     visitor.visit("generat")

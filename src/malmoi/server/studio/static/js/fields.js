@@ -1,10 +1,11 @@
 // Labelled controls that are bound to a page's settings.
 import { h } from "./dom.js";
 import { help } from "./glossary.js";
+import { comparable } from "./state.js";
 import { t } from "./words.js";
 
-function labelled(name, control, ...beside) {
-  control.id = `field-${name}`;
+function labelled(page, name, control, ...beside) {
+  control.id = `field-${name}${page.suffix}`;
   const label = t(`field.${name}`);
   const words = h("label", { for: control.id }, label, ...beside);
   return h("div", { class: "field" }, words, help(name, t("hour.help", { name: label })), control);
@@ -15,11 +16,12 @@ const bound = (page, name) => (event) => page.changed(name, event.target.value);
 export function area(page, name, rows = 3, given = {}) {
   const control = h("textarea", { rows, spellcheck: "false", oninput: bound(page, name), ...given });
   control.value = page.values[name];
-  return labelled(name, control);
+  return labelled(page, name, control);
 }
 
 export function line(page, name, given = {}) {
   return labelled(
+    page,
     name,
     h("input", { type: "text", value: page.values[name], spellcheck: "false", oninput: bound(page, name), ...given }),
   );
@@ -43,7 +45,7 @@ export function range(page, name, given, read = (value) => value, then = null) {
     },
   });
   control.value = page.values[name];
-  const field = labelled(name, control, shown);
+  const field = labelled(page, name, control, shown);
   shown.setAttribute("for", control.id);
   return field;
 }
@@ -56,23 +58,29 @@ export function pick(page, name, options) {
     options.map(([value, words]) => h("option", { value }, words)),
   );
   control.value = page.values[name];
+  if (control.selectedIndex < 0 && options.length && page.suffix) control.selectedIndex = options.length - 1;
   if (control.selectedIndex < 0 && options.length) {
     page.warn(t("link.number", { name: t(`field.${name}`), value: page.values[name], used: options[0][1] }));
     page.set(name, options[0][0]);
     control.selectedIndex = 0;
   }
-  return labelled(name, control);
+  return labelled(page, name, control);
 }
 
-/** Which model; another one may need other fields. */
+/** Which model, and which one beside it; another one may need other fields. */
 export function modelField(page) {
-  const field = pick(
-    page,
-    "model",
-    page.models.map((model) => [model.name, model.name]),
-  );
-  field.querySelector("select").addEventListener("change", () => page.rebuild());
-  return field;
+  const { model: before } = page.values;
+  const other = page.values.compare;
+  const model = pick(page, "model", page.models.map(({ name }) => [name, name]));
+  model.querySelector("select").addEventListener("change", ({ target }) => {
+    if (target.value === other) page.set("compare", before); // the two change places
+    page.rebuild();
+  });
+  const others = comparable(page.view, page.about, before);
+  if (!others.length) return model;
+  const compare = pick(page, "compare", [["", t("none")], ...others.map((name) => [name, name])]);
+  compare.querySelector("select").addEventListener("change", () => page.rebuild());
+  return [model, compare];
 }
 
 export function check(page, name) {
@@ -88,3 +96,5 @@ export const button = (words, onclick, given = {}) => h("button", { type: "butto
 export const act = (...children) => h("div", { class: "row act" }, ...children);
 export const row = (...children) => h("div", { class: "row" }, ...children);
 export const card = (...children) => h("section", { class: "card" }, ...children);
+/** A card that is there once, however many models are shown. */
+export const shared = (...children) => h("section", { class: "card shared" }, ...children);

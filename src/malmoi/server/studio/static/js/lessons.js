@@ -7,7 +7,7 @@ import { languageFor, linkTo, modelsFor, state, usable } from "./state.js";
 import { named } from "./views.js";
 import { t } from "./words.js";
 
-const KINDS = { causal: (model) => model.causal, masked: (model) => model.mask && model.can.includes("fill") };
+const KINDS = { causal: (model) => model.causal, masked: (model) => model.mask && model.can.includes("fill"), tuned: (model) => model.head && !model.causal };
 const loaded = {}; // by language
 
 const lessons = async () => (loaded[state.lang] ??= await get(`lessons/${state.lang}.json`));
@@ -18,11 +18,13 @@ function place(lesson, number, about) {
   const view = views.find((one) => modelsFor(one, about).length || one.alone?.(about)) ?? views[0];
   const fits = KINDS[lesson.kind] ?? (() => true);
   const model = modelsFor(view, about).find(fits) ?? usable(view, about);
+  const other = modelsFor(view, about).find((one) => one !== model && KINDS[lesson.compare]?.(one));
   const language = languageFor(model);
   const said = (value) => (typeof value === "string" ? value : value[language]);
   const values = Object.fromEntries(Object.entries(lesson.values).map(([name, value]) => [name, said(value)]));
   const text = lesson.text ? { text: lesson.text[language] } : {};
-  return linkTo(view, about, { ...values, ...text, ...(model ? { model: model.name } : {}), lesson: String(number) });
+  const models = { ...(model ? { model: model.name } : {}), compare: other?.name ?? "" };
+  return linkTo(view, about, { ...values, ...text, ...models, lesson: String(number) });
 }
 
 /** Shows the lesson that the address names, or nothing. */

@@ -35,7 +35,7 @@ async function show({ focus = false, keep = null } = {}) {
   if (about) showLesson(at("lesson"), about);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
   const served = page.models.length || view.alone?.(found);
-  put(at("view"), served ? view.build(page) : about && missing(view.name));
+  put(at("view"), served ? page.elements() : about && missing(view.name));
   if (focus) at("main").focus({ preventScroll: true });
   if (keep) document.getElementById(keep)?.focus();
   if (served && !view.waits) await page.run();

@@ -1,7 +1,7 @@
 // What a view is given: its settings (kept in the address), the models it may use, and one piece of work at a time.
 import { Refused, get, newRun, post } from "./api.js";
 import { h, put } from "./dom.js";
-import { modelsFor, sampleFor, state, usable, write } from "./state.js";
+import { comparable, modelsFor, sampleFor, state, usable, write } from "./state.js";
 import { refusal, t } from "./words.js";
 
 const PAUSE = 300; // ms after the last key before work starts
@@ -20,6 +20,9 @@ export class Page {
     this.rebuild = () => {}; // shows the view anew
     this.reload = () => {}; // asks the server what is loaded, and shows the view anew
     this.work = null; // what is done when a setting changes
+    this.draw = null; // draws anew what is already known
+    this.suffix = ""; // of the ids of fields: two models may have the same ones
+    this.twin = null; // the same view of another model, beside this one
     this.control = new AbortController();
     this.settle(given);
   }
@@ -27,13 +30,14 @@ export class Page {
   /** The settings: the link's, else what is shared, else the view's own. */
   settle(given) {
     this.values = { model: this.chosenModel(given.model) };
-    this.defaults = { model: this.values.model, ...this.view.defaults(this) };
+    this.values.compare = this.chosenOther(given.compare ?? given.second); // `second`: its name in older links
+    this.defaults = { ...this.values, ...this.view.defaults(this) };
     if ("text" in this.defaults) {
       const sample = sampleFor(this.model, this.about);
       if (given.text !== undefined) state.text = given.text === sample ? null : given.text;
       this.defaults.text = state.text ?? sample;
     }
-    const known = Object.entries(given).filter(([name]) => name in this.defaults && name !== "model");
+    const known = Object.entries(given).filter(([name]) => name in this.defaults && !["model", "compare"].includes(name));
     Object.assign(this.values, this.defaults, Object.fromEntries(known));
     if (this.about.version !== null) write(this.view.name, this.values, this.defaults);
   }
@@ -48,8 +52,42 @@ export class Page {
     return fallback;
   }
 
+  /** The link's model to compare with, where this view can show it beside the chosen one; "" for none. */
+  chosenOther(name = "") {
+    const others = comparable(this.view, this.about, this.values.model);
+    if (others.includes(name)) return (state.compare = name);
+    if (name && name !== this.values.model && others.length) this.warn(t("link.compare", { name }));
+    if (others.includes(state.compare)) state.compare = null; // this link asks for one model
+    return "";
+  }
+
   get model() {
     return this.models.find((model) => model.name === this.values.model);
+  }
+
+  /** Whether this is so of one of the models that are shown. */
+  some(test) {
+    return this.models.some((model) => [this.values.model, this.values.compare].includes(model.name) && test(model));
+  }
+
+  /** The view's elements. Where two models are compared, what is below the fields is there for each, side by side. */
+  elements() {
+    const [key, other] = this.view.twin?.(this) ?? ["model", this.values.compare];
+    const [fields, ...own] = this.view.build(this);
+    if (!other) return [fields, ...own];
+    this.twin = twin(this, key, other);
+    const [, ...others] = this.view.build(this.twin);
+    const beside = (one, i) => h("div", { class: "sides" }, side(this.values[key], one), side(other, others[i]));
+    return [fields, ...own.map((one, i) => (one && one.matches(".shared") ? one : beside(one, i)))];
+  }
+
+  get sides() {
+    return [this, this.twin].filter(Boolean);
+  }
+
+  /** Draws all sides anew, without asking anything. */
+  redraw() {
+    for (const one of this.sides) one.draw?.();
   }
 
   /** A number among the settings, kept within bounds; that it was outside is said. */
@@ -67,6 +105,7 @@ export class Page {
     this.values[name] = String(value);
     if (name === "text") state.text = this.values.text;
     if (name === "model") this.turnTo(this.values.model);
+    if (name === "compare") state.compare = this.values.compare || null;
     write(this.view.name, this.values, this.defaults);
   }
 
@@ -98,21 +137,25 @@ export class Page {
     this.say(t("busy"));
   }
 
-  /** Does the view's work, or another; what was under way is given up. `quiet` work only tells what goes wrong. */
-  async run(work = this.work, { quiet = false } = {}) {
-    if (!work) return;
+  /**
+   * Does the view's work for each model that is shown, or what else of the view is named, or a function; what was under
+   * way is given up. `quiet` work only tells what goes wrong.
+   */
+  async run(name = "work", { quiet = false } = {}) {
+    const works = typeof name === "function" ? [name] : this.sides.map((one) => one[name]).filter(Boolean);
+    if (!works.length) return;
     clearTimeout(this.timer);
     this.control.abort();
     const control = (this.control = new AbortController());
     newRun();
-    if (work === this.work && !quiet) this.outdate();
+    if (name === "work" && !quiet) this.outdate();
     else if (!quiet) this.say(t("busy"));
     const start = performance.now();
     const took = () => performance.now() - start;
     try {
-      await Promise.all([work(control.signal), quiet || this.cover(control.signal)]);
+      await Promise.all([...works.map((work) => work(control.signal)), quiet || this.cover(control.signal)]);
       if (control.signal.aborted) return;
-      if (work === this.work) this.refresh(took());
+      if (name === "work") this.refresh(took());
       this.ready?.(); // what is shown can be saved
       if (!quiet) this.say(t("done", { seconds: (took() / 1000).toFixed(2) }));
     } catch (error) {
@@ -140,7 +183,7 @@ export class Page {
   /** Says how much of the text the models do not know; `view.reads` names them where it is not the one chosen. */
   async cover(signal) {
     if (!("text" in this.values) || !this.model) return;
-    const models = this.view.reads?.(this) ?? [this.values.model];
+    const models = this.view.reads?.(this) ?? [this.values.model, this.values.compare].filter(Boolean);
     const { models: found } = await post("studio/coverage", { text: this.values.text, models }, signal);
     this.unknown = found.map(uncovered).filter(Boolean).join(" ");
     this.tell();
@@ -200,6 +243,16 @@ export class Page {
     );
   }
 }
+
+/** The same page for another model (`key` says which setting it is): it reads the page's settings, and changes them. */
+function twin(page, key, name) {
+  const other = Object.assign(Object.create(page), { suffix: "-2", work: null, draw: null });
+  other.values = Object.create(page.values, { [key]: { value: name } });
+  for (const method of ["set", "changed", "run", "redraw", "stop"]) other[method] = page[method].bind(page);
+  return other;
+}
+
+const side = (name, node) => h("div", { class: "side", "data-model": name }, h("p", { class: "whose" }, name), node || null);
 
 /** A sentence where much of a text is unknown to a model, or cut into bytes. */
 function uncovered({ name, words, unknown, characters, tokens }) {

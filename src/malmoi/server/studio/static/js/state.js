@@ -1,6 +1,6 @@
-// What all views share: the sentence, the model, the language and the theme. The address holds all of it, and the
+// What all views share: the sentence, the model, the one it is compared with, the language and the theme. The address holds all of it, and the
 // settings of the view that is shown, so that a link means the same to everyone.
-export const state = { text: null, model: null, lang: "en", theme: null, lesson: null }; // null: nobody has chosen yet
+export const state = { text: null, model: null, compare: null, lang: "en", theme: null, lesson: null }; // null: nobody has chosen yet
 const kept = {}; // by view: its own settings, for when one comes back by the menu
 
 export function read() {
@@ -10,14 +10,16 @@ export function read() {
 
 /** Writes where we are, without a new entry in the history. */
 export function write(name, values, defaults) {
-  const own = Object.entries(values).filter(([key, value]) => !["text", "model"].includes(key) && value !== defaults[key]);
+  const own = Object.entries(values).filter(([key, value]) => !["text", "model", "compare"].includes(key) && value !== defaults[key]);
   kept[name] = Object.fromEntries(own);
   history.replaceState(null, "", address(name, values));
 }
 
 /** A view's address with the shared settings: what the menu and other views link to. */
 export function linkTo(view, about, values = {}) {
-  const shared = { ...(state.text === null ? {} : { text: state.text }), model: usable(view, about)?.name ?? "" };
+  const model = usable(view, about)?.name ?? "";
+  const compare = comparable(view, about, model).includes(state.compare) ? state.compare : "";
+  const shared = { ...(state.text === null ? {} : { text: state.text }), model, compare };
   return address(view.name, { ...kept[view.name], ...shared, ...values });
 }
 
@@ -34,6 +36,10 @@ export function usable(view, about) {
   const models = modelsFor(view, about);
   return models.find((model) => model.name === state.model) ?? models[0];
 }
+
+/** Which models a view can show beside `model`; a view about no model, or about all of them, says `compares: false`. */
+export const comparable = (view, about, model) =>
+  view.compares === false ? [] : modelsFor(view, about).map(({ name }) => name).filter((name) => name !== model);
 
 /** The language of samples: the page's where the model knows that, else one that it knows. */
 export function languageFor(model) {

@@ -1,7 +1,7 @@
 // Parts of the network switched off, another mask, values of another sentence: the answer beside the old one.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
-import { act, area, button, card, line, modelField, pick, row } from "../fields.js";
+import { act, area, button, card, line, modelField, pick, row, shared } from "../fields.js";
 import { fixed, percent } from "../numbers.js";
 import { bars, table, visible } from "../parts.js";
 import { SUBLAYERS, board, partName } from "../pictures/board.js";
@@ -17,11 +17,14 @@ const key = (layer, part) => `${layer + 1}.${typeof part === "number" ? part + 1
 class Ablation {
   constructor(page) {
     this.page = page;
-    [this.switches, this.worths, this.patched] = [h("div"), h("div"), h("div")];
+    [this.switches, this.worths, this.patched] = [h("div"), card(), card()];
     this.answers = h("div", { class: "answers", "aria-live": "polite" });
     this.gaps = page.model.can.includes("fill") && page.model.mask ? new Gaps(page) : null;
     this.map = null; // what each part contributes, once it was asked for
     page.work = (signal) => this.read(signal);
+    page.weigh = (signal) => this.weigh(signal);
+    page.patch = (signal) => this.patch(signal);
+    page.draw = () => this.furnish();
     this.furnish();
   }
 
@@ -93,7 +96,7 @@ class Ablation {
 
   set(off) {
     this.page.changed("off", off);
-    this.furnish();
+    this.page.redraw();
   }
 
   /** What each part contributes to predicting the rows. */
@@ -156,20 +159,20 @@ export default {
       ),
       ablation.answers,
       card(h("h2", {}, t("ablate.board")), ablation.switches),
-      card(
+      shared(
         h("h2", {}, t("ablate.worth")),
-        h("p", { class: "note" }, t(page.model.classifies ? "ablate.rows.labels" : "ablate.rows")),
+        h("p", { class: "note" }, t(page.some(({ classifies }) => classifies) ? "ablate.rows.labels" : "ablate.rows")),
         area(page, "rows", 2),
-        row(pick(page, "method", methods), button(t("ablate.weigh"), () => page.run((signal) => ablation.weigh(signal)), { id: "weigh" })),
-        ablation.worths,
+        row(pick(page, "method", methods), button(t("ablate.weigh"), () => page.run("weigh"), { id: "weigh" })),
       ),
-      card(
+      ablation.worths,
+      shared(
         h("h2", {}, t("ablate.patch")),
         h("p", { class: "note" }, t("ablate.patch.hint")),
         row(line(page, "other"), pick(page, "site", sites)),
-        act(button(t("ablate.patch.do"), () => page.run((signal) => ablation.patch(signal)), { id: "patch" })),
-        ablation.patched,
+        act(button(t("ablate.patch.do"), () => page.run("patch"), { id: "patch" })),
       ),
+      ablation.patched,
     ];
   },
 };

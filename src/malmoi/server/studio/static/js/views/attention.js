@@ -92,7 +92,7 @@ export default {
   build(page) {
     const looks = new Looks(page);
     const pictures = Object.keys(PICTURES).map((name) => [name, t(`picture.${name}`)]);
-    const second = page.model.causal ? null : line(page, "pair");
+    const second = page.some((model) => !model.causal) && line(page, "pair");
     return [
       card(area(page, "text", 2), row(modelField(page), second, pick(page, "picture", pictures), check(page, "words"))),
       h("div", { class: "pair" }, card(looks.large), card(looks.small)),

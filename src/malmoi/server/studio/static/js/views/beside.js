@@ -14,6 +14,7 @@ const shared = (models) => (models.find((model) => model.name === state.model) ?
 
 export default {
   name: "beside",
+  compares: false, // it is about two models
   needs: (model) => model.can.includes("score") || (model.can.includes("fill") && model.mask),
   defaults: (page) => ({
     text: "",

@@ -1,7 +1,7 @@
 // A conversation with a model through its own template, as it is written.
 import { stream } from "../api.js";
 import { h, put } from "../dom.js";
-import { act, area, button, card, line, modelField, range, row } from "../fields.js";
+import { act, area, button, card, line, modelField, range, row, shared } from "../fields.js";
 import { t } from "../words.js";
 
 class Chat {
@@ -9,7 +9,8 @@ class Chat {
     this.page = page;
     this.messages = []; // {role, content}
     this.log = h("div", { class: "chat", role: "log", "aria-label": t("chat.log"), lang: "" });
-    page.work = (signal) => this.send(signal);
+    page.send = (signal) => this.send(signal);
+    page.draw = () => this.clear();
   }
 
   /** What the model reads: the instruction, and all that was said. */
@@ -19,12 +20,9 @@ class Chat {
   }
 
   async send(signal) {
-    const field = document.getElementById("field-message");
     const said = this.page.values.message.trim();
-    if (!said) return field.focus();
+    if (!said) return;
     this.say("user", said);
-    field.value = "";
-    this.page.set("message", "");
     const { model, temperature, seed, length } = this.page.values;
     const body = { model, messages: this.asked, temperature: Number(temperature), seed: Number(seed), max_tokens: Number(length) };
     const reply = this.say("assistant", "");
@@ -37,7 +35,6 @@ class Chat {
       if (!reply.message.content) this.drop(reply);
       throw error;
     }
-    field.focus();
   }
 
   say(role, content) {
@@ -56,10 +53,8 @@ class Chat {
   }
 
   clear() {
-    this.page.stop();
     this.messages = [];
     put(this.log);
-    document.getElementById("field-message").focus();
   }
 }
 
@@ -71,7 +66,18 @@ export default {
 
   build(page) {
     const chat = new Chat(page);
-    const send = () => page.run();
+    const field = () => document.getElementById("field-message");
+    const send = () => {
+      page.run("send"); // each side has read the message by now
+      field().value = "";
+      page.set("message", "");
+      field().focus();
+    };
+    const clear = () => {
+      page.stop();
+      page.redraw();
+      field().focus();
+    };
     const onkeydown = (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -86,13 +92,13 @@ export default {
           line(page, "seed", { type: "number", min: 0, step: 1 }),
         ),
       ),
-      card(
-        chat.log,
+      card(chat.log),
+      shared(
         area(page, "message", 2, { oninput: (event) => page.set("message", event.target.value), onkeydown }),
         act(
           button(t("chat.send"), send, { id: "send" }),
           button(t("stop"), () => page.stop(), { class: "quiet" }),
-          button(t("chat.clear"), () => chat.clear(), { class: "quiet" }),
+          button(t("chat.clear"), clear, { class: "quiet" }),
         ),
         h("p", { class: "note" }, t("chat.hint")),
       ),

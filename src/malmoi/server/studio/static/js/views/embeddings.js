@@ -20,6 +20,7 @@ class Cloud {
     this.share = h("p", { class: "note" });
     this.chosen = 0;
     page.work = (signal) => this.read(signal);
+    page.draw = () => this.seen && this.show();
   }
 
   async read(signal) {
@@ -29,7 +30,7 @@ class Cloud {
       .map((text) => text.trim())
       .filter(Boolean);
     if (this.texts.length < 2) throw new Error(t("embeddings.few"));
-    const body = { model, texts: this.texts, layer: this.page.number("layer", -1000, 1000), pool };
+    const body = { model, texts: this.texts, layer: this.page.number("layer", -1 - this.page.model.depth, -1), pool };
     this.seen = await post("studio/embeddings", body, signal);
     const [first, second] = this.seen.explained.map(percent);
     const little = this.seen.explained[0] + this.seen.explained[1] < LITTLE;
@@ -41,12 +42,17 @@ class Cloud {
       this.mark(drawn);
       return drawn;
     });
-    this.choose(this.page.number("chosen", 1, this.texts.length) - 1);
+    this.show();
+  }
+
+  choose(chosen) {
+    this.page.set("chosen", chosen + 1);
+    this.page.redraw();
   }
 
   /** A text's neighbours: in a list, and marked on the plane. */
-  choose(chosen) {
-    this.page.set("chosen", chosen + 1);
+  show() {
+    const chosen = this.page.number("chosen", 1, this.texts.length) - 1;
     const near = this.seen.neighbours[chosen];
     const bar = ({ index, cosine }) => ({ name: this.texts[index], share: Math.max(0, cosine), value: fixed(cosine) });
     put(this.near, h("h2", {}, t("embeddings.near", { text: this.texts[chosen] })), bars(near.map(bar)));

@@ -62,9 +62,8 @@ export default {
   build(page) {
     const found = h("div", { class: "pair" });
     const gaps = new Gaps(page);
-    const text = area(page, "text", 2);
     const write = (words) => {
-      text.querySelector("textarea").value = words;
+      document.getElementById("field-text").value = words;
       page.set("text", words);
       page.run();
     };
@@ -85,7 +84,7 @@ export default {
       );
     return [
       card(
-        text,
+        area(page, "text", 2),
         h("p", { class: "note" }, t("fill.hide")),
         gaps.chips,
         row(modelField(page), range(page, "top", { min: 1, max: 20, step: 1 })),

@@ -63,6 +63,7 @@ class Finetuned {
   /** The chosen model, others of its kind, and those that were only pre-trained: they are asked in words. */
   get asked() {
     const { model } = this.page;
+    if (this.page.values.compare) return [{ name: model.name, kind: "tuned" }];
     const same = (one) => one.head === model.head && one.labels.join("\n") === model.labels.join("\n");
     const others = this.page.about.models.filter((one) => one !== model);
     const tuned = others.filter(same).map((one) => ({ name: one.name, kind: "tuned" }));
@@ -84,7 +85,7 @@ class Finetuned {
         if (name === this.page.values.model || signal.aborted) throw error;
         return [h("p", { class: "note", lang: "en" }, error.message)];
       });
-      return card(h("h2", {}, name), h("p", { class: "note" }, t(`finetuned.kind.${kind}`)), ...shown);
+      return card(!this.page.values.compare && h("h2", {}, name), h("p", { class: "note" }, t(`finetuned.kind.${kind}`)), ...shown);
     });
     put(this.answers, await Promise.all(cards));
     if (this.page.model.head === "classify") await this.colour(signal);
@@ -184,13 +185,14 @@ export default {
   build(page) {
     const view = new Finetuned(page);
     const methods = METHODS.map((name) => [name, t(`attribution.${name}`)]);
-    const question = page.model.head === "span" && line(page, "question");
+    const question = page.some(({ head }) => head === "span") && line(page, "question");
     const labelled = page.model.head === "classify";
+    const method = page.some(({ head }) => head === "classify") && pick(page, "method", methods);
     return [
-      card(area(page, "text", 3), row(modelField(page), question, labelled && pick(page, "method", methods))),
+      card(area(page, "text", 3), row(modelField(page), question, method)),
       view.answers,
       labelled && card(h("h2", {}, t("finetuned.why")), view.words),
       view.single && card(h("h2", {}, t("finetuned.tested")), view.tested),
-    ].filter(Boolean);
+    ];
   },
 };

@@ -1,7 +1,7 @@
 // Tokens as they are written, coloured by how likely they were; each can be opened, and left for another.
 import { post, stream } from "../api.js";
 import { h, put } from "../dom.js";
-import { act, area, button, card, modelField, number, pick, range, row } from "../fields.js";
+import { act, area, button, card, modelField, number, range, row } from "../fields.js";
 import { percent, strength } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
@@ -23,9 +23,14 @@ function wishes(page) {
 
 /** One model's text: what was given, and the tokens written after it. */
 class Sheet {
-  constructor(page, name) {
+  constructor(page) {
     this.page = page;
-    this.name = name;
+    this.name = page.values.model;
+    const { name } = this;
+    page.write = (signal) => {
+      this.begin(page.values.text);
+      return this.write(signal);
+    };
     this.text = h("p", { class: "text", lang: "" });
     this.panel = h("div", {});
     this.end = h("p", { class: "note" });
@@ -33,7 +38,7 @@ class Sheet {
     this.node = h(
       "section",
       { class: "card", "aria-label": name },
-      h("h2", {}, name),
+      !page.values.compare && h("h2", {}, name),
       this.text,
       this.end,
       this.panel,
@@ -142,7 +147,6 @@ export default {
   needs: (model) => model.can.includes("generate"),
   defaults: () => ({
     text: "",
-    second: "",
     temperature: "0.8",
     topk: "0",
     topp: "0.95",
@@ -151,26 +155,12 @@ export default {
   }),
 
   build(page) {
-    const sheets = h("div", { class: "pair" });
-    const start = () => {
-      const names = [page.values.model, page.values.second].filter(Boolean);
-      const shown = [...new Set(names)].map((name) => new Sheet(page, name));
-      put(
-        sheets,
-        shown.map((sheet) => sheet.node),
-      );
-      shown.forEach((sheet) => sheet.begin(page.values.text));
-      return page.run((signal) => Promise.all(shown.map((sheet) => sheet.write(signal))));
-    };
-    const others = [["", t("none")], ...page.models.map((model) => [model.name, model.name])];
+    const sheet = new Sheet(page);
+    const start = () => page.run("write");
     return [
       card(
         area(page, "text", 2, { onkeydown: (event) => event.ctrlKey && event.key === "Enter" && start() }),
-        row(
-          modelField(page),
-          pick(page, "second", others),
-          number(page, "seed", { min: 0, placeholder: t("any") }),
-        ),
+        row(modelField(page), number(page, "seed", { min: 0, placeholder: t("any") })),
         row(
           range(page, "temperature", { min: 0, max: 2, step: 0.05 }, (v) => (v === "0" ? t("greedy") : v)),
           range(page, "topk", { min: 0, max: 100, step: 1 }, (v) => (v === "0" ? t("off") : v)),
@@ -183,7 +173,7 @@ export default {
           h("span", { class: "scale" }, "0.01%", h("i", {}), "100%"),
         ),
       ),
-      sheets,
+      sheet.node,
     ];
   },
 };

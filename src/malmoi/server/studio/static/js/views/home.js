@@ -54,6 +54,7 @@ class Path {
     this.steps = h("ol", { class: "path" });
     this.sizes = h("div");
     page.work = (signal) => this.read(signal);
+    page.draw = () => this.seen && this.draw();
   }
 
   async read(signal) {
@@ -75,7 +76,7 @@ class Path {
 
   choose(i) {
     this.page.set("token", i + 1);
-    this.draw();
+    this.page.redraw();
     this.steps.querySelector(`.chip:nth-of-type(${i + 1})`)?.focus();
   }
 
@@ -254,7 +255,8 @@ export default {
       ...{ context: whole(model.context), vocab: whole(model.vocab) },
     });
     return [
-      card(area(page, "text", 2), row(modelField(page)), h("p", { class: "note" }, facts)),
+      card(area(page, "text", 2), row(modelField(page))),
+      h("p", { class: "note" }, facts),
       path.flow,
       card(path.steps),
       card(path.sizes),

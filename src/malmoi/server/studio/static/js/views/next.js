@@ -46,6 +46,10 @@ class Next {
     [this.facts, this.list, this.said] = [h("div"), h("ul", { class: "bars live" }), h("p", { role: "status" })];
     this.counts = new Map();
     page.work = (signal) => this.read(signal);
+    page.draw = () => {
+      this.last = null;
+      this.draw();
+    };
   }
 
   async read(signal) {
@@ -143,10 +147,7 @@ export default {
   build(page) {
     const next = new Next(page);
     const off = (none) => (value) => (value === none ? t("off") : value);
-    const again = () => {
-      next.last = null;
-      next.draw();
-    };
+    const again = () => page.redraw();
     return [
       card(
         area(page, "text", 2),

@@ -86,6 +86,7 @@ class Patterns {
 
 export default {
   name: "patterns",
+  compares: false, // it is about no model
   alone: () => true,
   defaults: () => ({ pattern: KNOWN.strided, drawn: "32", at: "11", heads: "12" }),
 

@@ -20,7 +20,8 @@ class Probe {
 
   async read(signal) {
     const { model, labelled, column } = this.page.values;
-    const lines = this.file.files.length ? await this.file.files[0].text() : labelled;
+    const [file] = document.getElementById("probe-file").files; // one field for all models
+    const lines = file ? await file.text() : labelled;
     const found = await post("studio/probe", { model, lines, label: column }, signal);
     const { layers, majority, labels, train, test } = found;
     put(this.said, t("probe.said", { labels: labels.length, train, test, majority: percent(majority) }));

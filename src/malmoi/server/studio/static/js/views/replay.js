@@ -67,7 +67,7 @@ class Replay {
       control.value = String(at);
       control.parentElement.querySelector("output").textContent = t("replay.step", { step: whole(run.steps[at - 1]) });
       page.set("snapshot", at);
-      await page.run(page.work, { quiet: true });
+      await page.run("work", { quiet: true });
       await new Promise((done) => setTimeout(done, EVERY));
     }
   }

@@ -19,6 +19,7 @@ class Lab {
     this.prompt = h("pre", { tabindex: "0", "aria-label": t("shots.prompt") });
     [this.answers, this.curve] = [h("div"), h("div")];
     page.work = (signal) => this.read(signal);
+    page.plot = (signal) => this.every(signal);
   }
 
   ask(shots, signal) {
@@ -60,8 +61,8 @@ class Lab {
 export default {
   name: "shots",
   needs: (model) => model.can.includes("score") || model.can.includes("fill"),
-  defaults: ({ about, model }) => ({
-    ...{ task: about.tasks[0] ?? "own", lines: t(`shots.lines.${languageFor(model)}`) },
+  defaults: ({ model }) => ({
+    ...{ task: "own", lines: t(`shots.lines.${languageFor(model)}`) },
     ...{ item: "1", k: "2", seed: "0", scoring: "total" },
   }),
 
@@ -70,7 +71,7 @@ export default {
     const tasks = [...page.about.tasks.map((name) => [name, name]), ["own", t("shots.own")]];
     const scorings = SCORINGS.map((name) => [name, t(`scoring.${name}`)]);
     const k = range(page, "k", { min: 0, max: MOST, step: 1 });
-    const every = button(t("shots.every"), () => page.run((signal) => lab.every(signal)), { class: "quiet" });
+    const every = button(t("shots.every"), () => page.run("plot"), { class: "quiet" });
     lab.own.hidden = page.values.task !== "own";
     return [
       card(

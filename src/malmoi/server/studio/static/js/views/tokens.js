@@ -20,6 +20,7 @@ const piece = (one) => {
 
 export default {
   name: "tokens",
+  compares: false, // it shows every tokenizer
   needs: (model) => model.tokenizer,
   defaults: () => ({ text: "" }),
 

@@ -35,7 +35,7 @@ class Runs {
   }
 
   async read(signal) {
-    this.page.timer = setTimeout(() => this.page.run(this.page.work, { quiet: true }), EVERY);
+    this.page.timer = setTimeout(() => this.page.run("work", { quiet: true }), EVERY);
     this.found = kinds((await get("studio/runs", signal)).runs).flat();
     this.draw();
   }
@@ -157,6 +157,7 @@ function samples(run) {
 
 export default {
   name: "train",
+  compares: false, // it shows many runs
   alone: (about) => about.runs,
   missing: "train.missing",
   needs: () => false,
