@@ -19,10 +19,12 @@ from malmoi.corpus.clean import clean
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, cut_overlaps, overlap_words
 from malmoi.corpus.duplicates import duplicates, exact_duplicates, near_duplicates, signatures_of
+from malmoi.corpus.executors import Execution
 from malmoi.corpus.filter import TextStats, broken_rule
 from malmoi.corpus.language import is_in_language
 from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.files import folder_lock
 from malmoi.system.progress import Progress, listening
 
 DEFAULT = CorpusConfig()
@@ -327,7 +329,7 @@ SMALL = {"shard": 6000}
 
 def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -> None:
     one = run_build(sources, tmp_path / "one", **SMALL)
-    two = run_build(sources, tmp_path / "two", workers=2, **SMALL)
+    two = run_build(sources, tmp_path / "two", execution=Execution(2), **SMALL)
     assert one == two
     shards = sorted(path.name for path in (tmp_path / "one").glob("*.jsonl"))
     assert len(shards) > 3
@@ -345,6 +347,78 @@ def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -
         "corpus.json",
         *shards,
     ]
+
+
+def same_files(one: Path, two: Path) -> bool:
+    names = sorted(path.name for path in one.glob("*"))
+    assert names == sorted(path.name for path in two.glob("*"))
+    return all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
+
+
+def test_parts_make_the_same_as_one_build(sources: list[str], tmp_path: Path) -> None:
+    """As in an array of cluster jobs: every part in three rounds, then the build itself."""
+    ways = SMALL | {"weights": "web=1,bills=0,empty=0,line=0"}
+    good = [write(tmp_path / "good.jsonl", [prose(n) for n in range(300, 320)])]
+    run_build(sources, tmp_path / "whole", quality_reference=good, **ways)
+    verbs: list[set[str]] = []
+    for _ in range(3):
+        events: list[Progress] = []
+        for part in ("2/3", "1/3", "3/3"):
+            with listening(events.append):
+                found = run_build(
+                    sources,
+                    tmp_path / "parts",
+                    quality_reference=good,
+                    execution=Execution(part=part),
+                    **ways,
+                )
+            assert "finished" not in found
+        verbs.append({event.verb for event in events})
+    # the last part of a round finds the others done
+    assert verbs == [{"read and clean", "filter"}, {"filter", "deduplicate"}, {"deduplicate"}]
+    events.clear()
+    with listening(events.append):
+        run_build(sources, tmp_path / "parts", quality_reference=good, **ways)
+    assert {event.verb for event in events} == {"write"}
+    assert same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_build_finishes_without_a_part_that_was_lost(sources: list[str], tmp_path: Path) -> None:
+    run_build(sources, tmp_path / "whole", **SMALL)
+    run_build(sources, tmp_path / "parts", execution=Execution(part="2/2"), **SMALL)
+    with folder_lock(tmp_path / "parts", shared=True), pytest.raises(MalmoiError) as error:
+        run_build(sources, tmp_path / "parts", **SMALL)  # while a part is at work
+    assert "Another process is using" in str(error.value)
+    run_build(sources, tmp_path / "parts", **SMALL)
+    assert same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_two_workers_of_ray_make_the_same(sources: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="a build on a cluster needs ray: pip install ray")
+    run_build(sources, tmp_path / "here", **SMALL)
+    ray = Execution(2, "ray")
+    with ray.session():
+        run_build(sources, tmp_path / "ray", execution=ray, **SMALL)
+        with pytest.raises(UsageError) as error:
+            ray.run([(mix.parse_weights, ("web", ["web"]))], "fail")
+    assert same_files(tmp_path / "here", tmp_path / "ray")
+    assert str(error.value).startswith("The weight 'web' is not NAME=NUMBER")  # without a traceback
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": 0}, "0 workers: give at least 1"),
+        ({"executor": "rai"}, "There is no executor 'rai'. Did you mean 'ray'?"),
+        ({"part": "0/4"}, "'0/4' is not a part of a build; write for example 3/16"),
+        ({"part": "5/4"}, "'5/4' is not a part of a build"),
+        ({"part": "4"}, "'4' is not a part of a build"),
+    ],
+)
+def test_wrong_executions(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Execution(**given)
+    assert str(error.value).startswith(said)
 
 
 @pytest.mark.parametrize("verb", ["read and clean", "filter", "deduplicate", "write"])
@@ -402,7 +476,6 @@ def test_text_like_the_reference_is_kept(tmp_path: Path) -> None:
         ),
         ({"max_run": [0.2, 0.2]}, "max_run needs 3 shares, for 2, 3 and 4 words; there are 2."),
         ({"decontaminate": ["builtin:sotu"]}, "builtin:sotu cannot be used as a test set"),
-        ({"workers": 0}, "0 workers: give at least 1"),
         ({"language": "xx"}, "There is no detector for the language 'xx'."),
         ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'"),
     ],

@@ -199,6 +199,8 @@ class CorpusOptions(TypedDict, total=False):
     quality_reference: Sequence[str]  # good text that the quality classifier learns from
     decontaminate: Sequence[str]  # test sets whose words must go
     workers: int  # processes
+    executor: Literal["processes", "ray"]  # ray: tasks on a Ray cluster
+    part: str  # "3/16": only every 16th shard from the third on, as one of several cluster jobs
     overwrite: bool  # discard the build in the folder and start over, instead of resuming it
     steps: tuple[str, ...]  # of the work, in order
     documents: str  # what a document is in plain text

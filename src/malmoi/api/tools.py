@@ -186,7 +186,7 @@ def build_corpus(
     """Cleans, filters, de-duplicates, decontaminates and mixes raw text into a folder of shards.
 
     A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; another build
-    in the same folder is refused, unless overwrite=True.
+    in the same folder is refused, unless overwrite=True. A `part` of a build has no shards yet.
 
     Examples:
         >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
@@ -195,11 +195,14 @@ def build_corpus(
     """
     from malmoi.corpus.build import CorpusResult
     from malmoi.corpus.build import run_build as build
+    from malmoi.corpus.executors import Execution
 
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
+    execution = {name: given.pop(name) for name in ("workers", "executor", "part") if name in given}
     with listening(progress):
-        return CorpusResult.of(Path(out), build(sources, out, **given))
+        found = build(sources, out, execution=Execution(**execution), **given)
+    return CorpusResult.of(Path(out), found)
 
 
 @lists_options(TokenizerOptions)

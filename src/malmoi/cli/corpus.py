@@ -51,6 +51,12 @@ def build_command(
     ),
     text: str | None = option(None, "Key or column of the text.", metavar="COLUMN"),
     workers: int | None = option(None, "Worker processes.", shown="one per core"),
+    executor: str = option(
+        "processes", "Where shards are worked on: processes, or ray (a Ray cluster).", metavar="NAME"
+    ),
+    part: str = option(
+        "", "Do only this part of the shards, as one of several cluster jobs.", metavar="I/N"
+    ),
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
@@ -64,6 +70,7 @@ def build_command(
     web=0.6,books=0.4
     """
     from malmoi.corpus.build import run_build
+    from malmoi.corpus.executors import Execution
 
     changes: dict[str, Any] = changes_of(settings) | given(
         locals(), "steps", "language", "links", "block_domains", "weights", "documents", "text"
@@ -73,11 +80,14 @@ def build_command(
         out,
         quality_reference=quality_reference or (),
         decontaminate=decontaminate or (),
-        workers=workers if workers is not None else this_machine().cores,
+        execution=Execution(
+            workers if workers is not None else this_machine().cores, executor, part
+        ),
         overwrite=overwrite,
         **changes,
     )
-    _tell(found["finished"], out, json)
+    if "finished" in found:
+        _tell(found["finished"], out, json)
 
 
 def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:

@@ -1,6 +1,6 @@
 """Builds a corpus: read, select, clean, filter, rate, de-duplicate, decontaminate, mix.
 
-Shards go through the steps in several processes; in between come the steps that need all shards at
+Shards go through the steps by themselves, on any executor; in between come the steps that need all shards at
 once (menus, the classifier, duplicates, shares). Every write is atomic, so a killed build resumes.
 """
 
@@ -23,15 +23,15 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
+from malmoi.corpus.executors import Execution, ShardJob
 from malmoi.corpus.language import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.quality import QualityScorer, sample_documents
 from malmoi.corpus.stats import StepStats, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
-from malmoi.corpus.workers import ShardJob, run_jobs
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.files import LOCK_NAME, atomic_write, folder_lock, write_json
+from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import Document, read_documents
@@ -51,7 +51,9 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     """Opens the folder's record for this build, finished or not; refuses other builds and files."""
     if overwrite:
         _forget(out)
-    others = any(file.name != LOCK_NAME for file in out.iterdir())
+    # another part of the build may be writing the record
+    passing = (LOCK_NAME, PARTIAL_SUFFIX)
+    others = any(not file.name.endswith(passing) for file in out.iterdir())
     if others and not (out / "corpus.json").is_file():
         raise UsageError(f"{out} is not empty and holds no corpus; choose another folder.")
     found = corpus_folder(out).begin(record)
@@ -82,7 +84,7 @@ class CorpusPlan:
     decontaminate: list[Path]
     out: Path
     config: CorpusConfig
-    workers: int
+    execution: Execution
 
     @property
     def work(self) -> BuildFolder:
@@ -114,7 +116,7 @@ class CorpusResult(Result):
 
     @classmethod
     def of(cls, out: Path, record: dict[str, Any]) -> "CorpusResult":
-        done = record[FINISHED]
+        done = record.get(FINISHED, {"steps": {}, "mix": {"shards": 0}})  # of a part: not yet
         steps = {name: total_stats([stats]) for name, stats in done["steps"].items()}
         return cls(out, done["mix"]["shards"], steps, record)
 
@@ -125,7 +127,7 @@ def run_build(
     *,
     quality_reference: Sequence[str] = (),
     decontaminate: Sequence[str] = (),
-    workers: int = 1,
+    execution: Execution | None = None,
     overwrite: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -142,28 +144,34 @@ def run_build(
         benchmark_files(decontaminate),
         Path(out),
         config,
-        workers,
+        execution or Execution(),
     )
     _check(plan)
     record = plan.record()
+    part = plan.execution.part
+    if part and overwrite:
+        raise UsageError("One part cannot discard a build: give --overwrite without --part.")
     # a build needs up to three times the size of the text
-    with folder_lock(plan.out):
+    with plan.execution.session(), folder_lock(plan.out, shared=bool(part)):
         found = begin_build(plan.out, record, overwrite=overwrite)
         if FINISHED in found:
             logger.info(
                 f"{plan.out} is finished; --overwrite (overwrite=True) discards it and starts over."
             )
+        elif part:
+            with folder_lock(plan.work.folder / f"part-{part.replace('/', '-of-')}"):
+                _work_on_part(plan)
+            return found
         else:
             corpus_folder(plan.out).finish(record, _work(plan))
             found = corpus_folder(plan.out).read()
-        shutil.rmtree(plan.work.folder, ignore_errors=True)
+        if not part:
+            shutil.rmtree(plan.work.folder, ignore_errors=True)
     return found
 
 
 def _check(plan: CorpusPlan) -> None:
     check_language(plan.config.language)
-    if plan.workers < 1:
-        raise UsageError(f"{plan.workers} workers: give at least 1.")
     if plan.config.weights:
         mix.parse_weights(plan.config.weights, [source.name for source in plan.sources])
     for source in plan.sources:
@@ -177,12 +185,8 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     """All steps, each resuming where it was stopped."""
     about = _read(plan)
     shards = range(about["shards"])
-    _prepare(plan, shards)
-    left = [n for n in shards if not plan.work.is_done(n, "sift")]
-    _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
-    twins = _find_duplicates(plan, shards)
-    left = [n for n in shards if not plan.work.is_done(n, "clear")]
-    _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
+    _filter(plan, shards)
+    _finalize(plan, shards)
     steps = {
         step: total_stats(plan.work.account(n, stage)[step] for n in shards)
         for step, stage in STEP_FILES.items()
@@ -195,9 +199,46 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     return {"bad": about["bad"], "steps": told, "control": control, "mix": _mix(plan, shards)}
 
 
+def _work_on_part(plan: CorpusPlan) -> None:
+    """This part's shards, up to the next step for which other parts must have done theirs."""
+    shards = range(_read(plan)["shards"])
+    for step, do_next in (("clean", _filter), ("sift", _finalize)):
+        left = sum(not plan.work.is_done(n, step) for n in shards)
+        if left:
+            logger.info(
+                f"Part {plan.execution.part} waits for the others ({left:,} of {len(shards):,} "
+                "shards): when all parts have ended, run them again."
+            )
+            return
+        do_next(plan, shards)
+    logger.info(
+        f"Part {plan.execution.part} is done: when all parts are, the same command without --part "
+        "writes the corpus."
+    )
+
+
+def _filter(plan: CorpusPlan, shards: range) -> None:
+    with folder_lock(plan.work.folder / "shared", wait=True):
+        _prepare(plan, shards)
+    left = _left(plan, "sift", shards)
+    _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
+
+
+def _finalize(plan: CorpusPlan, shards: range) -> None:
+    with folder_lock(plan.work.folder / "shared", wait=True):
+        twins = _find_duplicates(plan, shards)
+    left = _left(plan, "clear", shards)
+    _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
+
+
+def _left(plan: CorpusPlan, step: str, shards: range) -> list[int]:
+    """The shards that this build, or this part of it, still has to do."""
+    return [n for n in shards if plan.execution.owns(n) and not plan.work.is_done(n, step)]
+
+
 def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
     if jobs:
-        run_jobs(jobs, min(plan.workers, len(jobs)), step, len(jobs))
+        plan.execution.run(jobs, step, len(jobs))
 
 
 # ------------------------------------------------------------------ read and clean
@@ -206,25 +247,30 @@ def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
 def _read(plan: CorpusPlan) -> dict[str, Any]:
     """Splits the sources into shards of raw documents and cleans them."""
     path = plan.work.folder / "read.json"
-    if path.is_file():
+    # another part may have read all sources, and cleaned only its own shards
+    if path.is_file() and not _left(plan, "clean", range(read_account(path)["shards"])):
         return read_account(path)
     if plan.config.links:
-        with atomic_write(plan.work.folder / "links.npz") as file:
+        with (
+            folder_lock(plan.work.folder / "shared", wait=True),
+            atomic_write(plan.work.folder / "links.npz") as file,
+        ):
             LinkList.read(Path(plan.config.links), plan.config.min_score).save(file)
     found = Counter[str]()
-    run_jobs(_clean_jobs(plan, found), plan.workers, "read and clean")
+    plan.execution.run(_clean_jobs(plan, found), "read and clean")
     if not found["documents"]:
         raise MalmoiError("There is no text in the sources.")
     bad = [line for source in plan.sources for line in source.reader.describe()]
     about = {"shards": found["shards"], "bad": bad}
-    write_json(path, about)
+    with folder_lock(plan.work.folder / "shared", wait=True):
+        write_json(path, about)
     return about
 
 
 def _clean_jobs(plan: CorpusPlan, found: Counter[str]) -> Iterator[ShardJob]:
     for number, documents in enumerate(_shards(plan.sources, plan.config.shard)):
         found.update(shards=1, documents=len(documents))
-        if not plan.work.is_done(number, "clean"):
+        if plan.execution.owns(number) and not plan.work.is_done(number, "clean"):
             yield stages.clean_shard, (plan.work, number, documents)
 
 

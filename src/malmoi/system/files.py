@@ -152,10 +152,11 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
     """Locks a folder, created if needed, for one process; a second one waits or is refused.
 
-    Partial files of killed processes are removed first, and disk errors are explained.
+    Several processes may hold a shared lock together, also from several machines. Otherwise partial
+    files of killed processes are removed first; disk errors are explained.
     """
     import fcntl
 
@@ -164,13 +165,15 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
         _check_no_folder(folder / LOCK_NAME)
         with (folder / LOCK_NAME).open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+                fcntl.flock(lock, mode | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 raise MalmoiError(
                     f"Another process is using {folder}: wait for it to finish, or choose "
                     "another folder."
                 ) from error
-            _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
+            if not shared:
+                _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
             yield
 
 

@@ -52,7 +52,8 @@ class RunFolder:
             self._check_same(before, settings, free)
         if FINISHED in before:
             return before
-        self._write(settings)
+        if before != json.loads(json.dumps(settings)):  # others may be reading it
+            self._write(settings)
         return dict(settings)
 
     def finish(self, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:

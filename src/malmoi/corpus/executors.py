@@ -1,0 +1,156 @@
+"""Runs the jobs of a build: in processes here, as tasks of Ray, or one part of them per machine."""
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.system.progress import Progress, report_progress
+
+ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
+_PART = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where the jobs of a build run, and which of them: all, or one part of several."""
+
+    workers: int = 1
+    executor: str = "processes"
+    part: str = ""  # "3/16": every 16th shard from the third on, for an array of 16 cluster jobs
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"{self.workers} workers: give at least 1.")
+        if self.executor not in EXECUTORS:
+            raise UsageError(
+                f"There is no executor {self.executor!r}.{nearest(self.executor, EXECUTORS)}"
+            )
+        if self.part and self._numbers is None:
+            raise UsageError(
+                f"{self.part!r} is not a part of a build; write for example 3/16, the third of 16."
+            )
+
+    @property
+    def _numbers(self) -> tuple[int, int] | None:
+        found = _PART.fullmatch(self.part)
+        numbers = (int(found[1]), int(found[2])) if found else (1, 0)
+        return numbers if numbers[0] <= numbers[1] else None
+
+    def owns(self, shard: int) -> bool:
+        """Whether this part of the build, if it is one, works on the shard."""
+        return self._numbers is None or shard % self._numbers[1] == self._numbers[0] - 1
+
+    def session(self) -> AbstractContextManager[None]:
+        """What must be open while jobs run."""
+        return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
+
+    def run(self, jobs: Iterable[ShardJob], verb: str, total: int | None = None) -> None:
+        """Runs every job; reports progress as `verb`."""
+        workers = self.workers if total is None else min(self.workers, total)
+        report_progress(Progress(verb, 0, total, "shards"))
+        for number, _ in enumerate(EXECUTORS[self.executor](jobs, workers), 1):
+            report_progress(Progress(verb, number, total, "shards"))
+
+
+def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
+    """Runs jobs in this process if there is one worker."""
+    if workers == 1:
+        for do, arguments in jobs:
+            yield do(*arguments)
+        return
+    # a fork of this process could inherit a held lock
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["malmoi.corpus.steps"])
+    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
+        try:
+            yield from _hand_out(pool, jobs, 2 * workers)
+        except BrokenProcessPool as error:
+            raise MalmoiError(
+                "A worker was killed, perhaps because memory ran out: run the same command again "
+                "with fewer --workers."
+            ) from error
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -> Iterator[None]:
+    waiting: set[Future[None]] = set()
+    for do, arguments in jobs:
+        waiting.add(pool.submit(do, *arguments))
+        if len(waiting) >= ahead:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    for future in waiting:
+        yield future.result()
+
+
+def _begin() -> None:
+    """Leaves Ctrl-C to the parent; a worker exits with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _ray_cluster(workers: int) -> Iterator[None]:
+    """Connects to a running Ray cluster, or starts one of `workers` CPUs on this machine."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MalmoiError("The executor ray needs the package ray: pip install ray.") from error
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:  # no cluster is running
+        ray.init(num_cpus=workers, include_dashboard=False, **quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _in_ray(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
+    """Runs jobs as tasks; the folder of the build must be at the same path on every machine."""
+    import ray
+
+    try:
+        yield from _submit(ray, jobs, 2 * int(ray.cluster_resources().get("CPU", workers)))
+    except ray.exceptions.RayTaskError as error:
+        # what the job itself raised, without Ray's account of where
+        raise error.cause from error
+
+
+def _submit(ray: Any, jobs: Iterable[ShardJob], ahead: int) -> Iterator[None]:
+    waiting: list[Any] = []
+    for do, arguments in jobs:
+        waiting.append(ray.remote(do).remote(*arguments))
+        if len(waiting) >= ahead:
+            done, waiting = ray.wait(waiting)
+            yield from ray.get(done)
+    for task in waiting:
+        yield ray.get(task)
+
+
+EXECUTORS: dict[str, Callable[[Iterable[ShardJob], int], Iterator[None]]] = {
+    "processes": _in_processes,
+    "ray": _in_ray,
+}
