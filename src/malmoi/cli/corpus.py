@@ -52,7 +52,9 @@ def build_command(
     text: str | None = option(None, "Key or column of the text.", metavar="COLUMN"),
     workers: int | None = option(None, "Worker processes.", shown="one per core"),
     executor: str = option(
-        "processes", "Where shards are worked on: processes, or ray (a Ray cluster).", metavar="NAME"
+        "processes",
+        "Where shards are worked on: processes, or ray (a Ray cluster).",
+        metavar="NAME",
     ),
     part: str = option(
         "", "Do only this part of the shards, as one of several cluster jobs.", metavar="I/N"

@@ -1,7 +1,8 @@
 """Builds a corpus: read, select, clean, filter, rate, de-duplicate, decontaminate, mix.
 
-Shards go through the steps by themselves, on any executor; in between come the steps that need all shards at
-once (menus, the classifier, duplicates, shares). Every write is atomic, so a killed build resumes.
+Shards go through the steps one by one, on any executor; in between come the steps that need all
+shards at once (menus, the classifier, duplicates, shares). Every write is atomic, so a killed build
+resumes.
 """
 
 import logging
