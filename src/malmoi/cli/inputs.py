@@ -30,9 +30,9 @@ def given_columns(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def complete_tasks(incomplete: str) -> Iterable[str]:
     """Shell completion of task names."""
-    from malmoi.evaluation.tasks import KINDS, TASKS
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
-    return [name for name in (*KINDS, *TASKS) if name.startswith(incomplete)]
+    return [name for name in (*KIND_METRICS, *TASKS) if name.startswith(incomplete)]
 
 
 def complete_recipes(incomplete: str) -> Iterable[str]:

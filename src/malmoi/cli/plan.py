@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, given
+from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
 from malmoi.cli.options import argument, option
 from malmoi.cli.output import format_count, format_span, print_json, print_table
 from malmoi.system.limits import format_size
@@ -60,6 +60,7 @@ def plan_command(
         _list(json)
         return
     one = card(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
+    load_torch()  # the network is built, on the meta device
     from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.pretrain import resolve_recipe
 

@@ -21,7 +21,7 @@ def tasks_command(
 
     Example: malmoi tasks sst2
     """
-    from malmoi.evaluation.tasks import KINDS, TASKS, metric_names, named_task
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS, metric_names, named_task
 
     shown = TASKS.values() if name is None else (named_task(name),)
     if json or name is not None:
@@ -36,7 +36,7 @@ def tasks_command(
                 ("task", one.name), row.items()
             )
         return
-    order = list(KINDS)
+    order = list(KIND_METRICS)
     kinds = groupby(
         sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
     )
@@ -48,5 +48,5 @@ def tasks_command(
     print_table(("task", "kind", "question"), rows)
     print()
     print_table(
-        ("kind", "metrics"), [(kind.name, ", ".join(kind.metrics)) for kind in KINDS.values()]
+        ("kind", "metrics"), [(kind, ", ".join(names)) for kind, names in KIND_METRICS.items()]
     )

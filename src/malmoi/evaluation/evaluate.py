@@ -18,9 +18,9 @@ from malmoi.evaluation.error_analysis import analyse_errors
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
-from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of, metric_names
+from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
 from malmoi.evaluation.predictions import Outcome
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.evaluation.tasks import named_task
 from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, RETRIEVAL, SIMILARITY, custom_task
+from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, custom_task
 from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
-from malmoi.evaluation.task import Task
+from malmoi.evaluation.task import KIND_ALIASES, Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor

@@ -15,7 +15,15 @@ from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
 from malmoi.evaluation.predictions import ExamplePrediction
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
-from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
+from malmoi.evaluation.task import (
+    KIND_ALIASES,
+    KIND_METRICS,
+    Columns,
+    Example,
+    ExampleMaker,
+    Task,
+    metric_names,
+)
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
@@ -40,7 +48,6 @@ class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    metrics: tuple[str, ...]  # the first is the one that selects
     columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
@@ -49,6 +56,11 @@ class Kind:
     check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
     only_read: bool = False  # only the text's likelihood is measured: there is no label
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The first is the one that selects."""
+        return KIND_METRICS[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +197,6 @@ grade_label_sets = written_grader(lambda text, task, example: parse_labels(text,
 
 CLASSIFICATION = HeadKind(
     name="classification",
-    metrics=("accuracy", "f1_macro"),
     columns=tables.label_columns,
     check=_check_label,
     template=_and_label,
@@ -204,7 +215,6 @@ CLASSIFICATION = HeadKind(
 )
 MULTILABEL = HeadKind(
     name="multilabel",
-    metrics=("f1_micro", "f1_macro", "accuracy"),
     columns=tables.label_set_columns,
     check=_check_label_set,
     template=_and_label,
@@ -224,7 +234,6 @@ MULTILABEL = HeadKind(
 )
 REGRESSION = HeadKind(
     name="regression",
-    metrics=("pearson", "spearman"),
     columns=tables.number_columns,
     template=_text_and_pair,
     prompt=prompts.regression_prompt,
@@ -240,7 +249,6 @@ REGRESSION = HeadKind(
 SIMILARITY = replace(
     REGRESSION,
     name="similarity",
-    metrics=("spearman", "pearson"),
     columns=similarity.similarity_columns,
     output=predictors.SENTENCE,
     features=similarity.similarity_items,
@@ -253,7 +261,6 @@ SIMILARITY = replace(
 RETRIEVAL = replace(
     SIMILARITY,
     name="retrieval",
-    metrics=("recall_at_1", "recall_at_10", "mrr"),
     columns=similarity.retrieval_columns,
     features=similarity.retrieval_items,
     sentence_objective=sentence.ranking_loss,
@@ -263,7 +270,6 @@ RETRIEVAL = replace(
 )
 TAGGING = HeadKind(
     name="tagging",
-    metrics=("entity_f1", "entity_precision", "entity_recall"),
     columns=tables.tag_columns,
     check=_check_tags,
     prompt=prompts.tagging_prompt,
@@ -278,7 +284,6 @@ TAGGING = HeadKind(
 )
 MULTIPLE_CHOICE = HeadKind(
     name="choice",
-    metrics=("accuracy",),
     columns=tables.choice_columns,
     check=_check_choice,
     template=_text_and_pair,
@@ -294,7 +299,6 @@ MULTIPLE_CHOICE = HeadKind(
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
-    metrics=("span_f1", "span_exact"),
     columns=tables.answer_columns,
     check=_check_answers,
     template=lambda by: prompts.SQUAD_PROMPT,
@@ -315,14 +319,12 @@ QUESTION_ANSWERING = HeadKind(
 )
 CLOZE = Kind(
     name="cloze",
-    metrics=("accuracy", "perplexity"),
     columns=tables.label_columns,
     prompt=prompts.cloze_prompt,
     grade=graders.grade_cloze,
 )
 WRITING = HeadKind(
     name="writing",
-    metrics=("answer_loss", "bleu", "chrf", "rouge_l", "match"),
     columns=tables.written_columns,
     template=_text_and_pair,
     prompt=prompts.write_prompt,
@@ -341,7 +343,6 @@ WRITING = HeadKind(
 )
 READING = Kind(
     name="text",
-    metrics=("perplexity", "bits_per_byte"),
     columns=tables.text_columns,
     prompt=prompts.text_prompt,
     grade=graders.grade_likelihood,
@@ -350,13 +351,11 @@ READING = Kind(
 ACCEPTABILITY = replace(
     READING,
     name="acceptability",
-    metrics=("matthews", "accuracy"),
     grade=graders.grade_acceptability,
 )
 MINIMAL_PAIRS = replace(
     READING,
     name="pairs",
-    metrics=("accuracy",),
     columns=tables.pair_columns,
     grade=graders.grade_pairs,
 )
@@ -367,7 +366,6 @@ KINDS: dict[str, Kind] = {
         QUESTION_ANSWERING, CLOZE, WRITING, READING, ACCEPTABILITY, MINIMAL_PAIRS,
     )
 }  # fmt: skip
-KIND_ALIASES = {"write": "writing"}
 
 
 def kind_named(name: str) -> Kind:
@@ -390,11 +388,6 @@ def head_kind(task: Task) -> HeadKind:
             f"language model on it: malmoi evaluate {task.name} --model … --shots 0"
         )
     return kind
-
-
-def metric_names(task: Task) -> tuple[str, ...]:
-    """The task's metrics; the first is the one that selects."""
-    return task.metrics or kind_of(task).metrics
 
 
 METRIC_ALIASES = {"mcc": "matthews", "f1": "f1_macro"}

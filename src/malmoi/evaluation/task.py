@@ -10,9 +10,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import UsageError
-from malmoi.inference.writing import parse_messages
 from malmoi.text.columns import CHAT_COLUMNS
+from malmoi.text.messages import parse_messages
 from malmoi.text.rows import BadRow, DataRow
+
+KIND_ALIASES = {"write": "writing"}
+# the kinds of task, and their metrics; the first is the one that selects
+KIND_METRICS = {
+    "classification": ("accuracy", "f1_macro"),
+    "multilabel": ("f1_micro", "f1_macro", "accuracy"),
+    "regression": ("pearson", "spearman"),
+    "similarity": ("spearman", "pearson"),
+    "retrieval": ("recall_at_1", "recall_at_10", "mrr"),
+    "tagging": ("entity_f1", "entity_precision", "entity_recall"),
+    "choice": ("accuracy",),
+    "answer": ("span_f1", "span_exact"),
+    "cloze": ("accuracy", "perplexity"),
+    "writing": ("answer_loss", "bleu", "chrf", "rouge_l", "match"),
+    "text": ("perplexity", "bits_per_byte"),
+    "acceptability": ("matthews", "accuracy"),
+    "pairs": ("accuracy",),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,7 @@ class Task:
     """
 
     name: str
-    kind: str  # one of `kinds.KINDS`
+    kind: str  # one of `KIND_METRICS`
     rows: Callable[[Path], Iterable[DataRow]]
     example: Callable[[DataRow], Example]
     about: str = ""
@@ -68,6 +86,11 @@ class Task:
     )  # of text and pair, if the file is a table
     # generates the rows of a task that has no file
     generated: Callable[[random.Random], Iterable[DataRow]] | None = None
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """The task's metrics; the first is the one that selects."""
+    return task.metrics or KIND_METRICS[task.kind]
 
 
 # ------------------------------------------------------------------ examples from columns

@@ -19,14 +19,9 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import (
-    by_metric,
-    encode_examples,
-    head_kind,
-    metric_names,
-)
+from malmoi.evaluation.kinds import by_metric, encode_examples, head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
-from malmoi.evaluation.task import Task
+from malmoi.evaluation.task import Task, metric_names
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.defaults import apply_defaults

@@ -6,8 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from malmoi.evaluation.kinds import head_kind, metric_names
+from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData

@@ -23,8 +23,8 @@ from malmoi.evaluation.examples import (
     unseen_labels,
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import encode_examples, head_kind, metric_names
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.kinds import encode_examples, head_kind
+from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import (
     Protocol,

@@ -1,7 +1,6 @@
 """Answers that a fine-tuned GPT writes: prompts and conversations as tokens, greedy generation."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,10 @@ from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.predict import Predictor
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
+from malmoi.text.messages import Message, parse_messages
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import encode_chat
 from malmoi.tokenizer.padding import length_batches
-
-SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant"}  # ShareGPT's roles
-Message = dict[str, str]  # role, content
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,28 +28,6 @@ class Reply(Result):
 
 
 # ------------------------------------------------------------------ what is asked
-
-
-def parse_messages(given: Any) -> list[Message]:
-    """A conversation as [{"role": …, "content": …}], also from JSON text or ShareGPT's names."""
-    found = given
-    if isinstance(given, str):
-        try:
-            found = json.loads(given)
-        except ValueError:
-            found = None
-    if not isinstance(found, list) or not found:
-        raise UsageError(f"a conversation is a list of messages, not {given!r:.60}")
-    return [_message(one) for one in found]
-
-
-def _message(one: Any) -> Message:
-    values = one if isinstance(one, Mapping) else {}
-    role = values.get("role") or values.get("from")
-    content = values.get("content", values.get("value"))
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise UsageError(f"a message needs a role and a content, both texts, not {one!r:.60}")
-    return {"role": SPEAKERS.get(role, role), "content": content}
 
 
 def as_messages(asked: Any) -> list[Message]:

@@ -1,21 +1,41 @@
-"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables."""
+"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables.
+
+Listing them needs no torch: what computes is imported on first use.
+"""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.examples import (
-    Examples,
-    files_in,
-    generate_examples,
-    label_names,
-    load_examples,
-    require_labels,
-)
-from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, custom_task, metric_names, task_prompt
 from malmoi.evaluation.prompts import TaskPrompt
-from malmoi.evaluation.task import Example, Task, columns
+from malmoi.evaluation.task import (
+    KIND_ALIASES,
+    KIND_METRICS,
+    Example,
+    Task,
+    columns,
+    metric_names,
+)
+from malmoi.system.lazy import lazy_names
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
+
+if TYPE_CHECKING:
+    from malmoi.evaluation.examples import (
+        Examples,
+        files_in,
+        generate_examples,
+        label_names,
+        load_examples,
+        require_labels,
+    )
+    from malmoi.evaluation.kinds import KINDS, custom_task, task_prompt
+else:
+    __getattr__ = lazy_names(
+        "malmoi.evaluation",
+        examples="Examples files_in generate_examples label_names load_examples require_labels",
+        kinds="KINDS custom_task task_prompt",
+    )
 
 _FAMILIES = (
     "glue", "korean", "ner", "squad", "choice", "commonsense", "language_modelling",
@@ -29,6 +49,7 @@ TASKS: Registry[Task] = Registry(
 __all__ = [
     "KINDS",
     "KIND_ALIASES",
+    "KIND_METRICS",
     "TASKS",
     "Example",
     "Examples",
@@ -50,13 +71,15 @@ __all__ = [
 
 def named_task(name: str) -> Task:
     """Looks up a task by name; the name of a kind is a custom task on columns text, label…"""
-    if name in KINDS or name in KIND_ALIASES:
+    if name in KIND_METRICS or name in KIND_ALIASES:
+        from malmoi.evaluation.kinds import custom_task
+
         return custom_task(name)
     if name not in TASKS:
         load_installed_plugins()
     if name not in TASKS:
         raise UsageError(
-            f"There is no task {name!r}.{nearest(name, {**KINDS, **TASKS})} `malmoi tasks` "
+            f"There is no task {name!r}.{nearest(name, (*KIND_METRICS, *TASKS))} `malmoi tasks` "
             "lists them."
         )
     return TASKS[name]
