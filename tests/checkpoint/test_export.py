@@ -20,7 +20,6 @@ from conftest import without_package
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.export_gguf import export_gguf
 from malmoi.checkpoint.export_onnx import (
-    EXPORTED_HEADS,
     OnnxModel,
     example_inputs,
     expected_scores,
@@ -141,10 +140,6 @@ def test_onnx_runtime_gives_our_scores_at_any_shape_and_large_weights_lie_beside
 @pytest.mark.parametrize("name", SLOW)
 def test_onnx_runtime_gives_the_scores_of_every_kind_of_model(name: str, tmp_path: Path) -> None:
     check(SLOW[name], tmp_path / "model.onnx")
-
-
-def test_every_head_is_written() -> None:
-    assert set(EXPORTED_HEADS) == set(malmoi.model.heads.HEAD_BUILDERS)
 
 
 def test_a_classifier_goes_to_onnx_with_its_labels_and_its_tokenizer(

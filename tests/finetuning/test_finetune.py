@@ -5,7 +5,6 @@ with equal scores.
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -564,7 +563,7 @@ def test_a_stopped_run_resumes_and_ends_bit_equal(
 
 
 # while the run is being, and after it was finished
-@pytest.mark.parametrize("place", ["finish_run", "_finish"])
+@pytest.mark.parametrize("place", ["results.finish_run", "finetune.write_results"])
 @pytest.mark.parametrize("way", [{"lm": 0.5}, {"seeds": 2}])
 def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     place: str, way: dict[str, Any], gpt: Path, data: Callable[[str], Path], tmp_path: Path,
@@ -581,7 +580,7 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     done = finetune(gpt, "classification", path, whole, path, **settings)
     monkeypatch.setattr("malmoi.finetuning.trainer.SECONDS_BETWEEN_SAVES", -1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["malmoi.finetuning.finetune"], place, dies)
+        patch.setattr(f"malmoi.finetuning.{place}", dies)
         with pytest.raises(Killed):
             finetune(gpt, "classification", path, cut, path, **settings)
     # whatever another reader of the same weights would say in the last digit
@@ -590,7 +589,7 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     )
     again = finetune(gpt, "classification", path, cut, path, **settings)
     assert again.metrics == done.metrics
-    if place == "_finish":
+    if place == "finetune.write_results":
         assert (cut / "predictions.jsonl").read_bytes() == (
             whole / "predictions.jsonl"
         ).read_bytes()

@@ -21,13 +21,6 @@ from malmoi.system.untrusted import JsonObject
 LORA_PREFIX = "base_model.model."
 SOFT_PREFIX = "base_model."
 SOFT_TENSOR = "prompt_embeddings"
-# PEFT's task type for each head
-PEFT_TASK_TYPES = {
-    "classify": "SEQ_CLS",
-    "tag": "TOKEN_CLS",
-    "span": "QUESTION_ANS",
-    "lm": "CAUSAL_LM",
-}
 # Settings that change LoRA's mathematics, with the only values we support.
 REQUIRED_DEFAULTS = {
     "use_dora": False,

@@ -18,7 +18,6 @@ from malmoi.adapters.attach import fold_adapter
 from malmoi.adapters.config import AdapterConfig
 from malmoi.adapters.peft import (
     LORA_PREFIX,
-    PEFT_TASK_TYPES,
     SOFT_PREFIX,
     lora_config,
     lora_tensors,
@@ -37,6 +36,7 @@ from malmoi.checkpoint.translate import check_finite, check_labels, check_type, 
 from malmoi.checkpoint.weights import read_file
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
+from malmoi.model.heads import HEADS, VOCABULARY_HEADS
 from malmoi.system.files import output_folder, replace_file, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.untrusted import JsonObject
@@ -106,7 +106,7 @@ def write_adapter(
     new = new_weights(network, _learnt(network), table)
     prefix = LORA_PREFIX if lora else SOFT_PREFIX
     tensors = own | {prefix + name: tensor for name, tensor in new.items()}
-    types = [PEFT_TASK_TYPES[head] for head in network.heads if head in PEFT_TASK_TYPES]
+    types = [HEADS[head].peft_task for head in network.heads if HEADS[head].peft_task]
     config |= {
         "base_model_name_or_path": str(base.source),
         "task_type": types[0] if types else None,
@@ -261,7 +261,7 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
 def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None) -> dict[str, int]:
     """The head that PEFT's task type implies, with its number of classes."""
     task = found.config.text("task_type", default=None)
-    head = next((head for head, theirs in PEFT_TASK_TYPES.items() if theirs == task), None)
+    head = next((name for name, one in HEADS.items() if task and one.peft_task == task), None)
     rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
     weight = rules.get(f"heads.{head}.linear.weight", "")
     if head is None or weight not in new or not new[weight].dim():
@@ -277,7 +277,7 @@ def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
     for name in [name for name in network.heads if name not in heads]:
         del network.heads[name]
     for name, classes in heads.items():
-        if name not in network.heads or name not in ("lm", "mlm"):
+        if name not in network.heads or name not in VOCABULARY_HEADS:
             network.add(name, classes)
 
 

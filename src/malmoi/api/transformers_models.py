@@ -23,7 +23,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from malmoi.api.transformers_config import MalmoiConfig
-from malmoi.checkpoint.folder import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
 from malmoi.model import Activations, FeatureConfig, Network, initialise
 from malmoi.system.machine import pick_device

@@ -20,12 +20,10 @@ from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.features import BiLSTM
-from malmoi.model.heads import POOLED_HEADS
+from malmoi.model.heads import HEADS, POOLED_HEADS
 from malmoi.model.int8 import is_quantized
 from malmoi.system.files import replace_file, scratch_folder
 
-# the first one that the network has is exported
-EXPORTED_HEADS = ("classify", "tag", "span", "choice", "lm", "mlm", "nsp", "detect")
 ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
 ONNX_DTYPES = ("fp32", "int8")
 # bytes of weights: a protobuf file holds at most 2 GiB, so larger ones go to a second file
@@ -40,7 +38,7 @@ class OnnxModel(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
-        self.head = next((name for name in EXPORTED_HEADS if name in network.heads), None)
+        self.head = next((name for name in HEADS if name in network.heads), None)
         recurrent = network.reader.recurrent if network.reader is not None else None
         self.recurrent = None if recurrent is None else OnnxLSTM(recurrent)
 
@@ -50,14 +48,13 @@ class OnnxModel(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        if self.head == "span":
-            return ("start_logits", "end_logits")
-        return ("logits",) if self.head else ("last_hidden_state",)
+        return HEADS[self.head].outputs if self.head else ("last_hidden_state",)
 
     @property
     def shape(self) -> tuple[str, ...]:
         """The named dimensions of every input."""
-        return ("batch", "choices", "length") if self.head == "choice" else ("batch", "length")
+        several = self.head is not None and HEADS[self.head].choices
+        return ("batch", "choices", "length") if several else ("batch", "length")
 
     def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
         rows = tokens.flatten(0, -2)

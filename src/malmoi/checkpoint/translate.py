@@ -14,7 +14,7 @@ from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
-from malmoi.model.heads import LABEL_HEADS, VOCABULARY_HEADS
+from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
 from malmoi.model.int8 import QuantizedLinear, plain_state
 from malmoi.model.int8_row import Packed
 from malmoi.system.limits import MAX_WEIGHT
@@ -103,7 +103,7 @@ def _heads(
     """The heads in a folder and their classes: by its architecture, if their weights exist."""
     named = [h for a in architectures for h in table.architectures.get(a, ())]
     if not any(a in table.architectures for a in architectures):
-        named = ["lm", "mlm", "nsp", "detect", "classify", "span"]
+        named = list(HEADS)
     held = {name: _score_tensors(table, name, weights) for name in dict.fromkeys([*free, *named])}
     taken: set[str] = set()
     found = {}

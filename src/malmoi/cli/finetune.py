@@ -118,11 +118,12 @@ def finetune_command(
         )
     rows = files[0] if len(files) == 1 else files
     from malmoi.evaluation.guess import guess_task
+    from malmoi.evaluation.kinds import head_kind
 
     task, found = guess_task(name or None, rows, **given_columns(options))
     if found is not None:
         say(found.describe())
-    base = model or newest_model(files[0], writes=task.kind == "writing")
+    base = model or newest_model(files[0], writes=head_kind(task).writes)
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
         say(f"model = {base}, out = {folder}")

@@ -25,7 +25,7 @@ from malmoi.evaluation.tasks import named_task
 from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
-from malmoi.inference.predictors import NUMBER, SENTENCE, task_heads
+from malmoi.inference.predictors import SENTENCE, task_heads
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import write_text
@@ -103,10 +103,12 @@ def example_texts(examples: Sequence[Example]) -> Iterator[str]:
 
 def _by_vectors(task: Task, model: Model) -> Task:
     """A task of numbers as a similarity, for a sentence encoder without a head for it."""
-    heads = [] if model.checkpoint.tokenizer is None else task_heads(Predictor.of(model.checkpoint))
-    if kind_of(task).name == "regression" and NUMBER not in heads and SENTENCE in heads:
-        return replace(task, kind="similarity")
-    return task
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind) or not kind.by_vectors or model.checkpoint.tokenizer is None:
+        return task
+    heads = task_heads(Predictor.of(model.checkpoint))
+    able = SENTENCE in heads and kind.output not in heads
+    return replace(task, kind=kind.by_vectors) if able else task
 
 
 def in_context(task: Task, model: Model) -> bool:

@@ -33,6 +33,7 @@ from malmoi.training.losses import Objective, sentence
 from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (
     Distiller,
+    Divergence,
     binary_divergence,
     compare_scores,
     squared_distance,
@@ -70,7 +71,7 @@ class HeadKind(Kind):
     output: TaskHead
     features: Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]
     objective: Callable[[Sequence[float] | None], Objective]  # given class weights
-    distil: Distiller
+    compare: Divergence  # from a teacher's scores
     predict: Callable[[Predictor, Sequence[Example]], list[ExamplePrediction]]
     classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
     class_names: tuple[str, ...] = ()  # if they are not taken from the data
@@ -97,6 +98,7 @@ class HeadKind(Kind):
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of `FinetuneConfig`
     # what the task decides from its training rows
     fit: Callable[[Task, Sequence[Example], Tokenizer], Task] = lambda task, rows, words: task
+    by_vectors: str = ""  # the kind that a sentence encoder without this head does instead
     in_context: bool = False  # a model that was not fine-tuned for it is evaluated in context
 
     @property
@@ -107,6 +109,15 @@ class HeadKind(Kind):
     @property
     def head(self) -> str:
         return self.output.head
+
+    @property
+    def writes(self) -> bool:
+        """Whether the answer is a text, which only a GPT can write."""
+        return self.output is predictors.WRITING
+
+    @property
+    def distil(self) -> Distiller:
+        return Distiller(self.head, "labels", self.compare)
 
 
 # ------------------------------------------------------------------ checks
@@ -206,7 +217,7 @@ CLASSIFICATION = HeadKind(
     output=predictors.ONE_LABEL,
     features=features.classification_items,
     objective=losses.classification_loss,
-    distil=Distiller("classify", "labels", compare_scores(losses.class_scores)),
+    compare=compare_scores(losses.class_scores),
     predict=predictions.predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
@@ -224,7 +235,7 @@ MULTILABEL = HeadKind(
     output=predictors.LABEL_SET,
     features=features.multilabel_items,
     objective=losses.multilabel_loss,
-    distil=Distiller("classify", "labels", compare_scores(losses.class_scores, binary_divergence)),
+    compare=compare_scores(losses.class_scores, binary_divergence),
     predict=predictions.predict_label_sets,
     classes=lambda label: label,
     gold=_in_order,
@@ -241,10 +252,11 @@ REGRESSION = HeadKind(
     output=predictors.NUMBER,
     features=features.regression_items,
     objective=losses.regression_loss,
-    distil=Distiller("classify", "labels", compare_scores(losses.class_scores, squared_distance)),
+    compare=compare_scores(losses.class_scores, squared_distance),
     predict=predictions.predict_numbers,
     classes=lambda label: (label,),
     class_names=("score",),
+    by_vectors="similarity",
 )
 SIMILARITY = replace(
     REGRESSION,
@@ -257,6 +269,7 @@ SIMILARITY = replace(
     predict=predictions.predict_cosines,
     classes=None,
     class_names=(),
+    by_vectors="",
 )
 RETRIEVAL = replace(
     SIMILARITY,
@@ -277,7 +290,7 @@ TAGGING = HeadKind(
     output=predictors.TAGS,
     features=features.tagging_items,
     objective=losses.tagging_loss,
-    distil=Distiller("tag", "labels", compare_scores(losses.tag_scores)),
+    compare=compare_scores(losses.tag_scores),
     predict=predictions.predict_tags,
     classes=lambda label: label,
     windows=True,
@@ -292,7 +305,7 @@ MULTIPLE_CHOICE = HeadKind(
     output=predictors.CHOICE,
     features=features.choice_items,
     objective=losses.choice_loss,
-    distil=Distiller("choice", "labels", compare_scores(losses.choice_scores)),
+    compare=compare_scores(losses.choice_scores),
     predict=predictions.predict_choices,
     choose=predictions.choose_temperature,
     decide=predictions.with_temperature,
@@ -307,7 +320,7 @@ QUESTION_ANSWERING = HeadKind(
     output=predictors.ANSWER,
     features=features.answer_items,
     objective=losses.span_loss,
-    distil=Distiller("span", "labels", compare_scores(losses.span_scores)),
+    compare=compare_scores(losses.span_scores),
     predict=predictions.predict_answers,
     gold=lambda label, labels: _answer_texts(label),
     windows=True,
@@ -332,7 +345,7 @@ WRITING = HeadKind(
     output=predictors.WRITING,
     features=features.writing_items,
     objective=losses.answer_loss,
-    distil=Distiller("lm", "labels", compare_scores(losses.answer_scores)),
+    compare=compare_scores(losses.answer_scores),
     predict=predictions.predict_writing,
     gold=lambda label, labels: list(label),
     measure=predictions.measure_writing,

@@ -1,26 +1,23 @@
 """Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
-import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
-from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.adapters import check_target, is_adapter, read_with_adapter
+from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
-from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import by_metric, encode_examples, head_kind
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import Task, metric_names
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
@@ -33,9 +30,18 @@ from malmoi.finetuning.few_labels import (
 )
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
-from malmoi.finetuning.report import add_to_card, write_task_report
-from malmoi.finetuning.run_state import HELD_OUT, begin_run, finish_run, finished
-from malmoi.finetuning.search import RECORD, Search, TrialRun, greedy_soup, read_trials
+from malmoi.finetuning.report import write_task_report
+from malmoi.finetuning.results import (
+    FinishedRun,
+    best_run,
+    complete_run,
+    load_finished,
+    log_spread,
+    save_model,
+    write_results,
+)
+from malmoi.finetuning.run_state import begin_run
+from malmoi.finetuning.search import RECORD, Search, TrialRun, greedy_soup
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
@@ -43,14 +49,12 @@ from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
-from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
-from malmoi.system.files import folder_lock, write_text
+from malmoi.system.files import folder_lock
 from malmoi.system.language import plural
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import TokenRow
-from malmoi.training.device import choose_execution
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.distil import consistent
@@ -72,17 +76,6 @@ class FinetuneResult(Result):
     model: Model
     steps: int  # updates of the run that was kept
     protocol: Protocol  # which rows trained, selected and judged
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """One finished run."""
-
-    settings: FinetuneConfig
-    checkpoint: Checkpoint
-    outcome: Outcome  # on the judged rows
-    steps: int
-    held: dict[str, float]  # metrics on the held-out rows; empty: there are none
 
 
 def run_finetuning(
@@ -112,7 +105,7 @@ def run_finetuning(
     check_trackers(settings.track)
     chosen = by_metric(chosen, settings.metric)
     out = Path(out)
-    start = _checked(start, settings, out, reads=kind.head != "lm")
+    start = _checked(start, settings, out, reads=not kind.writes)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
     settings = choose_contrast(work, settings, options)
     given = {name for name, value in options.items() if value is not None}
@@ -135,11 +128,11 @@ def run_all(
                 _run(work, v, folder, overwrite=overwrite)
                 for v, folder in zip(variants, folders, strict=True)
             ]
-        kept = _kept(runs, measure, select=settings.grid)
+        kept = best_run(runs, measure, select=settings.grid)
         if len(runs) > 1:
-            _save(work, settings, kept.checkpoint, out)
-            _tell(measure, runs)
-        _finish(work, kept, runs, out)
+            save_model(work, settings, kept.checkpoint, out)
+            log_spread(measure, runs)
+        write_results(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
     if is_adapter(out):
         usable = read_with_adapter(out, device=work.device)
@@ -185,14 +178,6 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
     return start
 
 
-def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path) -> None:
-    """Saves the whole model, or the adapter alone."""
-    if settings.adapter.kind == "none":
-        write_checkpoint(checkpoint, out)
-    else:
-        write_adapter(checkpoint, work.start, settings.adapter, out)
-
-
 # ------------------------------------------------------------------ one run
 
 
@@ -214,7 +199,7 @@ def _run(
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     record = _record(work, settings)
     if begin_run(out, record, overwrite=overwrite):
-        return _finished(work, settings, out)
+        return load_finished(work, settings, out)
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
     reading = _reading(work, checkpoint)
@@ -244,25 +229,14 @@ def _run(
             )
             done = replace(done, metrics={**done.metrics, **untuned})
     if trainer.stopped:
-        _save(work, settings, checkpoint, out)
+        save_model(work, settings, checkpoint, out)
         write_task_report(out, work, settings)
         where = f"the model so far is in {out}, run the same command to resume"
         logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
     selected = {} if held is None else held.metrics
     run = FinishedRun(settings, checkpoint, done, trainer.step, selected)
-    return _complete(work, run, record, out)
-
-
-def _complete(
-    work: FinetuneData, run: FinishedRun, record: Mapping[str, Any], out: Path
-) -> FinishedRun:
-    run.checkpoint.extra |= run.outcome.chosen
-    _save(work, run.settings, run.checkpoint, out)
-    # before the run is marked as finished, so that a kill in between loses nothing
-    _write_predictions(work, run.outcome, out)
-    finish_run(out, record, {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held})
-    return run
+    return complete_run(work, run, record, out)
 
 
 def _search(
@@ -275,7 +249,7 @@ def _search(
         shutil.rmtree(out / "trials", ignore_errors=True)
         (out / RECORD).unlink(missing_ok=True)
     if begin_run(out, record, overwrite=overwrite):
-        return _finished(work, settings, out)
+        return load_finished(work, settings, out)
     logger.info(work.protocol.describe())
     measure = work.primary_metric
     unjudged = replace(work, dev=work.held)
@@ -288,7 +262,7 @@ def _search(
 
     search = Search(settings, work.start.network.config.distinct, measure, out, train)
     runs = search.run()
-    with _computing(work, settings):
+    with work.computing(settings):
         checkpoint, members = greedy_soup(
             runs, measure, lambda one: judge_held_out(work.task, work, _reading(work, one))
         )
@@ -300,13 +274,9 @@ def _search(
         f"{held.metrics[measure]:.4f} on the held-out rows."
     )
     run = FinishedRun(settings, checkpoint, done, sum(steps), held.metrics)
-    _complete(work, run, record, out)
+    complete_run(work, run, record, out)
     shutil.rmtree(out / "trials")
     return run
-
-
-def _computing(work: FinetuneData, settings: FinetuneConfig) -> AbstractContextManager[Any]:
-    return choose_execution(work.device, settings.training(1)).computing()
 
 
 def _reading(work: FinetuneData, checkpoint: Checkpoint) -> Predictor:
@@ -321,31 +291,12 @@ def _start_at_mean(work: FinetuneData, network: Network) -> None:
             torch.nn.init.constant_(bias, sum(float(e.label) for e in work.train) / len(work.train))
 
 
-def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
-    """Loads the model and predictions of a finished run, without training.
-
-    Evaluated again, a score may differ in its last digit: memory-mapped weights have another
-    alignment than those that were trained, which changes the summation order of products.
-    """
-    steps, metrics, held = finished(out)
-    logger.info(
-        f"{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and starts "
-        "over."
-    )
-    checkpoint = read_with_adapter(out, device=work.device)
-    said = _read_predictions(work, metrics, out)
-    if said is None:
-        with _computing(work, settings):
-            said = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
-    return FinishedRun(settings, checkpoint, replace(said, metrics=metrics), steps, held)
-
-
 def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -> dict[str, float]:
     """The baseline of a kind that a model can do as it is: its metrics before fine-tuning."""
     if not head_kind(work.task).in_context:
         return {}
     reading.network.eval()
-    with _computing(work, settings):
+    with work.computing(settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
     logger.info(f"Before fine-tuning: {', '.join(f'{k} {v:.4g}' for k, v in found.items())}.")
@@ -394,67 +345,3 @@ def _weights(work: FinetuneData) -> list[float]:
     roots = {name: (counts.total() / count) ** 0.5 for name, count in counts.items()}
     mean = sum(roots[name] * count for name, count in counts.items()) / counts.total()
     return [roots.get(name, mean) / mean for name in work.labels]
-
-
-# ------------------------------------------------------------------ results
-
-
-def _kept(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> FinishedRun:
-    """The run that is best on the held-out rows, or the first if they select nothing."""
-    if not select or not runs[0].held:
-        return runs[0]
-    return max(runs, key=lambda run: goodness(measure, run.held[measure]))
-
-
-def _tell(measure: str, runs: Sequence[FinishedRun]) -> None:
-    found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-    spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
-    logger.info(f"{len(runs)} runs: {measure} {spread}.")
-
-
-def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path) -> None:
-    done = kept.outcome
-    rows = _write_predictions(work, done, out)
-    if head_kind(work.task).by_id:
-        answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
-        write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
-    table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
-    temperature = kept.checkpoint.extra.get("temperature", 1.0)
-    report: dict[str, Any] = {
-        "task": work.task.name,
-        "kind": work.task.kind,
-        "metrics": done.metrics,
-        **analyse_errors(work.task, work.labels, work.dev, done, temperature),
-        "settings": kept.settings.to_dict(),
-        "steps": kept.steps,
-        "protocol": work.protocol.to_dict(),
-        "runs": table,
-    }
-    if kept.settings.best:
-        report["trials"] = [asdict(trial) for trial in read_trials(out).values()]
-    write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    add_to_card(out, work, done.metrics)
-    write_task_report(out, work, kept.settings, done, rows, table)
-
-
-def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
-    """Writes predictions.jsonl: label and prediction of every judged example."""
-    rows = [prediction_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_text(out / "predictions.jsonl", "".join(lines))
-    return rows
-
-
-def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
-    """Reads a finished run's predictions, if its file is of these judged rows."""
-    try:
-        lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
-        rows = [json.loads(line) for line in lines]
-        seen = [[row["id"], row["text"]] for row in rows]
-        said = [
-            ExamplePrediction(r["prediction"], r["score"], r.get("probabilities", {})) for r in rows
-        ]
-        labels = [row["label"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return Outcome(metrics, labels, said) if seen == [[e.id, e.text] for e in work.dev] else None

@@ -4,6 +4,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -42,6 +43,7 @@ from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
+from malmoi.training.device import choose_execution
 from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,10 @@ class FinetuneData(Split):
     def taught(self) -> dict[str, Any]:
         """The teacher's settings for the folder's record."""
         return {} if self.teaching is None else distillation_record(self.teaching)
+
+    def computing(self, settings: FinetuneConfig) -> AbstractContextManager[None]:
+        """Evaluates in the precision that these settings train in."""
+        return choose_execution(self.device, settings.training(1)).computing()
 
     @cached_property
     def word_baseline(self) -> float | None:

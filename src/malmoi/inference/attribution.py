@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError
 from malmoi.inference.intervene import Subject
 from malmoi.model.intervention import run_layers, view_with_taps
 from malmoi.system.result import Result
@@ -87,12 +87,8 @@ def target_index(subject: Subject, logs: Tensor, target: str | None) -> int:
     """The class of a target; without one, the likeliest."""
     if target is None:
         return int(logs.detach().argmax())
-    if subject.head == "classify":
-        if target not in subject.labels:
-            raise UsageError(
-                f"This model has no label {target!r}.{nearest(target, subject.labels)}"
-            )
-        return subject.labels.index(target)
+    if subject.labels_texts:
+        return subject.label_index(target)
     found = subject.tokenizer.id(target)
     if found is None:
         raise UsageError(f"This model's vocabulary has no token {target!r:.60}.")

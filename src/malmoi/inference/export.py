@@ -10,7 +10,7 @@ import torch
 
 from malmoi.adapters import is_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.checkpoint.folder import model_json
+from malmoi.checkpoint.save_folder import model_json
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import output_folder, require_free, write_text
 from malmoi.system.result import Result

@@ -95,8 +95,7 @@ def importance(subject: Subject, rows: Sequence[Row], method: Method, metric: Me
         raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
     if metric not in ("loss", "accuracy") or (method == "gradient" and metric != "loss"):
         raise UsageError("The metric is loss or accuracy, and only loss with method='gradient'.")
-    if subject.head not in ("lm", "mlm", "classify"):
-        raise UsageError("This needs a model with a language head, a masked one, or a classifier.")
+    subject.require_answer()
     c = subject.network.config
     totals = torch.zeros(c.depth, c.heads + 2, dtype=torch.float64)
     whole = 0.0
@@ -123,7 +122,7 @@ def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
         some = [judged[i] for i in group]
         inputs = subject.inputs([encoding for encoding, _ in some])
         width = cast(Tensor, inputs["tokens"]).size(1)
-        step = 1 if subject.head == "classify" else width
+        step = 1 if subject.labels_texts else width
         at = [(i * step + place, t) for i, (_, ts) in enumerate(some) for place, t in ts.items()]
         slots, targets = torch.tensor(at, device=subject.network.device).T
         yield Batch(inputs, slots, targets)
@@ -131,7 +130,7 @@ def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
 
 def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int, int]]:
     """An encoded row, and what is predicted where; a BERT's row gets its masks."""
-    labelled = subject.head == "classify"
+    labelled = subject.labels_texts
     if labelled == isinstance(row, str):
         wanted = "a text with its label" if labelled else "a text"
         raise UsageError(f"Row {number + 1}: this model needs {wanted}, not {row!r:.60}.")
@@ -211,8 +210,8 @@ def _sums(subject: Subject, hidden: Tensor, batch: Batch, metric: Metric) -> Ten
 def _scores(subject: Subject, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores of the predictions in pieces, each with its targets."""
     network = subject.network
-    if subject.head == "classify":
-        yield network.read("classify", hidden, batch.inputs["keep"]), batch.targets
+    if subject.labels_texts:
+        yield network.read(subject.head, hidden, batch.inputs["keep"]), batch.targets
         return
     for slots, targets in zip(
         batch.slots.split(SCORED_TOKENS), batch.targets.split(SCORED_TOKENS), strict=True
@@ -324,8 +323,8 @@ def _patched(
 def _logprobs(subject: Subject, states: Sequence[Tensor], at: Sequence[int]) -> Tensor:
     """log p of each variant at its answer [V, classes]."""
     hidden = subject.network.trunk.norm(states[-1])
-    if subject.head == "classify":
-        scores = subject.network.read("classify", hidden)
+    if subject.labels_texts:
+        scores = subject.network.read(subject.head, hidden)
     else:
         step = hidden.size(1)
         slots = torch.arange(len(hidden), device=hidden.device) * step + at[0]
@@ -334,12 +333,8 @@ def _logprobs(subject: Subject, states: Sequence[Tensor], at: Sequence[int]) -> 
 
 
 def _answer_id(subject: Subject, answer: str) -> int:
-    if subject.head == "classify":
-        if answer not in subject.labels:
-            raise UsageError(
-                f"This model has no label {answer!r}.{nearest(answer, subject.labels)}"
-            )
-        return subject.labels.index(answer)
+    if subject.labels_texts:
+        return subject.label_index(answer)
     tokens = subject.tokenizer.encode(answer, specials=False).tokens
     if len(tokens) != 1:
         raise UsageError(

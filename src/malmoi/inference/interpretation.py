@@ -128,10 +128,7 @@ class Interpretation:
         known = ("leave-one-out", "gradient")
         if method not in known:
             raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
-        if self._subject.head not in ("classify", "lm", "mlm"):
-            raise UsageError(
-                "This needs a model with a language head, a masked one, or a classifier."
-            )
+        self._subject.require_answer()
         if method == "gradient":
             return gradient_input(self._subject, text, target)
         mask = self._subject.tokenizer.specials.mask
@@ -147,10 +144,7 @@ class Interpretation:
     def _chances(self, texts: Sequence[str], target: str) -> list[float]:
         """p(target) of each text, as `predict` or `run` gives it."""
         if self.task_head in TEXT_HEADS:
-            if target not in self.checkpoint.labels:
-                raise UsageError(
-                    f"This model has no label {target!r}.{nearest(target, self.checkpoint.labels)}"
-                )
+            self._subject.label_index(target)
             return [one.scores[target] for one in self.predict(list(texts))]
         index = target_index(self._subject, torch.zeros(1), target)
         logits = [self.run(text).logits[-1] for text in texts]

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, nearest
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.predict import Predictor, name_of
 from malmoi.inference.prompt import encode_prompt, text_too_long
 from malmoi.model import Network
+from malmoi.model.heads import HEADS, LABEL_HEADS, POOLED_HEADS, VOCABULARY_HEADS
 from malmoi.model.intervention import (
     Intervention,
     Place,
@@ -28,7 +29,7 @@ from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.padding import model_inputs
 
 Interventions = Sequence[Intervention]
-READ_HEADS = ("classify", "tag", "lm", "mlm")  # the first that a model has gives its answer
+READ_HEADS = [name for name in HEADS if name in LABEL_HEADS | VOCABULARY_HEADS]
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +89,23 @@ class Subject:
         """The head that gives the answer; "" without one."""
         return next((name for name in READ_HEADS if name in self.network.heads), "")
 
+    @property
+    def labels_texts(self) -> bool:
+        """Whether it answers once for a text, with a label."""
+        return self.head in LABEL_HEADS & POOLED_HEADS
+
+    def require_answer(self) -> None:
+        """Refuses a model that answers neither with a token nor with one label for a text."""
+        if not self.labels_texts and self.head not in VOCABULARY_HEADS:
+            raise UsageError(
+                "This needs a model with a language head, a masked one, or a classifier."
+            )
+
+    def label_index(self, label: str) -> int:
+        if label not in self.labels:
+            raise UsageError(f"This model has no label {label!r}.{nearest(label, self.labels)}")
+        return self.labels.index(label)
+
     def encode(self, text: str) -> Encoding:
         if self.head == "lm" or (not self.head and self.network.trunk.is_causal):
             encoding = encode_prompt(self.tokenizer, text)
@@ -105,7 +123,7 @@ class Subject:
 
     def answer_positions(self, encoding: Encoding) -> list[int]:
         """Where the model answers; none for a classifier, which answers once."""
-        if self.head in ("classify", ""):
+        if self.labels_texts or not self.head:
             return []
         if self.head == "lm":
             return [len(encoding.tokens) - 1]
@@ -116,15 +134,15 @@ class Subject:
         """The head's scores [positions, V] at positions of a single text."""
         if not self.head:
             return hidden.new_empty(0, 0)
-        if self.head == "classify":
-            return network.read("classify", hidden)
-        if self.head == "tag":
-            return network.read("tag", hidden)[0, list(at)]
+        if self.labels_texts:
+            return network.read(self.head, hidden)
+        if self.head in LABEL_HEADS:
+            return network.read(self.head, hidden)[0, list(at)]
         return network.read(self.head, hidden, slots=torch.tensor(at, device=hidden.device))
 
     def name(self, i: int) -> str:
         """A class of the head by its name."""
-        if self.head in ("classify", "tag"):
+        if self.head in LABEL_HEADS:
             return name_of(self.labels, i)
         return self.tokenizer.token(i)
 
@@ -192,7 +210,8 @@ def run_text(
     states: list[Tensor] = []
     if start >= 0 and attention is None:
         states = subject.clean_states(encoding)[: start + 1]
-    states = run_layers(network.trunk, subject.inputs([encoding]), states, attention)
+    if interventions or not states:
+        states = run_layers(network.trunk, subject.inputs([encoding]), states, attention)
     last = network.trunk.norm(states[-1])
     at = (
         [*subject.answer_positions(encoding)] if options.positions is None else [*options.positions]
@@ -216,13 +235,9 @@ def _position(i: int, length: int) -> int:
 
 
 def _guesses(subject: Subject, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:
-    known = (
-        len(subject.labels)
-        if subject.head in ("classify", "tag")
-        else (
-            subject.tokenizer.vocab_size  # padding of the vocabulary is left out
-        )
-    )
+    labelled = subject.head in LABEL_HEADS
+    # padding of the vocabulary is left out
+    known = len(subject.labels) if labelled else subject.tokenizer.vocab_size
     chances = scores.softmax(-1)[:, : known or None]
     best = chances.topk(min(top, chances.size(-1)))
     return tuple(

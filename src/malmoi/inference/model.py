@@ -549,7 +549,7 @@ class Model(Interpretation, ZeroShot):
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:
         """Logits over the vocabulary at every token [T, V]."""
-        head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
+        head = self.network.language_head or "lm"
         self._require_head(head, "logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
         encoding = (

@@ -110,8 +110,8 @@ def lens_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
     """The likeliest token of every layer at every position, as if it were the last layer."""
     found = model.run(text, hidden=True)
     hidden = torch.tensor(found.hidden, device=model.network.device)
-    head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
-    if head is None:
+    head = model.network.language_head
+    if not head:
         raise UsageError(
             "This model has no head over the vocabulary, so its layers cannot be read as tokens."
         )

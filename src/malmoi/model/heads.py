@@ -4,7 +4,7 @@ B batch, T tokens, D width, V vocabulary, N classes, M slots.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -204,18 +204,62 @@ class Generator(nn.Module):
         return cast(Tensor, self.head(hidden))
 
 
-HEAD_BUILDERS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] = {
-    "lm": lambda c, token, n: LMHead(c, token),
-    "mlm": lambda c, token, n: MLMHead(c, token),
-    "nsp": lambda c, token, n: NextSentenceHead(c),
-    # GPT-1 eq. 3 has no bias
-    "classify": lambda c, token, n: LinearHead(c, n, bias=c.pool != "last"),
-    "choice": lambda c, token, n: LinearHead(c, 1),
-    "tag": lambda c, token, n: _token_head(c, n),
-    "span": lambda c, token, n: _token_head(c, 2),
-    "detect": lambda c, token, n: DetectHead(c),
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """All that depends on which head a model has, apart from the names of its tensors elsewhere."""
+
+    build: Callable[[ModelConfig, nn.Embedding, int], nn.Module]  # the last is the classes
+    pooled: bool = False  # it scores a text's pooled vector, not each token
+    labelled: bool = False  # one class per label; a small model on frozen layers can have it
+    vocabulary: bool = False  # it scores the tokens of the vocabulary
+    choices: bool = False  # a row is several texts, one score each
+    outputs: tuple[str, ...] = ("logits",)  # as transformers names them
+    peft_task: str = ""  # PEFT's task type
+    usage: str = ""  # how a model card shows it
+
+
+# Where a model has several, the first is exported, shown and explained: fine-tuned heads come
+# before pre-trained ones.
+HEADS = {
+    "classify": HeadSpec(
+        build=lambda c, token, n: LinearHead(c, n, bias=c.pool != "last"),  # GPT-1 eq. 3 has none
+        pooled=True,
+        labelled=True,
+        peft_task="SEQ_CLS",
+        usage='predict("a text")',
+    ),
+    "tag": HeadSpec(
+        build=lambda c, token, n: _token_head(c, n),
+        labelled=True,
+        peft_task="TOKEN_CLS",
+        usage='predict("Alice went to Seoul.")',
+    ),
+    "span": HeadSpec(
+        build=lambda c, token, n: _token_head(c, 2),
+        outputs=("start_logits", "end_logits"),
+        peft_task="QUESTION_ANS",
+        usage='predict(("Where did she go?", "Alice went to Seoul."))',
+    ),
+    "choice": HeadSpec(
+        build=lambda c, token, n: LinearHead(c, 1),
+        pooled=True,
+        choices=True,
+        usage='predict(("It rained, so", ("the street was wet.", "the sun shone.")))',
+    ),
+    "lm": HeadSpec(
+        build=lambda c, token, n: LMHead(c, token),
+        vocabulary=True,
+        peft_task="CAUSAL_LM",
+        usage='generate("The state of")',
+    ),
+    "mlm": HeadSpec(
+        build=lambda c, token, n: MLMHead(c, token),
+        vocabulary=True,
+        usage='fill("The {mask} of the union")',
+    ),
+    "nsp": HeadSpec(build=lambda c, token, n: NextSentenceHead(c), pooled=True),
+    "detect": HeadSpec(build=lambda c, token, n: DetectHead(c)),
 }
-POOLED_HEADS = {"nsp", "classify", "choice"}
-# heads with one class per label, the ones a small model on frozen layers can have
-LABEL_HEADS = {"classify", "tag"}
-VOCABULARY_HEADS = {"lm", "mlm"}
+POOLED_HEADS = frozenset(name for name, head in HEADS.items() if head.pooled)
+LABEL_HEADS = frozenset(name for name, head in HEADS.items() if head.labelled)
+VOCABULARY_HEADS = frozenset(name for name, head in HEADS.items() if head.vocabulary)

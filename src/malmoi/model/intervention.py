@@ -19,7 +19,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.model.network import Network
 from malmoi.model.patterns import parse_pattern
-from malmoi.model.transformer import Transformer
+from malmoi.model.transformer import Activations, Transformer
 
 Site = Literal["head", "attention", "mlp", "layer", "residual", "embedding", "mask"]
 Value = Literal["zero", "mean", "copy"]
@@ -281,16 +281,6 @@ def run_layers(
 
     `states` are the first of these from an earlier pass, which are not computed again.
     """
-    tokens = cast(Tensor, inputs["tokens"])
-    keep = inputs.get("keep")
-    trunk._check_length(tokens, None, None)
-    layout, positions = trunk._layout(tokens, keep, None, None, None)
-    masks = trunk._masks(replace(layout, tokens=keep), tokens.device, None, None)
-    rotary = trunk._rotary(positions)
-    found = list(states) or [trunk.embed(tokens, positions, inputs.get("segments"))]
-    for i in range(len(found) - 1, trunk.config.depth):
-        x = found[-1] if trunk.skips is None else trunk.skips(i, found[-1], found)
-        mask = masks[i % len(masks)]
-        turn = rotary[i % len(rotary)]
-        found.append(trunk._block(i, x, mask, turn, None, attention_out, found[0]))
-    return found
+    seen = Activations(attention=attention_out, begun=states)
+    trunk(**inputs, activations=seen)
+    return seen.blocks

@@ -16,7 +16,7 @@ from malmoi.model.encoder_decoder import EncoderDecoder
 from malmoi.model.feature_prefix import FeaturePrefix
 from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.heads import (
-    HEAD_BUILDERS,
+    HEADS,
     LABEL_HEADS,
     POOLED_HEADS,
     VOCABULARY_HEADS,
@@ -72,6 +72,11 @@ class Network(nn.Module):
         return self.config.width if self.reader is None else self.reader.width
 
     @property
+    def language_head(self) -> str:
+        """The head over the vocabulary: lm for a GPT, mlm for a BERT; "" without one."""
+        return next((name for name in HEADS if name in self.heads and HEADS[name].vocabulary), "")
+
+    @property
     def blocks(self) -> list[nn.Module]:
         """Every block, an encoder's too."""
         encoder = self.trunk.encoder.blocks if isinstance(self.trunk, EncoderDecoder) else ()
@@ -81,8 +86,8 @@ class Network(nn.Module):
         if name == "generator":
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
-        if name not in HEAD_BUILDERS:
-            raise UsageError(f"There is no head {name!r}.{nearest(name, HEAD_BUILDERS)}")
+        if name not in HEADS:
+            raise UsageError(f"There is no head {name!r}.{nearest(name, HEADS)}")
         if name in LABEL_HEADS and classes < 1:
             raise UsageError(f"The head {name!r} needs the number of its classes.")
         if self.reader is not None:
@@ -90,7 +95,7 @@ class Network(nn.Module):
             return
         if name in POOLED_HEADS and self.pooler is None:
             self.pooler = Pooler(self.config)
-        self.heads[name] = HEAD_BUILDERS[name](self.config, self.trunk.embed.token, classes)
+        self.heads[name] = HEADS[name].build(self.config, self.trunk.embed.token, classes)
 
     def _add_to_reader(self, name: str, classes: int) -> None:
         if name not in LABEL_HEADS:

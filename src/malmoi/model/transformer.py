@@ -96,6 +96,8 @@ class Activations:
     # the embedding, then each layer: depth + 1 tensors [B, T, D]
     hidden: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] | None = None  # one [B, H, T, K] per layer
+    blocks: list[Tensor] = field(default_factory=list)  # as `hidden`, the last before its norm
+    begun: Sequence[Tensor] = ()  # the first `blocks` of an earlier pass, not computed again
 
 
 class EmbeddingResidual(nn.Module):
@@ -238,7 +240,8 @@ class Transformer(nn.Module):
             soft = self.soft_prompt.expand(len(tokens), -1, -1)
             hidden = self._after_vectors(soft, tokens, segments, keep, activations=activations)
             if activations:
-                activations.hidden[:] = [states[:, soft.size(1) :] for states in activations.hidden]
+                for states in (activations.hidden, activations.blocks):
+                    states[:] = [state[:, soft.size(1) :] for state in states]
             return hidden
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):
             raise UsageError(
@@ -320,8 +323,9 @@ class Transformer(nn.Module):
         `seen` is what each layer of a decoder reads besides: the source.
         """
         attention_out = activations.attention if activations else None
-        states = [x]
-        for i in range(self.config.depth):
+        states = list(activations.begun) if activations and activations.begun else [x]
+        x = states[-1]
+        for i in range(len(states) - 1, self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)
             turn = rotary[i % len(rotary)]
@@ -333,6 +337,7 @@ class Transformer(nn.Module):
         x = self.norm(x)
         if activations:
             activations.hidden += [*states[:-1], x]
+            activations.blocks += states
         return x
 
     def _masks(

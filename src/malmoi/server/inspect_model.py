@@ -71,8 +71,8 @@ def attention(
 @torch.inference_mode()
 def lens(model: Model, text: str, top: int = 5) -> Lens:
     """The likeliest tokens by layer and position: final norm and head on each layer's states."""
-    head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
-    if head is None:
+    head = model.network.language_head
+    if not head:
         raise UsageError(
             "This model has no head over the vocabulary, so its layers cannot be read as tokens."
         )

@@ -64,9 +64,8 @@ class EvaluationSession:
 
 def language_head(model: Model) -> str:
     """The model's language head: lm for a GPT, mlm for a BERT."""
-    for head in ("lm", "mlm"):
-        if head in model.network.heads:
-            return head
+    if model.network.language_head:
+        return model.network.language_head
     raise UsageError(
         "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an mlm "
         f"head (BERT). It can: {', '.join(model.abilities)}."

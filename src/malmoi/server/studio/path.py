@@ -207,8 +207,8 @@ def _block(
 
 
 def _guesses(model: Model, states: Tensor) -> list[list[Guess]]:
-    head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
-    if head is None:
+    head = model.network.language_head
+    if not head:
         return []
     words = model.tokenizer
     logits = model.network.read(head, states).float()[:, : words.vocab_size]

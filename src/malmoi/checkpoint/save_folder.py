@@ -1,0 +1,211 @@
+"""Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from malmoi.checkpoint.folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint
+from malmoi.checkpoint.hf_tables import FAMILY_TABLES
+from malmoi.checkpoint.quantized import Packing, Weight, dense, is_linear_there
+from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
+from malmoi.checkpoint.table import Table
+from malmoi.checkpoint.translate import classes_of, empty, fill_network, is_tied, state_of, to_hf
+from malmoi.checkpoint.weights import write_weights
+from malmoi.errors import UsageError
+from malmoi.model import Network, count_parameters
+from malmoi.model.heads import HEADS, Generator
+from malmoi.system.files import output_folder, write_text
+from malmoi.tokenizer import Tokenizer
+
+SHARD_BYTES = 5_000_000_000
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    folder: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    packing: Packing | None = None,
+) -> None:
+    """Saves a folder that transformers opens, or a folder of Malmoi's own if it has no such model.
+
+    With a `packing` the linear maps of the blocks are quantised.
+    """
+    folder = Path(folder)
+    if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
+        write_checkpoint(_generator(checkpoint), folder / "generator", shard_bytes=shard_bytes)
+        whole = checkpoint.network.without_head("generator")
+        checkpoint = replace(checkpoint, network=whole)
+    network = checkpoint.network
+    if network.trunk.has_soft_tokens:
+        raise UsageError(
+            "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base."
+        )
+    packing = packing or Packing.of(network)
+    table = _table_for(checkpoint, packed=packing is not None)
+    weights = state_of(network) if table is None else to_hf(table, network)
+    if network.config.tied:
+        weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
+    config = _config_json(checkpoint, table)
+    if packing is None:
+        tensors = _saved(weights, checkpoint.dtype)
+    else:
+        tensors = packing.pack(weights, network, table)
+        config |= packing.config_json(table)
+    with output_folder(folder):
+        # a whole model replaces an adapter in the same folder
+        (folder / "adapter_config.json").unlink(missing_ok=True)
+        write_weights(tensors, folder, shard_bytes)
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
+        write_sentence_pooling(checkpoint.sentence, folder, network.config.width)
+        generation = checkpoint.generation or _default_generation(checkpoint)
+        write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        if not (folder / "README.md").exists():
+            kind = table.model_type if table else OWN_MODEL_TYPE
+            write_text(folder / "README.md", _model_card(network, kind, checkpoint.tokenizer))
+
+
+def _generator(checkpoint: Checkpoint) -> Checkpoint:
+    """The generator that a discriminator is trained with, as a masked language model of its own."""
+    generator = cast(Generator, checkpoint.network.heads["generator"])
+    network = empty(generator.config, {"mlm": 0}, pooler=False)
+    weights: dict[str, Weight] = {
+        name.replace("head.", "heads.mlm.", 1) if name.startswith("head.") else name: tensor
+        for name, tensor in generator.state_dict().items()
+    }
+    fill_network(network, weights, Path(), {})
+    return replace(checkpoint, network=network.eval(), generation={}, extra={})
+
+
+def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Plain tensors in the folder's original dtype."""
+    tensors = ((name, dense(weight)) for name, weight in weights.items())
+    return {name: t.to(dtype) if dtype and t.is_floating_point() else t for name, t in tensors}
+
+
+def table_for(network: Network, model_type: str = "") -> Table | None:
+    """The Hugging Face family that computes exactly this network, if any.
+
+    If several do (XLM-R computes as RoBERTa does), the one named `model_type`.
+    """
+    if network.features is not None:
+        return None
+    tables = sorted(FAMILY_TABLES.values(), key=lambda table: table.model_type != model_type)
+    heads = set(network.heads)
+    return next((table for table in tables if table.expresses(network.config, heads)), None)
+
+
+def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
+    """The family to save as; it must support packed weights and the tokenizer's padding id.
+
+    Positions depend on that id in RoBERTa.
+    """
+    network = checkpoint.network
+    table = table_for(network, checkpoint.source_config.get("model_type", ""))
+    if table is None or (packed and not is_linear_there(table)):
+        return None
+    wanted = table.write_config(network.config).get("pad_token_id")
+    given = checkpoint.tokenizer.specials.pad if checkpoint.tokenizer else None
+    return None if None not in (wanted, given) and wanted != given else table
+
+
+def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config.json of a model, with its labels (id2label)."""
+    return _config_json(checkpoint, _table_for(checkpoint, packed=False))
+
+
+def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
+    network = checkpoint.network
+    if table is None:
+        heads = {name: classes_of(head) for name, head in network.heads.items()}
+        values = {
+            "model_type": OWN_MODEL_TYPE,
+            "model": network.config.to_dict(),
+            "heads": heads,
+            "pooler": network.pooler is not None,
+        }
+        values |= {"features": network.features.to_dict()} if network.features else {}
+    else:
+        architecture = table.architecture(set(network.heads), tied=network.config.tied)
+        values = {
+            "architectures": [architecture],
+            "model_type": table.model_type,
+            **table.write_config(network.config),
+        }
+    ids = _token_ids(checkpoint)
+    values |= {name: id for name, id in ids.items() if id is not None or name not in values}
+    if checkpoint.tokenizer is not None and "cls_token_id" in values:  # ModernBERT's config has it
+        specials = checkpoint.tokenizer.specials
+        values |= {"cls_token_id": specials.cls, "sep_token_id": specials.sep}
+    if "decoder_start_token_id" in values:
+        values |= _decoder_start(checkpoint)
+    if checkpoint.labels:
+        values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
+        values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
+    extra = dict(checkpoint.extra)
+    if problem_type := extra.pop("problem_type", None):
+        values["problem_type"] = problem_type
+    return values | ({"malmoi": extra} if extra else {})
+
+
+def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Padding, start and end ids from the tokenizer, else from the original folder."""
+    before = {name: id for name, id in checkpoint.source_config.items() if name in TOKEN_IDS}
+    if checkpoint.tokenizer is None:
+        return before
+    named = vars(checkpoint.tokenizer.specials)
+    ids = {name: named[name.removesuffix("_token_id")] for name in TOKEN_IDS}
+    return {name: before.get(name) if id is None else id for name, id in ids.items()}
+
+
+def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
+    ids = _token_ids(checkpoint)
+    if checkpoint.network.config.encoder_depth:
+        ids |= _decoder_start(checkpoint)
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
+    """The token that begins a translation: the folder's own, or the end-of-text token."""
+    start = checkpoint.generation.get("decoder_start_token_id")
+    end = _token_ids(checkpoint).get("eos_token_id")
+    return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
+
+
+def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) -> str:
+    c = network.config
+    id = tokenizer.specials.mask if tokenizer else None
+    mask = tokenizer.token(id) if tokenizer and id is not None else "[MASK]"
+    shown = (spec.usage for name, spec in HEADS.items() if name in network.heads and spec.usage)
+    use = next(shown, 'embed(["a text"])').replace("{mask}", mask)
+    elsewhere = (
+        "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."
+        if model_type == "malmoi"
+        else f"A `{model_type}` model: `transformers` opens this folder too."
+    )
+    return f"""---
+library_name: malmoi
+tags: [{", ".join(dict.fromkeys(("malmoi", model_type)))}]
+---
+# A {model_type} model of {count_parameters(network):,} weights
+
+{elsewhere}
+
+| depth | width | heads | context | vocabulary | attention |
+|---|---|---|---|---|---|
+| {c.depth} | {c.width} | {c.heads} | {c.context} | {c.vocab} | {", ".join(c.attention)} |
+
+Heads: {", ".join(network.heads) or "none (a bare trunk)"}.
+
+```python
+import malmoi
+malmoi.load(".").{use}
+```
+"""
