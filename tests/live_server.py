@@ -16,7 +16,7 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.server.app import create_app
 from malmoi.server.config import ServeConfig
-from malmoi.server.registry import Registry, serve_model
+from malmoi.server.registry import ModelRegistry, serve_model
 from malmoi.server.server import Server, address, listen
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
@@ -32,7 +32,7 @@ class Live:
 
     def __init__(self, models: dict[str, Model], **settings: Any) -> None:
         self.settings = ServeConfig(port=0, **settings)
-        self.registry = Registry(
+        self.registry = ModelRegistry(
             [serve_model(name, model, Path(name), self.settings) for name, model in models.items()]
         )
         self.app = create_app(self.registry, self.settings)

@@ -35,7 +35,7 @@ from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
 from malmoi.server.config import ServeConfig
-from malmoi.server.registry import Registry, distinct_names
+from malmoi.server.registry import ModelRegistry, distinct_names
 from malmoi.tokenizer import train_tokenizer
 
 torch.set_num_threads(1)
@@ -457,7 +457,7 @@ def test_probes(client: httpx.Client) -> None:
 
 def test_a_model_has_the_names_it_is_served_under(models: dict[str, Model]) -> None:
     one = [models["gpt"]]
-    registry = Registry.open(one, ServeConfig(served_model_name=("gpt-4o", "mine")))
+    registry = ModelRegistry.open(one, ServeConfig(served_model_name=("gpt-4o", "mine")))
     try:
         assert list(registry.names) == ["gpt-4o", "mine"]
         assert registry.get("mine") is registry.get("gpt-4o") is registry.get(None)
@@ -467,7 +467,7 @@ def test_a_model_has_the_names_it_is_served_under(models: dict[str, Model]) -> N
         registry.close()
     for names in (("a",), ("a", "a"), ("a", "b", "c")):
         with pytest.raises(UsageError, match="names for 2 models"):
-            Registry.open([*one, models["bert"]], ServeConfig(served_model_name=names))
+            ModelRegistry.open([*one, models["bert"]], ServeConfig(served_model_name=names))
     with pytest.raises(UsageError, match="Did you mean 'debug'"):
         ServeConfig(log_level="debg")
 

@@ -12,7 +12,7 @@ from malmoi.cli.app import run_command
 from malmoi.studies.grid import Cell, Grid, JudgedModel, finished_cells
 from malmoi.studies.registry import MODULES, named_study
 from malmoi.studies.run import StudyRunConfig, run_study
-from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, table_rows
+from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, result_rows
 from malmoi.training.signals import Stopped
 
 
@@ -164,6 +164,6 @@ def test_verdicts(ours: list[float], other: list[float], column: str, said: str)
     claim = Claim(Words("x", "가"), "ours", "other", column)
     assert claim.verdict(results).en == said
     assert lower_is_better(column) == (column == "bits per byte")
-    head, rows = table_rows(results, {"other": {"theirs": 84.0}})
+    head, rows = result_rows(results, {"other": {"theirs": 84.0}})
     assert head == ["", column, "paper: theirs"]
     assert [row[-1] for row in rows] == ["–", "84.0"]

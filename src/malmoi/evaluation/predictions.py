@@ -86,7 +86,7 @@ def predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """The prediction is the rank of the right text, the score its cosine."""
-    return [ExamplePrediction(*one) for one in similarity.predict_ranks(reading, examples)]
+    return [ExamplePrediction(*one) for one in similarity.rank_pairs(reading, examples)]
 
 
 def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:

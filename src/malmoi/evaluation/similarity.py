@@ -82,7 +82,7 @@ def _items(
 # ------------------------------------------------------------------ predictions
 
 
-def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[tuple[int, float]]:
+def rank_pairs(reading: Predictor, examples: Sequence[Example]) -> list[tuple[int, float]]:
     """The rank of each anchor's text among all texts of the rows, from 1, and its cosine.
 
     A text that belongs to itself is searched for by every second word of it.

@@ -28,7 +28,7 @@ from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
-from malmoi.server.registry import Registry
+from malmoi.server.registry import ModelRegistry
 from malmoi.server.studio import ablation, finetuned, probing, routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
@@ -54,7 +54,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
+def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     """An app that serves these models; its lifespan closes them."""
     app = FastAPI(
         title="Malmoi",

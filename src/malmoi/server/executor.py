@@ -21,7 +21,7 @@ from torch import nn
 from malmoi.inference.engine import QueueFull
 from malmoi.server.config import ServeConfig
 from malmoi.server.errors import ApiError
-from malmoi.server.registry import Registry, ServedModel
+from malmoi.server.registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
@@ -184,7 +184,7 @@ class ModelExecutor:
 class ModelExecutors:
     """One executor per model, so state that a model keeps between calls needs no lock."""
 
-    def __init__(self, registry: Registry, settings: ServeConfig) -> None:
+    def __init__(self, registry: ModelRegistry, settings: ServeConfig) -> None:
         self.settings = settings
         self.executors = {
             one.name: ModelExecutor(one.name, one.model.network.trunk.blocks, settings.time_slice)

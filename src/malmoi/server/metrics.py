@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import time
 
 from malmoi.inference.engine import EngineStats
-from malmoi.server.registry import Registry
+from malmoi.server.registry import ModelRegistry
 
 BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -76,7 +76,7 @@ class Metrics:
         """Adds to one of the histograms `TIMES`."""
         self.times[what, model].add(seconds, times)
 
-    def text(self, registry: Registry) -> str:
+    def text(self, registry: ModelRegistry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
         stats = {one.name: one.engine.stats() for one in registry if one.engine is not None}
         parts = (*self._server(), *self._times(), *self._finished(stats), *_engines(stats))

@@ -30,7 +30,7 @@ class ServedModel:
         return self.engine
 
 
-class Registry:
+class ModelRegistry:
     """Models in the order given; the first is the default."""
 
     def __init__(self, served: Sequence[ServedModel], aliases: Sequence[str] = ()) -> None:

@@ -28,11 +28,11 @@ def serve_models(
             f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
         ) from error
     from malmoi.server.app import create_app
-    from malmoi.server.registry import Registry
+    from malmoi.server.registry import ModelRegistry
     from malmoi.server.server import Server, address, listen
 
     with listen(settings) as where:
-        registry = Registry.open(models, settings, device=device, dtype=dtype)
+        registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:
             logger.warning(note)
         if not settings.local and settings.api_key is None:

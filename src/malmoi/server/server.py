@@ -14,7 +14,7 @@ from malmoi.errors import MalmoiError
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
 from malmoi.server.middleware import ServerState
-from malmoi.server.registry import Registry
+from malmoi.server.registry import ModelRegistry
 
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
             )
         )
         self.state: ServerState = app.state.gate
-        self.registry: Registry = app.state.registry
+        self.registry: ModelRegistry = app.state.registry
         self.work: ModelExecutors = app.state.work
         self.settings = settings
         self.deadline = float("inf")

@@ -18,7 +18,7 @@ FEATURES = {
 }
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         recipe = plan.scale.recipe("bert", seed)
         for task in plan.tasks("tokens"):
@@ -28,7 +28,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield tuned_cell(plan, row, recipe, task, **options)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     column = results.columns[0] if results.columns else ""
     last4 = "concatenation of the last four"
     return [
@@ -54,8 +54,8 @@ STUDY = Study(
     "bert-features",
     Words("which frozen layers a small model should read", "작은 모델이 읽을 고정된 층 고르기"),
     "Devlin et al. 2019, table 7",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "F1 of a BiLSTM on frozen layers, beside fine-tuning; bars are one standard deviation "
         "over seeds.",

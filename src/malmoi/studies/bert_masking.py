@@ -22,7 +22,7 @@ def _name(shares: tuple[int, int, int]) -> str:
     return f"{mask}% [MASK], {same}% same, {other}% random"
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     scale = plan.scale
     for seed in plan.seeds:
         for mask, same, other in THEIRS:
@@ -37,7 +37,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield tuned_cell(plan, row, recipe, task, f"{task.name}, features", **features)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     tokens = results.first_column("CoNLL-2003", "capitals")
     best = _name((80, 10, 10))
     return [
@@ -66,8 +66,8 @@ STUDY = Study(
         "예측할 토큰을 가리거나 바꾸거나 그대로 두는 비율",
     ),
     "Devlin et al. 2019, table 8",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score after fine-tuning, and on frozen features, by what becomes of the chosen tokens; "
         "bars are one standard deviation over seeds.",

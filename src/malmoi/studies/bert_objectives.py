@@ -19,7 +19,7 @@ THEIRS = {
 }
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         bert = plan.scale.recipe("bert", seed)
         ltr = plan.scale.recipe("ltr", seed)
@@ -31,7 +31,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
             yield tuned_cell(plan, BILSTM, ltr, task, lm=0.0, **plan.scale.bilstm)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     pair = results.first_column("MNLI", "SICK", "RTE", "next sentence")
     tokens = results.first_column("CoNLL-2003", "capitals")
     span = results.first_column("SQuAD")
@@ -67,8 +67,8 @@ STUDY = Study(
     "bert-objectives",
     Words("what next sentences and reading both ways add", "다음 문장 예측과 양방향 읽기의 효과"),
     "Devlin et al. 2019, table 5",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score after fine-tuning by pre-training objective, one panel per task; bars are one "
         "standard deviation over seeds.",

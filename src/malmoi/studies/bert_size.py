@@ -26,7 +26,7 @@ def mlm_perplexity(judged: JudgedModel) -> dict[str, float]:
     return {"perplexity": math.exp(judged.facts()["mlm_loss"])}
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         base = plan.scale.recipe("bert", seed)
         depth = max(MIN_DEPTH, base.model.depth)
@@ -43,7 +43,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield tuned_cell(plan, row, recipe, task)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     small, base, large = "¼ of the layers", "base", "⁴⁄₃ wider, twice the layers"
     better = Words("Larger models predict better", "모델이 클수록 더 잘 예측한다")
     tasks = Words("Larger models do better on tasks", "모델이 클수록 과제 점수가 높다")
@@ -59,8 +59,8 @@ STUDY = Study(
     "bert-size",
     Words("what depth, width and heads add", "층 수, 너비, 헤드 수의 효과"),
     "Devlin et al. 2019, table 6",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Perplexity of masked words and score after fine-tuning, by size; bars are one standard "
         "deviation over seeds.",

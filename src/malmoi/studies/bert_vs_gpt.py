@@ -73,7 +73,7 @@ def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
     return whole | {f"{task.name}: {name}": 100 * facts[name] for name in groups}
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     scale = plan.scale
     for seed in plan.seeds:
         for row, kind in MODELS.items():
@@ -108,7 +108,7 @@ def _judges(plan: StudyPlan, row: str) -> Iterator["partial[dict[str, float]]"]:
     yield partial(speed, text=plan.data.held_out, writes=row in WRITERS)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     tokens = results.first_column("CoNLL-2003", "capitals")
     sentence = results.first_column("SST-2", "era")
     return [
@@ -150,7 +150,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def notes(results: StudyResults) -> list[Words]:
+def _notes(results: StudyResults) -> list[Words]:
     """Which for what: the best model of each column, and those that cannot be told from it."""
     said_en = []
     said_ko = []
@@ -206,13 +206,13 @@ STUDY = Study(
         "같은 텍스트, 같은 크기, 같은 시간으로 가려 본, 일마다 알맞은 모델",
     ),
     "No single paper compares them all",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Five models pre-trained for the same minutes: tasks after fine-tuning, likelihoods "
         "without, speed. Bars are one standard deviation over seeds.",
         "같은 시간 동안 사전 학습한 다섯 모델: 미세 조정한 과제, 미세 조정 없는 우도, 속도. 막대는 "
         "시드에 따른 표준편차 하나.",
     ),
-    notes=notes,
+    notes=_notes,
 )

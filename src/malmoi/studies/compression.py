@@ -94,7 +94,7 @@ def compressed(
     return {task.name: 100 * score, SIZE: folder_size(final) / 1e6, RATE: cost_of(model).rate}
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for task in plan.tasks("sentence")[:1]:
         for seed in plan.seeds:
             depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is some layers
@@ -110,7 +110,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield Cell(row, seed, judge, recipe, plan.data.text)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     score = next((c for c in results.columns if c not in (SIZE, RATE)), "")
     return [
         Claim(
@@ -134,7 +134,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def figure(results: StudyResults) -> str:
+def _figure(results: StudyResults) -> str:
     """The score over the size: the best are at the top left."""
     score = next((c for c in results.columns if c not in (SIZE, RATE)), "")
     lines = {}
@@ -153,12 +153,12 @@ STUDY = Study(
         "비트, 헤드, 층, 공유, 증류로 줄일 때의 이득과 손실",
     ),
     "Sanh et al. 2019; Michel et al. 2019; Lan et al. 2020; Frantar et al. 2023",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score of a fine-tuned BERT over its size on disk, for each way to make it smaller; bars "
         "are one standard deviation over seeds.",
         "방법에 따라 줄인 BERT의 디스크 크기와 미세 조정 점수. 막대는 시드에 따른 표준편차 하나.",
     ),
-    figure=figure,
+    figure=_figure,
 )

@@ -17,7 +17,7 @@ THEIRS = {FULL: 74.7, SCRATCH: 59.9, NO_LM: 75.0, LSTM: 69.1}
 SHARES = (1 / 16, 1)  # of the training rows: the auxiliary LM helps large sets alone
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         gpt = plan.scale.recipe("gpt", seed)
         lstm = plan.scale.recipe("lstm", seed)
@@ -36,7 +36,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                     yield tuned_cell(plan, row, recipe, some, column, **options)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     found = []
     for column in results.columns:
         said = (
@@ -68,8 +68,8 @@ STUDY = Study(
         "사전 학습, 보조 언어 모델, 트랜스포머 각각의 효과",
     ),
     "Radford et al. 2018, table 5",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score after fine-tuning by model and by the number of training rows; bars are one "
         "standard deviation over seeds.",

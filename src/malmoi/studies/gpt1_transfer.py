@@ -19,7 +19,7 @@ def _layers(row: str) -> float | None:
     return None if row == SCRATCH else float(row.split()[2])
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         base = plan.scale.recipe("gpt", seed)
         depth = max(MIN_DEPTH, base.model.depth)
@@ -30,7 +30,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield tuned_cell(plan, _name(layers), recipe, task, layers_transferred=layers)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     kept = [row for row in results.rows if row != SCRATCH]
     found = []
     for column in results.columns:
@@ -50,8 +50,8 @@ STUDY = Study(
     "gpt1-transfer",
     Words("more pre-trained layers transferred, better tasks", "옮긴 사전 학습 층 수와 과제 점수"),
     "Radford et al. 2018, figure 2 left (each layer adds, up to 9 points on MNLI)",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score after fine-tuning by the number of pre-trained layers that are kept; the others "
         "start at random. Bars are one standard deviation over seeds.",

@@ -29,7 +29,7 @@ def snapshot_scores(
     return scores
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     rows = plan.scale.dev_rows
     tasks = [
         _zero(task)
@@ -50,7 +50,7 @@ def _zero(task: StudyTask) -> StudyTask:
     return replace(task, task="cola-likelihood") if task.task == "cola" else task
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     rows = results.rows
     return [
         Claim(
@@ -66,7 +66,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def figure(results: StudyResults) -> str:
+def _figure(results: StudyResults) -> str:
     """Shares alone: bits per byte have another axis."""
     shares = [
         {**record, "values": {c: v for c, v in record["values"].items() if not lower_is_better(c)}}
@@ -89,12 +89,12 @@ STUDY = Study(
         "사전 학습이 길어지면 미세 조정 없이도 나아지는 과제",
     ),
     "Radford et al. 2018, figure 2 right (all tasks rise steadily)",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Score without fine-tuning after each number of updates; bars are one standard deviation "
         "over seeds.",
         "업데이트 횟수에 따른, 미세 조정 없는 점수. 막대는 시드에 따른 표준편차 하나.",
     ),
-    figure=figure,
+    figure=_figure,
 )

@@ -53,7 +53,7 @@ def text_perplexity(judged: JudgedModel, task: str, path: Path, column: str) -> 
     return {column: evaluate_model(model, task, path)[metric_names(named_task(task))[0]]}
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     found = [(column, task, plan.data.file(pattern)) for column, task, pattern in TEXTS]
     judges = [partial(millions), partial(bits_per_byte, text=plan.data.held_out)]
     judges += [partial(zero_shot, task=task) for task in plan.tasks("last word")]
@@ -69,7 +69,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield Cell(size, seed, judge, recipe, plan.data.text)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     better = Words("The larger model is better, {}", "큰 모델이 더 낫다, {}")
     return [
         Claim(Words(better.en.format(c), better.ko.format(c)), "XL", "S", c)
@@ -78,7 +78,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def figure(results: StudyResults) -> str:
+def _figure(results: StudyResults) -> str:
     """Bits per byte, or perplexities where data sets were given, by size."""
     records = [
         {**r, "values": {c: v for c, v in r["values"].items() if lower_is_better(c)}}
@@ -98,8 +98,8 @@ STUDY = Study(
         "크기에 따른, 학습하지 않은 텍스트의 언어 모델링",
     ),
     "Radford et al. 2019, table 3",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Bits per byte of held-out text and perplexity per word of the data sets given, by size; "
         "bars are one standard deviation over seeds.",
@@ -107,5 +107,5 @@ STUDY = Study(
         "시드에 따른 표준편차 하나.",
     ),
     theirs={row: dict(zip(COLUMNS, theirs, strict=True)) for row, (_, theirs) in SIZES.items()},
-    figure=figure,
+    figure=_figure,
 )

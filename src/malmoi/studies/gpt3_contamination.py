@@ -43,7 +43,7 @@ def write_leaked(task: StudyTask, path: Path) -> Path:
     return path
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for task in plan.tasks("minimal pairs"):
         leaked = write_leaked(task, plan.data.held_out.parent / "leaked.jsonl")
         judge = partial(clean_and_dirty, task=task, leaked=leaked)
@@ -54,7 +54,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield Cell(row, seed, judge, recipe, text)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     return [
         Claim(
             Words(
@@ -67,7 +67,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def notes(results: StudyResults) -> list[Words]:
+def _notes(results: StudyResults) -> list[Words]:
     clean, every = (results.at(LEAKED, column) for column in ("clean", "all"))
     if clean is None or every is None:
         return []
@@ -89,13 +89,13 @@ STUDY = Study(
         "the score on clean and dirty items of a test set", "깨끗한 문항과 오염된 문항의 점수 차이"
     ),
     "Brown et al. 2020, §4 and figure 4.2",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Accuracy on all items, on those without and with n-grams of the leaked text; bars are one "
         "standard deviation over seeds.",
         "전체 문항, 유출된 텍스트와 n-그램이 겹치지 않는 문항과 겹치는 문항의 정확도. 막대는 "
         "시드에 따른 표준편차 하나.",
     ),
-    notes=notes,
+    notes=_notes,
 )

@@ -70,7 +70,7 @@ def loss_by_compute(judged: JudgedModel, text: Path) -> dict[str, float]:
     }
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         for size in SIZES:
             recipe = sized_gpt(plan, size, seed)
@@ -83,7 +83,7 @@ def _points(results: StudyResults) -> list[tuple[float, float]]:
     return [(r["values"][COMPUTE], r["values"][LOSS]) for r in results.records]
 
 
-def notes(results: StudyResults) -> list[Words]:
+def _notes(results: StudyResults) -> list[Words]:
     if len(results.rows) < 2:
         return []
     law = fit_power_law(_points(results))
@@ -98,7 +98,7 @@ def notes(results: StudyResults) -> list[Words]:
     ]
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     better = Words("More compute, lower loss", "연산량이 많을수록 손실이 낮다")
     return [
         Claim(better, larger, smaller, LOSS)
@@ -106,7 +106,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def figure(results: StudyResults) -> str:
+def _figure(results: StudyResults) -> str:
     """log₁₀ L over log₁₀ C: a power law is a line."""
     lines: dict[str, Line] = {}
     points = sorted(_points(results))
@@ -130,14 +130,14 @@ STUDY = Study(
     "gpt3-scaling",
     Words("the loss by compute, and its power law", "연산량에 따른 손실과 거듭제곱 법칙"),
     "Brown et al. 2020, figure 3.1",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Loss per token of held-out text over the FLOPs of training, both as log₁₀, with the "
         "fitted power law; bars are one standard deviation over seeds.",
         "학습 연산량에 따른, 따로 둔 텍스트의 토큰당 손실(둘 다 log₁₀)과 맞춘 거듭제곱 법칙. "
         "막대는 시드에 따른 표준편차 하나.",
     ),
-    figure=figure,
-    notes=notes,
+    figure=_figure,
+    notes=_notes,
 )

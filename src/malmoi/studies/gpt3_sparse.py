@@ -44,7 +44,7 @@ def attended(judged: JudgedModel) -> dict[str, float]:
     }
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for seed in plan.seeds:
         base = plan.scale.recipe("gpt", seed)
         if not plan.scale.faithful:
@@ -60,7 +60,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                 yield Cell(row, seed, judge, recipe, plan.data.text)
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     as_good = Words(
         "At equal compute {} layers lose nothing against dense ones",
         "같은 연산량에서 {} 어텐션은 조밀한 어텐션에 뒤지지 않는다",
@@ -79,8 +79,8 @@ STUDY = Study(
         "같은 연산량에서 조밀한, 띠, 보폭, 고정 어텐션",
     ),
     "Brown et al. 2020, §2.1; Child et al. 2019, §4",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "Bits per byte of held-out text, keys that a token sees, and tokens learnt from at equal "
         "compute; bars are one standard deviation over seeds.",

@@ -85,7 +85,7 @@ def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
     }
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def _cells(plan: StudyPlan) -> Iterator[Cell]:
     tasks = korean_tasks(plan)
     if not tasks or tasks[0].name != "NSMC":
         raise UsageError(
@@ -112,7 +112,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
                     yield Cell(row, seed, cell.judge, recipe, (str(text),))
 
 
-def claims(results: StudyResults) -> list[Claim]:
+def _claims(results: StudyResults) -> list[Claim]:
     return [
         Claim(
             Words("Morphemes help to classify reviews", "형태소 단위가 리뷰 분류에 도움이 된다"),
@@ -132,7 +132,7 @@ def claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def notes(results: StudyResults) -> list[Words]:
+def _notes(results: StudyResults) -> list[Words]:
     said = []
     unknown = {row: results.at(row, UNKNOWN) for row in results.rows}
     lossy = [row for row, share in unknown.items() if share is not None and share.mean > 0.1]
@@ -163,13 +163,13 @@ STUDY = Study(
         "같은 시간 동안 학습한 한국어 토크나이저 비교",
     ),
     "Park et al. 2020 (An Empirical Study of Tokenization Strategies for Korean NLP tasks)",
-    cells,
-    claims,
+    _cells,
+    _claims,
     caption=Words(
         "GPTs on the same reviews for the same minutes: bits per byte and tokens per character of "
         "held-out reviews, tasks after fine-tuning; bars are one standard deviation over seeds.",
         "같은 리뷰로 같은 시간 학습한 GPT: 따로 둔 리뷰의 바이트당 비트와 글자당 토큰 수, "
         "미세 조정한 과제 점수. 막대는 시드에 따른 표준편차 하나.",
     ),
-    notes=notes,
+    notes=_notes,
 )

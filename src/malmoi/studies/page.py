@@ -12,7 +12,7 @@ from malmoi import __version__
 from malmoi.report.chart import short_number
 from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
-from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, table_rows
+from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, result_rows
 from malmoi.system.files import write_json, write_text
 from malmoi.system.language import plural
 
@@ -53,7 +53,7 @@ def write_pages(
         "models": {row: results.facts(row) for row in results.rows},
         "cells": list(records),
     }
-    tables = [table_rows(results, study.theirs)]
+    tables = [result_rows(results, study.theirs)]
     tables += [detail_rows(results, group) for group in results.details]
     page = StudyPage(
         study,

@@ -238,7 +238,7 @@ def curve_figure(
 # ------------------------------------------------------------------ the table
 
 
-def table_rows(
+def result_rows(
     results: StudyResults, theirs: Mapping[str, Values]
 ) -> tuple[list[str], list[list[str]]]:
     """The head and the rows of the table: ours with their spread, then the paper's columns."""

@@ -12,7 +12,7 @@ from malmoi.server.api.responses import (
     ModelList,
     VersionResponse,
 )
-from malmoi.server.registry import Registry, ServedModel
+from malmoi.server.registry import ModelRegistry, ServedModel
 
 router = APIRouter()
 
@@ -33,7 +33,7 @@ async def model(name: str, request: Request) -> Any:
 @router.get("/health", response_model=HealthResponse, tags=["Server"])
 async def health(request: Request) -> Any:
     """The server is up; while shutting down it answers 503."""
-    registry: Registry = request.app.state.registry
+    registry: ModelRegistry = request.app.state.registry
     return HealthResponse(version=__version__, models=list(registry.names))
 
 

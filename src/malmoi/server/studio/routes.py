@@ -12,7 +12,7 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
 from malmoi.server.executor import run_on_model
-from malmoi.server.registry import Registry
+from malmoi.server.registry import ModelRegistry
 from malmoi.server.studio import (
     compare,
     few_shot,
@@ -100,8 +100,8 @@ class CompareRequest(StudioRequest):
     bert: NameField | None = None
 
 
-def _registry(request: Request) -> Registry:
-    found: Registry = request.app.state.registry
+def _registry(request: Request) -> ModelRegistry:
+    found: ModelRegistry = request.app.state.registry
     return found
 
 
