@@ -63,7 +63,7 @@ class Probe(Result):
 
 
 @dataclass(frozen=True)
-class ProbeExamples:
+class LayerVectors:
     """Vectors of every layer [L + 1, N, D] with a label each; equal `keys` are equal words."""
 
     vectors: Tensor
@@ -119,7 +119,7 @@ def _tracked_layers(count: int) -> Iterator[int]:
 # ------------------------------------------------------------------ vectors
 
 
-def read_examples(model: Model, rows: Sequence[ProbeRow], most: int) -> ProbeExamples:
+def read_examples(model: Model, rows: Sequence[ProbeRow], most: int) -> LayerVectors:
     """The vectors of at most this many words or texts."""
     tokens: list[TokenRow] = []
     places: list[list[tuple[int, int]]] = []  # of each row: the tokens that are averaged
@@ -133,7 +133,7 @@ def read_examples(model: Model, rows: Sequence[ProbeRow], most: int) -> ProbeExa
         places.append(spans[:room])
         labels += said[:room]
         keys += names[:room]
-    return ProbeExamples(_vectors(model, tokens, places), labels, keys)
+    return LayerVectors(_vectors(model, tokens, places), labels, keys)
 
 
 Encoded = tuple[TokenRow, list[tuple[int, int]], list[str], list[str]]
@@ -209,7 +209,7 @@ def _vectors(
 
 
 def _accuracy(
-    known: ProbeExamples, tested: ProbeExamples, layer: int, labels: Sequence[str]
+    known: LayerVectors, tested: LayerVectors, layer: int, labels: Sequence[str]
 ) -> float:
     index = {label: i for i, label in enumerate(labels)}
     x = known.vectors[layer]
@@ -243,13 +243,13 @@ def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float = RIDGE) -> tupl
     return weight.detach(), bias.detach()
 
 
-def _with_control(examples: ProbeExamples, known: ProbeExamples, seed: int) -> ProbeExamples:
+def _with_control(examples: LayerVectors, known: LayerVectors, seed: int) -> LayerVectors:
     """Each word with a random label of its own, drawn as often as in the rows."""
 
     def drawn(key: str) -> str:
         return random.Random(f"{seed} {key}").choice(known.labels)
 
-    return ProbeExamples(examples.vectors, [drawn(key) for key in examples.keys], examples.keys)
+    return LayerVectors(examples.vectors, [drawn(key) for key in examples.keys], examples.keys)
 
 
 # ------------------------------------------------------------------ rows from files
