@@ -186,7 +186,7 @@ def _accuracy(
 # ------------------------------------------------------------------ models
 
 
-def size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> Recipe:
+def _size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> Recipe:
     """The recipe of one size: a fast GPT of characters."""
     shape = dict(width=size.width, depth=size.depth, heads=size.heads)
     model = preset("gpt2-small", vocab=256, context=CONTEXT_CHARACTERS, **shape)
@@ -241,7 +241,7 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
     judge = partial(accuracy_by_examples, items=for_questions, scale=scale)
     for seed in plan.seeds:
         for name, size in scale.sizes.items():
-            yield Cell(name, seed, judge, size_recipe(name, size, scale, seed), text)
+            yield Cell(name, seed, judge, _size_recipe(name, size, scale, seed), text)
 
 
 # ------------------------------------------------------------------ the page
