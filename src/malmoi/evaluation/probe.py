@@ -96,6 +96,7 @@ def probe_model(
     labels = sorted(set(known.labels))
     if len(labels) < 2 or not tested.labels:
         raise UsageError("A probe needs rows to test, and two labels or more to learn.")
+    count = len(known.vectors)
     scores = [
         LayerScore(
             layer,
@@ -104,16 +105,11 @@ def probe_model(
                 _with_control(known, known, seed), _with_control(tested, known, seed), layer, labels
             ),
         )
-        for layer in _tracked_layers(len(known.vectors))
+        for (layer,) in tracked(([i] for i in range(count)), "probe", count)
     ]
     usual = Counter(known.labels).most_common(1)[0][0]
     majority = tested.labels.count(usual) / len(tested.labels)
     return Probe(tuple(scores), majority, tuple(labels), len(known.labels), len(tested.labels))
-
-
-def _tracked_layers(count: int) -> Iterator[int]:
-    for group in tracked(([layer] for layer in range(count)), "probe", count):
-        yield from group
 
 
 # ------------------------------------------------------------------ vectors
