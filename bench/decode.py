@@ -24,6 +24,7 @@ from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import new_sequences
+from malmoi.system.machine import parse_machine, pretend
 
 PROMPT = 32  # tokens
 SHAPES = ["gpt2", "llama"]
@@ -60,7 +61,23 @@ def ours(model: Model) -> Decode:
     return decode
 
 
-def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) -> dict[str, Any]:
+def on_machine(changes: str, work: Decode) -> Decode:
+    """The same work on a machine that lacks something."""
+
+    def run(prompts: list[list[int]], count: int) -> list[list[int]]:
+        with pretend(parse_machine(changes)):
+            return work(prompts, count)
+
+    return run
+
+
+def measure(
+    decoders: dict[str, Decode],
+    batch: int,
+    count: int,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
     """Tokens a second of each, the median of rounds taken in turn, after one to warm up."""
     prompts = torch.randint(
         0, 49_152, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)
@@ -69,9 +86,9 @@ def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) ->
     tokens = {name: decode(prompts, count) for name, decode in decoders.items()}
     for _ in range(rounds):
         for name, decode in decoders.items():
-            start = time.perf_counter()
+            start = clock()
             decode(prompts, count)
-            rates[name].append(batch * count / (time.perf_counter() - start))
+            rates[name].append(batch * count / (clock() - start))
     medians = {name: statistics.median(some) for name, some in rates.items()}
     ratio = medians["malmoi"] / medians["transformers"]
     return {

@@ -2,7 +2,7 @@
 run.
 
     malmoi bench int8 [--json] [--model FOLDER_OR_GGUF | --shape gpt2] [--text FILE] [--tokens 48]
-    [--rounds 3]
+    [--rounds 3] [--cpu-time]
 
 Without --model it is a GPT-2 of 124M (or, as --shape llama, a LLaMA of 135M) with random weights.
 With --text it also says what rounding the weights costs: perplexity, and how often the likeliest
@@ -12,13 +12,14 @@ next token stays the same. A ratio above 1 means that we are faster.
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from decode import SHAPES, measure, ours, peer_of, theirs
+from decode import SHAPES, measure, on_machine, ours, peer_of, theirs
 from malmoi.inference import Model, load
 
 WINDOW, WINDOWS = 512, 8  # tokens of text that quality is measured on: some thousands tell 0.3 %
@@ -70,12 +71,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, one thread")
     chosen = parser.parse_args()
+    clock = time.process_time if chosen.cpu_time else time.perf_counter
+    if chosen.cpu_time:
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         exact, small, peer = open_all(chosen.model, chosen.shape, Path(folder))
         decoders = {"malmoi": ours(small), "malmoi fp32": ours(exact), "transformers": theirs(peer)}
+        decoders["without kernel"] = on_machine("no-fused", ours(small))
         for batch in chosen.batches:
-            row = measure(decoders, batch, chosen.tokens, chosen.rounds)
+            row = measure(decoders, batch, chosen.tokens, chosen.rounds, clock)
             print(json.dumps(row) if chosen.json else describe(row), flush=True)
         if chosen.text:
             found = quality(exact, small, chosen.text.read_text("utf-8"))
@@ -84,8 +90,8 @@ def main() -> None:
 
 def describe(row: dict[str, Any]) -> str:
     rates = (
-        f"int8 {row['malmoi']:.1f} tokens/s, fp32 {row['malmoi fp32']:.1f}, transformers "
-        f"{row['transformers']:.1f}"
+        f"int8 {row['malmoi']:.1f} tokens/s (a call each: {row['without kernel']:.1f}), fp32 "
+        f"{row['malmoi fp32']:.1f}, transformers {row['transformers']:.1f}"
     )
     return f"batch {row['batch']}: {rates}: {row['ratio']:.2f}× transformers"
 

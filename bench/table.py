@@ -1,6 +1,6 @@
 """One table for this machine: the hot paths, ours beside the peers', and the machine's own limits.
 
-    malmoi bench [--quick] [--rows decode predict …] [--without screen,prefix,cache] [--text FILE]
+    malmoi bench [--quick] [--rows decode predict …] [--without kernel,prefix,cache] [--text FILE]
 
 Every row measures ours and the peer in this run, in turn, on the same weights and data; a ratio
 above 1 means that we are faster. MFU is the share of this machine's measured matmul rate, MBU the
@@ -208,23 +208,34 @@ def run_python(code: str) -> None:
 # ------------------------------------------------------------------ decoding and reading
 
 
+SHAPE_NAMES = {"gpt2": "GPT-2 124M", "llama": "SmolLM2-135M"}
+
+
 def decode_rows(cpu: CPU) -> Iterator[Row]:
-    """Greedy, GPT-2 124M with random weights, one and eight prompts of 32 tokens."""
-    from decode import measure, ours, peer_of, theirs
+    """Greedy, random weights of two shapes, one and eight prompts of 32 tokens."""
+    for shape in ("gpt2",) if cpu.quick else SHAPE_NAMES:
+        yield from decode_rows_of(cpu, shape)
+
+
+def decode_rows_of(cpu: CPU, shape: str) -> Iterator[Row]:
+    from decode import measure, on_machine, ours, peer_of, theirs
     from malmoi.inference import load
     from malmoi.model.int8_row import why_not
 
-    folder = cpu.folder / "decode"
-    peer = peer_of("gpt2")
+    folder = cpu.folder / f"decode-{shape}"
+    peer = peer_of(shape)
     peer.save_pretrained(folder)
     decoders = {"malmoi": ours(load(folder, device="cpu")), "transformers": theirs(peer)}
     size = {"malmoi": sum(p.nbytes for p in peer.parameters())}
     if why_not() is None:
         decoders["int8"] = ours(load(folder, device="cpu", dtype="int8"))
         size["int8"] = size["malmoi"] / 4
+        if "kernel" in cpu.without:
+            decoders["kernel"] = on_machine("no-fused", decoders["int8"])
     if "screen" in cpu.without:
         with pretend(parse_machine("no-bf16")):
             decoders["screen"] = ours(load(folder, device="cpu"))
+    off_for = {"screen": "malmoi", "kernel": "int8"}
     for batch in (1, 8):
         found = measure(decoders, batch, cpu.pick(6, 64), cpu.pick(1, 3))
         if not found["identical"]:
@@ -233,8 +244,8 @@ def decode_rows(cpu: CPU) -> Iterator[Row]:
             if name not in decoders:
                 continue
             used = size[name] * found[name] / batch / cpu.bandwidth
-            off = {"screen": found["screen"]} if "screen" in found and name == "malmoi" else {}
-            what = f"decoding {label}, GPT-2 124M, {batch} at once"
+            off = {one: found[one] for one in off_for if one in found and off_for[one] == name}
+            what = f"decoding {label}, {SHAPE_NAMES[shape]}, {batch} at once"
             peer_rate = found["transformers"]
             yield Row(
                 what, "tok/s", found[name], "transformers fp32", peer_rate, f"MBU {used:.0%}", off
@@ -496,7 +507,7 @@ ROWS: dict[str, Callable[[CPU], Iterator[Row]]] = {
     "corpus": corpus_rows,
     "serve": serve_rows,
 }
-SWITCHES = ("screen", "prefix", "cache")
+SWITCHES = ("kernel", "prefix", "cache", "screen")
 
 
 def main() -> None:

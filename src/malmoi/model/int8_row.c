@@ -23,49 +23,103 @@ enum { TILE = 2, MOVED8 = 0 };
 
 enum { LANES = 16, STRIDE = 8, MOVED4 = 8, CHUNK = 64, SERIAL = 1 << 15 };
 
+enum { NONE, GELU, GELU_TANH, RELU, RELU2, SILU }; /* activations */
+
 typedef struct {
   const uint8_t *weights;
   const uint16_t *scale;
   const float *bias; /* or NULL */
-  const float *x;
-  float *y;
-  long rows, outputs, inputs, group, groups; /* group * groups: the inputs, filled up to a multiple of STRIDE */
-} Job;
+  long outputs, inputs, group, groups, bits; /* group * groups: the inputs, filled up to a multiple of STRIDE */
+} Linear;
 
 typedef struct { /* CHUNK rows of x, split */
   int8_t *high, *low;
   int32_t *sums; /* [row][group][2] */
-  float step[CHUNK];
+  float *step;   /* [row] */
 } Split;
 
+typedef struct { /* what becomes of the outputs */
+  float *y;
+  int activation;
+  int add; /* to what y holds */
+} Target;
 
-static void split(const Job *job, long row, long at, Split *to) {
-  const long width = job->group * job->groups;
-  const float *x = job->x + row * job->inputs;
+static long padded(const Linear *map) { return map->group * map->groups; }
+
+/* Bytes of `rows` split rows. */
+static size_t split_bytes(const Linear *map, long rows) {
+  return (size_t)rows * (2 * padded(map) + map->groups * 2 * sizeof(int32_t) + sizeof(float));
+}
+
+static Split split_in(int8_t *room, const Linear *map, long rows) {
+  int32_t *sums = (int32_t *)(room + 2 * rows * padded(map));
+  return (Split){room, room + rows * padded(map), sums, (float *)(sums + rows * map->groups * 2)};
+}
+
+static void split(const Linear *map, const float *x, long at, const Split *to) {
+  const long width = padded(map);
   int8_t *high = to->high + at * width, *low = to->low + at * width;
   float most = 1e-30f;
-  for (long i = 0; i < job->inputs; i++) most = fmaxf(most, fabsf(x[i]));
+  for (long i = 0; i < map->inputs; i++) most = fmaxf(most, fabsf(x[i]));
   const float inverse = 127.0f / most;
-  for (long i = 0; i < job->inputs; i++) {
+  for (long i = 0; i < map->inputs; i++) {
     const float value = x[i] * inverse, near = rintf(value);
     high[i] = (int8_t)near;
     low[i] = (int8_t)rintf((value - near) * 127.0f);
   }
-  memset(high + job->inputs, 0, width - job->inputs);
-  memset(low + job->inputs, 0, width - job->inputs);
-  for (long g = 0; g < job->groups; g++) {
+  memset(high + map->inputs, 0, width - map->inputs);
+  memset(low + map->inputs, 0, width - map->inputs);
+  for (long g = 0; g < map->groups; g++) {
     int32_t coarse = 0, fine = 0;
-    for (long i = g * job->group; i < (g + 1) * job->group; i++) coarse += high[i], fine += low[i];
-    to->sums[(at * job->groups + g) * 2] = coarse;
-    to->sums[(at * job->groups + g) * 2 + 1] = fine;
+    for (long i = g * map->group; i < (g + 1) * map->group; i++) coarse += high[i], fine += low[i];
+    to->sums[(at * map->groups + g) * 2] = coarse;
+    to->sums[(at * map->groups + g) * 2 + 1] = fine;
   }
   to->step[at] = most / 127.0f;
 }
 
+/* e^x to 2e-7, in steps that the compiler vectorises. */
+static inline float exp_of(float x) {
+  x = fminf(fmaxf(x, -87.0f), 88.0f);
+  const float n = rintf(x * 1.44269504f), r = x - n * 0.693147181f;
+  const float p = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+  const int32_t bits = ((int32_t)n + 127) << 23;
+  float power;
+  memcpy(&power, &bits, 4);
+  return p * power;
+}
+
+/* erf to 1.5e-7 (Abramowitz and Stegun 7.1.26). */
+static inline float erf_of(float x) {
+  const float z = fabsf(x), t = 1.0f / (1.0f + 0.3275911f * z);
+  const float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  return copysignf(1.0f - p * exp_of(-z * z), x);
+}
+
+static void activate(float *v, long n, int activation) {
+  switch (activation) {
+    case GELU:
+      for (long i = 0; i < n; i++) v[i] = 0.5f * v[i] * (1.0f + erf_of(v[i] * 0.707106781f));
+      break;
+    case GELU_TANH:
+      for (long i = 0; i < n; i++) v[i] = v[i] / (1.0f + exp_of(-1.59576912f * (v[i] + 0.044715f * v[i] * v[i] * v[i])));
+      break;
+    case RELU:
+      for (long i = 0; i < n; i++) v[i] = fmaxf(v[i], 0.0f);
+      break;
+    case RELU2:
+      for (long i = 0; i < n; i++) v[i] = fmaxf(v[i], 0.0f) * fmaxf(v[i], 0.0f);
+      break;
+    case SILU:
+      for (long i = 0; i < n; i++) v[i] = v[i] / (1.0f + exp_of(-v[i]));
+      break;
+  }
+}
+
 /* One block of 16 outputs for `tile` rows; `tile` and `bits` are constants wherever it is called. */
-static inline __attribute__((always_inline)) void block_product(const Job *job, const Split *x, long b, long first, long at,
+static inline __attribute__((always_inline)) void block_product(const Linear *job, const Split *x, const Target *to, long b, long at,
                                                                 const int tile, const int bits) {
-  const long width = job->group * job->groups;
+  const long width = padded(job);
   const int32_t moved = bits == 4 ? MOVED4 : MOVED8;
   const uint8_t *w = job->weights + b * LANES * width * bits / 8;
   float found[TILE][LANES];
@@ -157,43 +211,54 @@ static inline __attribute__((always_inline)) void block_product(const Job *job, 
 #endif
   const long left = job->outputs - b * LANES, lanes = left < LANES ? left : LANES;
   for (int r = 0; r < tile; r++) {
-    float *y = job->y + (first + at + r) * job->outputs + b * LANES;
-    for (long o = 0; o < lanes; o++) y[o] = found[r][o] * x->step[at + r] + (job->bias ? job->bias[b * LANES + o] : 0.0f);
+    float *y = to->y + (at + r) * job->outputs + b * LANES;
+    for (long o = 0; o < lanes; o++) found[r][o] = found[r][o] * x->step[at + r] + (job->bias ? job->bias[b * LANES + o] : 0.0f);
+    activate(found[r], LANES, to->activation);
+    for (long o = 0; o < lanes; o++) y[o] = found[r][o] + (to->add ? y[o] : 0.0f);
   }
 }
 
-static void block_rows(const Job *job, const Split *x, long b, long first, long count, int bits) {
-  long at = 0;
-  if (bits == 8) {
-    for (; at + TILE <= count; at += TILE) block_product(job, x, b, first, at, TILE, 8);
-    for (; at < count; at++) block_product(job, x, b, first, at, 1, 8);
-  } else {
-    for (; at + TILE <= count; at += TILE) block_product(job, x, b, first, at, TILE, 4);
-    for (; at < count; at++) block_product(job, x, b, first, at, 1, 4);
+/* `count` split rows times every block; the threads of the team share the blocks. */
+static void multiply(const Linear *map, const Split *x, const Target *to, long count) {
+  const long blocks = (map->outputs + LANES - 1) / LANES;
+#pragma omp for schedule(static)
+  for (long b = 0; b < blocks; b++) {
+    long at = 0;
+    if (map->bits == 8) {
+      for (; at + TILE <= count; at += TILE) block_product(map, x, to, b, at, TILE, 8);
+      for (; at < count; at++) block_product(map, x, to, b, at, 1, 8);
+    } else {
+      for (; at + TILE <= count; at += TILE) block_product(map, x, to, b, at, TILE, 4);
+      for (; at < count; at++) block_product(map, x, to, b, at, 1, 4);
+    }
   }
+}
+
+/* A buffer of this thread that lives on between calls; NULL: no memory. */
+static int8_t *scratch(size_t needed) {
+  static _Thread_local int8_t *room = NULL;
+  static _Thread_local size_t held = 0;
+  if (needed > held) {
+    int8_t *more = realloc(room, needed);
+    if (!more) return NULL;
+    room = more, held = needed;
+  }
+  return room;
 }
 
 /* x [rows, inputs] -> y [rows, outputs], both fp32. 0: done; 1: no memory. */
-int malmoi_quantized_linear(const uint8_t *weights, const uint16_t *scale, const float *bias, const float *x, float *y,
-                            long rows, long outputs, long inputs, long group, long groups, long bits) {
-  static _Thread_local int8_t *room = NULL;
-  static _Thread_local size_t held = 0;
-  const Job job = {weights, scale, bias, x, y, rows, outputs, inputs, group, groups};
-  const long width = group * groups, most = rows < CHUNK ? rows : CHUNK, blocks = (outputs + LANES - 1) / LANES;
-  const size_t bytes = (size_t)most * width, needed = 2 * bytes + (size_t)most * groups * 2 * sizeof(int32_t);
-  if (needed > held) {
-    int8_t *more = realloc(room, needed);
-    if (!more) return 1;
-    room = more, held = needed;
-  }
-  Split parts = {room, room + bytes, (int32_t *)(room + 2 * bytes), {0}};
-#pragma omp parallel if (rows * outputs * inputs > SERIAL)
+int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows) {
+  const long most = rows < CHUNK ? rows : CHUNK;
+  int8_t *room = scratch(split_bytes(map, most));
+  if (!room) return 1;
+  const Split parts = split_in(room, map, most);
+#pragma omp parallel if (rows * map->outputs * map->inputs > SERIAL)
   for (long first = 0; first < rows; first += CHUNK) {
     const long count = rows - first < CHUNK ? rows - first : CHUNK;
+    const Target to = {y + first * map->outputs, NONE, 0};
 #pragma omp for schedule(static)
-    for (long r = 0; r < count; r++) split(&job, first + r, r, &parts);
-#pragma omp for schedule(static)
-    for (long b = 0; b < blocks; b++) block_rows(&job, &parts, b, first, count, (int)bits);
+    for (long r = 0; r < count; r++) split(map, x + (first + r) * map->inputs, r, &parts);
+    multiply(map, &parts, &to, count);
   }
   return 0;
 }

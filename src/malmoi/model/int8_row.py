@@ -27,6 +27,7 @@ LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
 COMPILER_FLAGS = ("-O3", "-ffast-math", "-fPIC")
+SOURCES = ("int8_row.c", "decode_step.c")  # one translation unit, in this order
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
 
@@ -106,19 +107,43 @@ def fits(inputs: int, groups: int) -> bool:
     return inputs <= WIDEST and (groups == 1 or inputs % (groups * STRIDE) == 0)
 
 
+class LinearArgument(ctypes.Structure):
+    """`Linear` in int8_row.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "scale", "bias")),
+        *((name, ctypes.c_long) for name in ("outputs", "inputs", "group", "groups", "bits")),
+    )
+
+
+def linear_argument(weight: Packed, bias: Tensor | None) -> LinearArgument:
+    """A weight as the kernels take it: addresses, so the caller keeps the tensors alive."""
+    return LinearArgument(
+        weight.numbers.data_ptr(),
+        weight.scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        weight.outputs,
+        weight.inputs,
+        weight.group,
+        weight.groups,
+        weight.bits,
+    )
+
+
 def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
-    call = row_kernel()
-    if call is None:
+    library = kernels()
+    if library is None:
         raise MalmoiError(f"Weights of {weight.bits} bits cannot be used: {why_not()}.")
-    held = (weight.numbers, weight.scale, bias)  # kept alive: the kernel has only addresses
-    places = tuple(None if tensor is None else tensor.data_ptr() for tensor in held)
-    sizes = (weight.outputs, weight.inputs, weight.group, weight.groups, weight.bits)
+    call = library.malmoi_quantized_linear
+    argument = linear_argument(weight, bias)
+    address = ctypes.addressof(argument)
+    outputs = weight.outputs
 
-    def multiply(x: Tensor, held: tuple[Tensor | None, ...] = held) -> Tensor:
+    def multiply(x: Tensor, held: object = (weight, bias, argument)) -> Tensor:
         x = x.contiguous()
-        y = torch.empty(len(x), sizes[0])
-        if call(*places, x.data_ptr(), y.data_ptr(), len(x), *sizes):
+        y = torch.empty(len(x), outputs)
+        if call(address, x.data_ptr(), y.data_ptr(), len(x)):
             raise MemoryError("There is no memory for a row of activations.")
         return y
 
@@ -128,7 +153,7 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 def why_not() -> str | None:
     """Why there is no kernel, as the end of a sentence; None if there is one."""
     machine = this_machine()
-    if row_kernel() is not None:
+    if kernels() is not None:
         return None
     if machine.int8_instructions is not None:
         return f"{machine.compiler} could not compile the int8 kernel"
@@ -140,29 +165,33 @@ def why_not() -> str | None:
     return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
 
 
-def row_kernel() -> Callable[..., int] | None:
-    """The compiled function, or None if the processor or a compiler is missing."""
+def kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None if the processor or a compiler is missing."""
     return _compiled(this_machine())
 
 
 @cache
-def _compiled(machine: Machine) -> Callable[..., int] | None:
+def _compiled(machine: Machine) -> ctypes.CDLL | None:
     if machine.compiler is None or machine.int8_instructions is None:
         return None
-    source = files("malmoi.model").joinpath("int8_row.c").read_text("utf-8")
     flags = (*COMPILER_FLAGS, FOR[machine.int8_instructions])
-    key = f"{source}{flags}{machine.compiler}{sorted(machine.features)}"
+    key = f"{_source()}{flags}{machine.compiler}{sorted(machine.features)}"
     _share_threads()
     try:
         library = load_library(
             hashlib.sha256(key.encode()).hexdigest()[:16], partial(_build, machine.compiler, flags)
         )
-        found = library.malmoi_quantized_linear
+        calls = (library.malmoi_quantized_linear, library.malmoi_decode_step)
     except (OSError, subprocess.SubprocessError):
         return None
-    found.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 6
-    found.restype = ctypes.c_int
-    return found
+    pointer = ctypes.c_void_p
+    calls[0].argtypes = [pointer, pointer, pointer, ctypes.c_long]
+    calls[1].argtypes = [pointer, pointer, pointer, pointer, ctypes.c_long]
+    return library
+
+
+def _source() -> str:
+    return "".join(files("malmoi.model").joinpath(name).read_text("utf-8") for name in SOURCES)
 
 
 def _share_threads() -> None:
@@ -180,7 +209,7 @@ def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
     """
     text = built.with_suffix(".c")
     half = built.with_suffix(".o")
-    text.write_text(files("malmoi.model").joinpath("int8_row.c").read_text("utf-8"), "utf-8")
+    text.write_text(_source(), "utf-8")
     compiled = [compiler, "-x", "c", *flags, "-c", str(text), "-o", str(half)]
     run = partial(subprocess.run, check=True, capture_output=True, timeout=60)
     try:

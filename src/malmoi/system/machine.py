@@ -64,6 +64,7 @@ class Machine:
     compiler: str | None = None  # path of a C++ compiler
     mkl: bool | None = None  # None: as torch was built
     triton: bool | None = None  # None: as installed
+    fused: bool = True  # a decoding step with quantised weights is one call
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
@@ -216,6 +217,7 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
     "no-mkl": lambda machine, _: replace(machine, mkl=False),
     "no-triton": lambda machine, _: replace(machine, triton=False),
+    "no-fused": lambda machine, _: replace(machine, fused=False),
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
     "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
     "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),

@@ -21,6 +21,7 @@ from malmoi.inference.generation.token_selection import (
     TokenSelector,
 )
 from malmoi.model import Network
+from malmoi.model.decode_step import MAX_FUSED_ROWS, fused_step
 
 STEPS_AHEAD = 8  # steps submitted together
 
@@ -59,6 +60,8 @@ class DecodeSteps:
         self.selector = selector
         self.captured = mode != "plain"
         self.kernel = self.captured and has_decode_kernel(network, slots.device)
+        fusible = slots.device.type == "cpu" and not self.captured and not slots.rings
+        self.fused = fused_step(network.trunk, slots.keys, slots.values) if fusible else None
         self.rows = len(slots.numbers)
         self.device = slots.device
         # each row's newest token, not yet read by the network
@@ -138,15 +141,19 @@ class DecodeSteps:
         """Runs one token of each of the first rows through the network; idle rows store no key."""
         live = self.decoding[:rows]
         at = self.at[:rows]
-        hidden = self.network.trunk(
-            self.last[:rows, None],
-            keep=live[:, None],
-            # a finished row keeps running until the submitted steps end
-            positions=at[:, None].clamp(max=self.slots.capacity - 1),
-            cache=FusedSlotView(self.slots, rows)
-            if self.kernel
-            else SlotView(self.slots, rows, width),
-        )[:, -1]
+        # a finished row keeps running until the submitted steps end
+        positions = at.clamp(max=self.slots.capacity - 1)
+        if self.fused is not None and rows <= MAX_FUSED_ROWS:
+            hidden = self.fused(self.last[:rows], positions, live)
+        else:
+            hidden = self.network.trunk(
+                self.last[:rows, None],
+                keep=live[:, None],
+                positions=positions[:, None],
+                cache=FusedSlotView(self.slots, rows)
+                if self.kernel
+                else SlotView(self.slots, rows, width),
+            )[:, -1]
         at += live
         if not self.captured:
             self.hidden[:rows] = hidden
