@@ -247,8 +247,8 @@ class ModelConfig(Config):
         )
         _require(
             not self.memory or self.positions == "relative",
-            f"{self.positions} positions end at the context, so that there is no place for a "
-            "memory of earlier segments: set positions=relative.",
+            f"{self.positions} positions end at the context and leave no room for a memory of "
+            "earlier segments: set positions=relative.",
         )
         _require(
             self.positions != "relative"
@@ -274,13 +274,12 @@ class ModelConfig(Config):
         _require(
             not self.feature_count
             or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            f"all of the text sees its features by the pattern 'causal | "
-            f"prefix:{self.feature_count}'.",
+            f"a model with features needs the pattern 'causal | prefix:{self.feature_count}'.",
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             _require(
                 not (self.encoder_depth and getattr(self, name)),
-                f"an encoder and a decoder do not go with {name}.",
+                f"an encoder-decoder cannot be combined with {name}.",
             )
         for name in ("dropout", "attention_dropout"):
             _require(

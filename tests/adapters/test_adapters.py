@@ -596,7 +596,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
             spoilt(lambda v: v.update(peft_type="IA3")),
             "peft_type 'IA3', which Malmoi does not support",
         ),
-        (spoilt(lambda v: v.update(peft_type="PREFIX_TUNING")), "do not fit a base that wants"),
+        (spoilt(lambda v: v.update(peft_type="PREFIX_TUNING")), "do not fit a base model"),
         (
             spoilt(lambda v: v.update(peft_type="LORA")),
             "prompt_embeddings .* does not belong to this base",

@@ -106,7 +106,7 @@ def test_plugins_may_be_named_before_or_after_the_command() -> None:
         ("import malmoi\n1 / 0", "failed: ZeroDivisionError"),
         (
             "import malmoi\n@malmoi.register_schedule\ndef linear(progress, c):\n    return 1.0",
-            "Malmoi itself has the schedule 'linear'",
+            "The schedule 'linear' is built in",
         ),
     ],
 )

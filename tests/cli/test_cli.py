@@ -553,7 +553,7 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     done = call("predict", "-m", classifier, "--data", data)
     assert done.out == f"{tmp_path}/new.predicted.csv: 3 rows\n"
     assert "text = words of it\n" in done.err
-    assert "1 of the first 3 rows have no text: they get no prediction." in done.err
+    assert "1 of the first 3 rows have no text and get no prediction." in done.err
     written = (tmp_path / "new.predicted.csv").read_text("utf-8")
     rows = list(csv.DictReader(written.splitlines()))
     assert [row["words of it"] for row in rows] == ["small, words", "", "the state"]

@@ -496,7 +496,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
             "has no classify head",
         ),
         (["quantize", "small"], "small is already quantised"),
-        (["quantize", "m", "--bits", "3"], "8 or 4 bits, not 3"),
+        (["quantize", "m", "--bits", "3"], "bits must be 8 or 4, not 3"),
         (["quantize", "m", "--group", "48"], "do not divide the 64 inputs"),
         (["quantize", "m", "--group", "-1"], "it cannot be -1"),
         (["quantize", "shared", "--data", "text.txt"], "give the --task of the rows"),

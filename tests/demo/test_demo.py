@@ -164,7 +164,7 @@ def test_the_korean_task_hides_its_answer(bill_file: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "poem.txt"
     path.write_text("나 보기가 역겨워\n\n가실 때에는", "utf-8")
-    with pytest.raises(malmoi.UsageError, match="no collection of Korean bills"):
+    with pytest.raises(malmoi.UsageError, match="not a file of Korean bills"):
         bills(path).documents()
 
 

@@ -98,7 +98,7 @@ def test_only_the_first_layers_are_transferred(bert: Path, tmp_path: Path) -> No
         ]
         assert same == [i < (3 if layers is None else layers) for i in range(3)]
         assert torch.allclose(new["embed.token.weight"], old["embed.token.weight"], atol=1e-6)
-    with pytest.raises(UsageError, match="this model has 3 layers, so take 0 to 3"):
+    with pytest.raises(UsageError, match="this model has 3 layers, so give 0 to 3"):
         malmoi.finetune(bert, "classification", rows, tmp_path / "x", rows, layers_transferred=4)
 
 

@@ -203,7 +203,7 @@ def test_states_are_computed_once_and_kept_by_layer(
     finetune(
         model, "tagging", path, tmp_path / "a", path, features="last4", **{**QUICK, "epochs": 1}
     )
-    assert "MB of hidden states are kept in" in caplog.text
+    assert "MB of hidden states are cached in" in caplog.text
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert {p.name for p in folder.iterdir()} == {"layer-1.f16", "layer-2.f16", "layer-3.f16"}
     written: list[Any] = []

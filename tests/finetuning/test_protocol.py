@@ -99,7 +99,7 @@ def test_the_judged_rows_change_nothing_of_the_model(bert: Path, tmp_path: Path)
     assert protocols[0].judged_twins == report["protocol"]["judged_twins"] > 0
     assert report["metrics"]["accuracy"] == pytest.approx(1 - report_of(tmp_path / "wrong"))
     card = (tmp_path / "right" / "README.md").read_text("utf-8")
-    assert "50 held-out rows select: epoch, temperature" in card
+    assert "50 held-out rows for selection: epoch, temperature" in card
     lines = (tmp_path / "right" / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["rows"] for row in rows if "rows" in row] == ["held out", "held out", "judged"]

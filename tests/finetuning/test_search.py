@@ -125,5 +125,5 @@ def test_from_rows_to_a_folder(tmp_path: Path) -> None:
     assert (again.metrics, again.steps) == (done.metrics, done.steps)
     with pytest.raises(UsageError, match="best needs a time budget"):
         malmoi.finetune(base, "classification", rows, tmp_path / "o", best=True)
-    with pytest.raises(UsageError, match="goes with no grid"):
+    with pytest.raises(UsageError, match="cannot be combined with grid"):
         malmoi.finetune(base, "classification", rows, tmp_path / "o", seeds=2, **how)

@@ -208,8 +208,8 @@ def test_long_rows_are_counted(gpt: Path, tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         done = finetune(gpt, "writing", path, tmp_path / "out", path, steps=1, batch=3)
     said = caplog.text
-    assert "1 of 3 prompts do not fit beside their answers into 64 tokens" in said
-    assert "1 of 3 answers do not fit into 64 tokens and are cut at their end" in said
+    assert "1 of 3 prompts do not fit with their answers into 64 tokens" in said
+    assert "1 of 3 answers do not fit into 64 tokens and are truncated at the end" in said
     assert done.model.predict(long) is not None  # a prompt that fills the context is cut too
 
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_learnt_is_a_sentence(gpt: Path, pairs: Path, tmp_path: P
     silent = [{"messages": [{"role": "user", "content": "a"}]}] * 2
     with pytest.raises(MalmoiError, match="has no label"):
         finetune(gpt, "writing", write_rows(tmp_path / "silent.jsonl", silent), tmp_path / "out")
-    with pytest.raises(UsageError, match="Writing adds no layer"):
+    with pytest.raises(UsageError, match="writing adds no layer"):
         finetune(gpt, "writing", pairs, tmp_path / "out", freeze=True)
     with pytest.raises(MalmoiError, match="No answer fits with its prompt into 4 tokens"):
         finetune(gpt, "writing", pairs, tmp_path / "out", length=4)

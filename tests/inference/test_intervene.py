@@ -268,7 +268,7 @@ def test_a_wrong_intervention_is_refused(gpt: Twin, values: dict[str, Any], mess
 def test_what_needs_one_text_is_for_run(gpt: Twin, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run"):
         gpt.ours.intervene(Intervention("mlp", positions=(0,)))
-    with pytest.raises(UsageError, match="cannot write"):
+    with pytest.raises(UsageError, match="cannot generate"):
         gpt.ours.intervene(Intervention("mask", pattern="full"))
     assert repr(malmoi.Intervention("head", layer=0, head=0)) == (
         "Intervention(site='head', layer=0, head=0)"

@@ -186,7 +186,7 @@ def test_memory_that_runs_out_is_a_sentence(
 
     monkeypatch.setattr("malmoi.inference.load", starve)
     assert run_command(["generate", "--model", "x", "the"]) == 1
-    assert "Memory ran out" in capsys.readouterr().err
+    assert "Out of memory" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ tokenizers

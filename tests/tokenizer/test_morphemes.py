@@ -70,5 +70,5 @@ def test_a_mark_in_the_text_is_no_cut(words: Tokenizer) -> None:
 
 
 def test_characters_have_none() -> None:
-    with pytest.raises(UsageError, match="Characters have no morphemes"):
+    with pytest.raises(UsageError, match="does not support morphemes"):
         train_tokenizer(TEXTS, kind="char", vocab=50, morphemes="kiwi")

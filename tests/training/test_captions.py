@@ -100,7 +100,7 @@ def test_a_folder_describes_features_in_python_and_on_the_command_line(
     assert run_command([*command, "--max-new-tokens", "5", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 20
     assert run_command(["generate", "-m", str(folder), "text"]) == 2
-    assert "it writes about features" in capsys.readouterr().err
+    assert "it generates text from features" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"shape \[2, 3, 7\]; this model reads 3 vectors of 5"):
         model.describe(np.zeros((2, 3, 7)))
 
@@ -108,7 +108,7 @@ def test_a_folder_describes_features_in_python_and_on_the_command_line(
 @pytest.mark.parametrize(
     ("break_it", "sentence"),
     [
-        (lambda text, features: features.unlink(), "There is no file of features"),
+        (lambda text, features: features.unlink(), "There is no feature file"),
         (lambda text, features: features.write_bytes(b"text"), "is not a .npy file of numbers"),
         (lambda text, features: np.save(features, np.zeros(4)), r"of the shape \[4\]; features"),
         (lambda text, features: np.save(features, np.full((20, 2), np.nan)), "NaN or infinite"),

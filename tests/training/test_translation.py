@@ -85,7 +85,7 @@ def test_lines_without_a_partner_are_an_error_and_empty_sides_are_counted(tmp_pa
     target.write_text(target.read_text() + "übrig\n")
     with pytest.raises(MalmoiError, match=r"3 lines and .* 4: .*line 4 has no partner"):
         pairs_of(source, target)
-    with pytest.raises(UsageError, match="has no partner: translations are two files"):
+    with pytest.raises(UsageError, match="has no partner: give two files"):
         pairs_of(source)
     source.write_text("one\n\nthree\n")
     target.write_text("eins\nzwei\n \n")
@@ -281,7 +281,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_and_the_folder_is_used_everywh
         assert "it translates" in capsys.readouterr().err
     for words in (["export", "onnx"], ["compress", "quantize"]):
         assert run_command([*words, "-m", folder, "-o", str(tmp_path / "new.onnx")]) == 2
-        assert "for models of one text; this model translates" in capsys.readouterr().err
+        assert "does not support translation models" in capsys.readouterr().err
     with pytest.raises(UsageError, match="more than this model's context of 40"):
         model.translate("dog " * 50)
 

@@ -259,8 +259,8 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
     wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
     if found.dim() != 2 or found.size(1) != wanted:
         raise MalmoiError(
-            f"Soft tokens {list(found.shape)} do not fit a base that wants {wanted} numbers for "
-            "each."
+            f"Soft tokens of shape {list(found.shape)} do not fit a base model that needs "
+            f"{wanted} numbers each."
         )
     if prefix:
         shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)

@@ -39,7 +39,7 @@ class Cursor:
         if size > len(self.data) - self.at:
             raise damaged_file(
                 self.path,
-                f"byte {self.at} begins something of {size} bytes, and {len(self.data)} are there",
+                f"the value at byte {self.at} has {size} bytes, but only {len(self.data)} are left",
             )
         self.at += size
         return self.data[self.at - size : self.at]

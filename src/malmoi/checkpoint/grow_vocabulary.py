@@ -24,7 +24,7 @@ def grow_vocabulary(
     """
     old = checkpoint.network
     if old.features is not None or "generator" in old.heads or old.config.encoder_depth:
-        raise UsageError("Only a plain encoder or decoder takes new tokens.")
+        raise UsageError("Tokens can be added only to a plain encoder or decoder.")
     config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
     heads = {name: classes_of(head) for name, head in old.heads.items()}
     network = Network(config, heads, pooler=old.pooler is not None).to(old.device, old.dtype)

@@ -59,8 +59,8 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
     share = given.get("partial_rotary_factor", 1)
     if share != 1:
         raise MalmoiError(
-            f"config.json says partial_rotary_factor = {shown(share)}, that only a part of each "
-            "head is rotated; Malmoi rotates whole heads, so it cannot run this model."
+            f"config.json says partial_rotary_factor = {shown(share)}; Malmoi supports only "
+            "rotation of whole heads, so it cannot run this model."
         )
     if kind == "default":
         return {"rotary_scaling": ""}
@@ -287,7 +287,7 @@ def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
 def _write_positions(ours: Mapping[str, Any]) -> dict[str, int]:
     offset = ours["position_offset"]
     if offset < 1:
-        raise MalmoiError("Hugging Face has no RoBERTa whose first position is the first row.")
+        raise MalmoiError("Hugging Face has no RoBERTa whose positions start at row 0.")
     return {"max_position_embeddings": ours["context"] + offset, "pad_token_id": offset - 1}
 
 
@@ -591,7 +591,10 @@ def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
     patterns = [ours["attention"][i % len(ours["attention"])] for i in range(ours["depth"])]
     windows = {text.removeprefix("local:") for text in patterns if text != "full"}
     if len(windows) > 1 or not all(window.isdecimal() for window in windows):
-        raise MalmoiError(f"Hugging Face's ModernBERT cannot attend by {', '.join(patterns)}.")
+        raise MalmoiError(
+            "Hugging Face's ModernBERT does not support the attention pattern "
+            f"{', '.join(patterns)}."
+        )
     kinds = [FULL_LAYER if text == "full" else LOCAL_LAYER for text in patterns]
     window = 2 * (int(windows.pop()) - 1) if windows else LOCAL_WINDOW
     every = next((i for i, kind in enumerate(kinds) if i and kind == FULL_LAYER), len(kinds))

@@ -52,8 +52,8 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
     names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise MalmoiError(
-            f"{path} lists the modules {', '.join(names)[:80] or 'none'}; Malmoi computes "
-            "Transformer, Pooling and Normalize. Remove that file to read the encoder alone."
+            f"{path} lists the modules {', '.join(names)[:80] or 'none'}; Malmoi supports "
+            "Transformer, Pooling and Normalize. Remove that file to load only the encoder."
         )
     inner = modules[1].text("path")
     if Path(inner).name != inner or not inner:
@@ -75,7 +75,7 @@ def _mode(path: Path) -> PooledTokens:
     modes = given if isinstance(given, list) else [given]
     if len(modes) != 1 or modes[0] not in POOLED_TOKENS:
         raise MalmoiError(
-            f"{path} pools by {shown(given)}; Malmoi pools by mean, cls or lasttoken, one of them."
+            f"{path} pools by {shown(given)}; Malmoi supports one of mean, cls and lasttoken."
         )
     return POOLED_TOKENS[modes[0]]
 

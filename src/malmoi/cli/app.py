@@ -164,7 +164,7 @@ def malmoi(
     version: bool = option(False, "Print the version and exit.", "--version"),
     debug: bool = option(False, "Show the full traceback of an error.", "--debug"),
     plugin: list[Path] | None = option(
-        None, "Python file that registers tasks, losses, schedules…; on any command."
+        None, "Python file that registers tasks, losses, schedules…; works with any command."
     ),
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.
@@ -263,7 +263,7 @@ def _sentence(error: Exception) -> str:
         return f"{error.strerror or error}{where}."
     if is_out_of_memory(error):
         return (
-            "Memory ran out: close other programs, or take a smaller model, shorter texts or a "
+            "Out of memory: close other programs, or use a smaller model, shorter texts or a "
             "smaller batch."
         )
     return f"Internal error: {type(error).__name__}: {error} (run malmoi --debug … to see where)."

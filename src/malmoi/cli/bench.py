@@ -22,14 +22,15 @@ def bench_command(
         metavar="[NAME]",
     ),
     list_: bool = option(False, "List the benchmarks and what they compare.", "--list"),
-    gpu: bool = option(False, "Print the table of a GPU.", "--gpu"),
+    gpu: bool = option(False, "Benchmark the GPU.", "--gpu"),
 ) -> None:
-    """Benchmark Malmoi against its peers on this machine.
+    """Benchmark Malmoi against other libraries on this machine.
 
-    Without a name: one table of all hot paths beside the installed peers and this machine's limits.
-    Its options: --quick, --rows decode predict, --without prefix,cache (graphs,kernel with --gpu).
+    Without a name, prints one table of all hot paths next to other installed libraries and the
+    limits of this machine. Its options: --quick, --rows decode predict, --without prefix,cache
+    (graphs,kernel with --gpu).
 
-    The peers must be installed: pip install transformers accelerate
+    The other libraries must be installed: pip install transformers accelerate
 
     Example: malmoi bench decode --tokens 32
     """
@@ -48,7 +49,9 @@ def bench_command(
             "lists them."
         )
     if find_spec("transformers") is None:
-        raise UsageError("The peers are not installed: pip install transformers accelerate")
+        raise UsageError(
+            "The libraries to compare with are not installed: pip install transformers accelerate"
+        )
     say(f"{chosen}: {_about(there[chosen])}")
     raise typer.Exit(
         subprocess.run([sys.executable, there[chosen], *given], check=False).returncode

@@ -21,7 +21,7 @@ def chat_command(
     top_p: float | None = option(
         None, "Sample from the smallest set of tokens whose probabilities reach p."
     ),
-    seed: int | None = option(None, "Random seed.", shown="another each time"),
+    seed: int | None = option(None, "Random seed.", shown="random"),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,

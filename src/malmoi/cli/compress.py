@@ -24,11 +24,13 @@ def quantize_command(
     model: opt.Model,
     out: opt.Out,
     bits: int = option(8, "Bits per weight: 8 or 4."),
-    group: int = option(0, "Inputs that share a scale; 0: a whole row, at 4 bits 32."),
+    group: int = option(0, "Inputs that share a scale; 0: a whole row, or 32 at 4 bits."),
     method: Literal["round", "gptq"] = option(
-        "round", "Round to the nearest, or fit to a text by GPTQ: closer at 4 bits."
+        "round", "round to nearest, or gptq, which is more accurate at 4 bits."
     ),
-    calibration: Path | None = option(None, "Text for GPTQ, like what the model will read."),
+    calibration: Path | None = option(
+        None, "Calibration text for GPTQ, similar to the model's input."
+    ),
     task: opt.Task = None,
     data: JudgedOption = None,
     text: opt.Text = None,
@@ -48,7 +50,7 @@ def quantize_command(
     require_free(out, overwrite=overwrite)
     asked = _task(task, given_columns(locals()))
     if (method == "gptq") != (calibration is not None):
-        raise UsageError("--method gptq and --calibration FILE go together: GPTQ reads that text.")
+        raise UsageError("--method gptq needs --calibration FILE, and no other method uses it.")
     judged: JudgedOptions = {"task": asked, "data": data, "device": device}
     found = quantize_model(model, out, bits=bits, group=group, calibration=calibration, **judged)
     _show(found, json)
@@ -59,7 +61,7 @@ def prune_command(
     model: opt.Model,
     out: opt.Out,
     sparsity: float | None = option(None, "Fraction of the weights to set to zero."),
-    pattern: str | None = option(None, "Zeros in a pattern: 2:4 is two of every four."),
+    pattern: str | None = option(None, "Sparsity pattern: 2:4 keeps two of every four weights."),
     layers: str | None = option(None, "Layers to keep, e.g. 0,2,4.", metavar="N,…"),
     heads: float | None = option(None, "Fraction of each layer's heads to keep."),
     neurons: float | None = option(None, "Fraction of each MLP's neurons to keep."),
@@ -107,11 +109,11 @@ def distil_command(
     pair: opt.Pair = None,
     label: opt.Label = None,
     layers: int | None = option(None, "Layers of the student.", shown="half the teacher's"),
-    student: str | None = option(None, "A student of another shape.", metavar="DIR"),
+    student: str | None = option(None, "Student with a different architecture.", metavar="DIR"),
     temperature: float = option(2.0, "Softmax temperature of the teacher."),
     soft: float | None = option(
         None,
-        "Weight of the teacher's loss; the labels get the rest.",
+        "Weight of the distillation loss; the labels get the rest.",
         shown="5/7 for text, 1/2 for a task",
     ),
     seed: opt.Seed = None,
@@ -152,7 +154,7 @@ def share_command(
 ) -> None:
     """Share weights between layers, as ALBERT does.
 
-    Train the result again: with compress distil --student, finetune, or pretrain --start.
+    Train the result afterwards, with compress distil --student, finetune, or pretrain --start.
 
     Example: malmoi compress share --model runs/bert --groups 1 --embedding 128 --out
     runs/bert-shared

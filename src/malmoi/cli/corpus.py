@@ -33,7 +33,7 @@ def build_command(
     ),
     block_domains: str | None = option(
         None,
-        "Leave out pages of these domains, or of a file of them.",
+        "Exclude pages of these domains, or of the domains in a file.",
         shown="wikipedia.org with --links; none: no domain",
         metavar="DOMAIN,…",
     ),
@@ -65,8 +65,8 @@ def build_command(
 ) -> None:
     """Clean, filter, deduplicate, decontaminate and mix raw text.
 
-    The result is a folder that pretrain reads. The same command again resumes; DIR/corpus.json says
-    what each step dropped, with examples.
+    The result is a folder that pretrain reads. The same command resumes; DIR/corpus.json
+    records what each step dropped, with examples.
 
     Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
     web=0.6,books=0.4

@@ -29,7 +29,7 @@ def demo_command(
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.
 
-    Vocabularies, pre-training, fine-tuning, and a page that shows what they learnt.
+    Trains tokenizers, pre-trains, fine-tunes, and writes a page with the results.
 
     Example: malmoi demo
 
@@ -53,7 +53,7 @@ def demo_command(
         print_json(facts)
         return
     prompt, text = story.samples[0]
-    print_table(("what", "result"), [("the GPT says", prompt + text), *_lines(facts)])
+    print_table(("what", "result"), [("sample of the GPT", prompt + text), *_lines(facts)])
 
 
 def _lines(facts: dict[str, object]) -> list[tuple[str, str]]:

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 def embed_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    layers: str = option("-1", "Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1"),
+    layers: str = option(
+        "-1", "Layers to average, such as -4,-3,-2,-1: 0 is the embedding, -1 the last."
+    ),
     pool: str = option(
-        "auto", "mean over the tokens, cls (the first token), none; auto: the folder's"
+        "auto",
+        "mean over the tokens, cls (the first token) or none; auto uses the folder's setting.",
     ),
     truncate: bool = option(False, "Truncate texts longer than the context.", "--truncate"),
     out: Path | None = option(None, "Write the vectors to this .npy file.", "--out", "-o"),

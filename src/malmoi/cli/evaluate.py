@@ -40,17 +40,19 @@ def evaluate_command(
         "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…",
     ),
     template: str | None = option(None, "Another prompt template, by name or from a .toml file."),
-    beams: int | None = option(None, "Beams of a model that translates; 1 is greedy.", shown="4"),
-    reading: str | None = option(None, "How a model trained both ways reads: causal or masked."),
+    beams: int | None = option(None, "Beams of a translation model; 1 is greedy.", shown="4"),
+    reading: str | None = option(
+        None, "Reading mode of a model trained both ways: causal or masked."
+    ),
     show: int = option(0, "Print the first N prompts as the model saw them."),
     harness: str | None = option(None, "Evaluate with lm-eval; TASK may be one of its YAML files."),
     out: Path | None = option(
         None, "Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR"
     ),
-    metric: str | None = option(None, "Metric that comes first: f1_macro, mcc, bleu…"),
+    metric: str | None = option(None, "Primary metric: f1_macro, mcc, bleu…"),
     contamination: list[str] | None = option(
         None,
-        "Training text: score the items that overlap with it apart (GPT-3 §4).",
+        "Training text; items that overlap with it are scored separately (GPT-3 §4).",
         metavar="CORPUS",
     ),
     text: opt.Text = None,
@@ -65,7 +67,7 @@ def evaluate_command(
 ) -> None:
     """Evaluate a model on a task, fine-tuned or in context.
 
-    A fine-tuned model by its head; any GPT or BERT in context with --shots.
+    A fine-tuned model is evaluated with its head, any GPT or BERT in context with --shots.
 
     Example: malmoi evaluate --model runs/reviews test.csv
 
@@ -169,7 +171,8 @@ def _print_items(shown: list[dict[str, Any]]) -> None:
     for one in shown:
         print(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
         print(
-            f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n"
+            f"    choices: {one['choices']}\n    label: {one['right']!r}, prediction: "
+            f"{one['said']!r}\n"
         )
 
 

@@ -16,7 +16,7 @@ def onnx_command(
     dtype: str = option("fp32", "fp32, or int8: a quarter of the size, slightly different scores."),
     overwrite: opt.Overwrite = False,
 ) -> None:
-    """Write an ONNX file, its tokenizer beside it.
+    """Write an ONNX file, with its tokenizer next to it.
 
     ONNX Runtime's scores are compared with ours before the file is written.
 
@@ -26,7 +26,7 @@ def onnx_command(
         from malmoi.inference.export import export_model
 
         done = export_model(model, out, format="onnx", dtype=dtype, overwrite=overwrite)
-    print(f"{out}: {_megabytes(done.bytes)}, scores at most {done.max_difference:.1g} from ours")
+    print(f"{out}: {_megabytes(done.bytes)}, scores within {done.max_difference:.1g} of ours")
 
 
 def gguf_command(

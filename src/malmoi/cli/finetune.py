@@ -32,7 +32,7 @@ def finetune_command(
         typer.Argument(
             metavar="[TASK] FILE…",
             help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
-            "tasks) or a kind such as classification; omit it to have it guessed.",
+            "tasks) or a kind such as classification; omit it to detect the kind.",
             autocompletion=complete_tasks,
         ),
     ],
@@ -65,13 +65,13 @@ def finetune_command(
     minutes: opt.Minutes = None,
     lr: float | None = option(None, "Peak learning rate.", shown=DEFAULTS + "lr"),
     batch: int | None = option(None, "Examples per step.", shown=DEFAULTS + "batch"),
-    length: int | None = option(None, "Maximum tokens per row.", shown="the context, to 512"),
+    length: int | None = option(None, "Maximum tokens per row.", shown="the context, at most 512"),
     seed: opt.Seed = None,
     seeds: int | None = option(
-        None, "Repeat with N seeds: mean ± deviation; the first run is kept."
+        None, "Repeat with N seeds and report mean ± standard deviation; the first run is kept."
     ),
     metric: str | None = option(
-        None, "Metric that selects: accuracy, f1_macro, mcc…", shown="the task's"
+        None, "Metric for model selection: accuracy, f1_macro, mcc…", shown="the task's"
     ),
     best: bool = option(
         False, "Spend --minutes on trials of settings; average the best.", "--best"
@@ -82,7 +82,7 @@ def finetune_command(
     freeze: bool = option(False, "Train only the new output layer.", "--freeze"),
     features: str | None = option(
         None,
-        "A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
+        "Train a small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
         metavar="LAYERS",
     ),
     adapter: str | None = option(
@@ -92,7 +92,7 @@ def finetune_command(
         None, "λ of GPT-1's auxiliary language model.", shown=DEFAULTS + "lm"
     ),
     from_scratch: bool = option(
-        False, "Start from random weights: the baseline.", "--from-scratch"
+        False, "Start from random weights, as a baseline.", "--from-scratch"
     ),
     track: opt.Track = None,
     settings: opt.Set = None,
@@ -103,8 +103,9 @@ def finetune_command(
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
 
-    Columns, kind and baseline are guessed from the file, and printed. The result is a folder that
-    predict, evaluate and transformers open. Ctrl-C saves and stops; the same command resumes.
+    Columns, kind and baseline are detected from the file and printed. The result is a folder
+    that predict, evaluate and transformers open. Ctrl-C saves and stops; the same command
+    resumes.
 
     Example: malmoi finetune reviews.csv --model runs/bert
 
@@ -206,7 +207,7 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     label, times = labels.most_common(1)[0]
     if "accuracy" in metrics and metrics["accuracy"] <= times / len(rows):
         note(
-            f"This model has learnt nothing yet: always predicting {label!r} is right for "
+            f"This model is no better than always predicting {label!r}, which is right for "
             f"{times / len(rows):.0%}. Try more --epochs or rows, a higher --lr, or a model that "
             "was pre-trained for longer."
         )

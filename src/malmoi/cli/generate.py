@@ -32,7 +32,7 @@ def generate_command(
         None, "Sample from the smallest set of tokens whose probabilities reach p."
     ),
     min_p: float | None = option(
-        None, "Sample from tokens at least this many times as likely as the best."
+        None, "Sample only from tokens at least this fraction as likely as the best."
     ),
     repetition_penalty: float = option(1.0, "Above 1 makes repetition less likely."),
     frequency_penalty: float = option(
@@ -47,10 +47,10 @@ def generate_command(
     ignore_eos: bool = option(False, "Do not end at the end-of-text token.", "--ignore-eos"),
     min_tokens: int | None = option(None, "Minimum new tokens."),
     stop: list[str] | None = option(None, "Stop before this text; repeatable."),
-    seed: int | None = option(None, "Random seed.", shown="another each time"),
+    seed: int | None = option(None, "Random seed.", shown="random"),
     n: int = option(1, "Continuations of each prompt.", "--samples", "-n"),
     choices: str | None = option(
-        None, "Generate exactly one of these; spaces count.", metavar="A,B,…"
+        None, "Generate exactly one of these; spaces are significant.", metavar="A,B,…"
     ),
     regex: str | None = option(
         None, "Regular expression that the whole text must match.", metavar="PATTERN"
@@ -59,7 +59,7 @@ def generate_command(
         None, "JSON schema that the text must follow.", metavar="FILE"
     ),
     banned: list[str] | None = option(None, "Text never to generate; repeatable."),
-    beams: int = option(1, "More than 1: beam search."),
+    beams: int = option(1, "Number of beams; more than 1 enables beam search."),
     length_penalty: float | None = option(
         None, "Beams are scored by log p / length^penalty.", shown="1"
     ),
@@ -67,10 +67,10 @@ def generate_command(
         False, "Prompt-lookup decoding: the same greedy text, faster.", "--speculate"
     ),
     parse_special: bool = option(
-        False, "Read control tokens such as <|endoftext|> in the prompt.", "--parse-special"
+        False, "Parse control tokens such as <|endoftext|> in the prompt.", "--parse-special"
     ),
     features: Path | None = option(
-        None, "Rows of a .npy file to write about (caption-small).", metavar="FILE"
+        None, ".npy file of feature vectors to describe (caption-small).", metavar="FILE"
     ),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -88,7 +88,7 @@ def generate_command(
         temperature = 0.0
     if features is not None:
         if texts:
-            raise UsageError("--features are written about without a prompt: leave the text out.")
+            raise UsageError("--features takes no prompt: omit the text.")
         _describe(open_model(model, device, dtype), features, max_new_tokens, json)
         return
     prompts = whole_texts(texts)

@@ -9,7 +9,7 @@ from malmoi.system.files import require_free
 def merge_command(
     model: opt.Model, out: opt.Out, overwrite: opt.Overwrite = False, json: opt.Json = False
 ) -> None:
-    """Merge a LoRA into its base: a plain model for every tool.
+    """Merge a LoRA into its base model.
 
     Example: malmoi merge --model runs/sst2-lora --out runs/sst2
     """

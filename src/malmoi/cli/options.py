@@ -46,9 +46,7 @@ def described(help_: str, *names: str, shown: str | None = None, **settings: Any
 
 Model = Annotated[str, described("Model folder, or a hub id.", "--model", "-m", metavar="DIR")]
 Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
-Overwrite = Annotated[
-    bool, described("Replace what --out holds instead of refusing.", "--overwrite")
-]
+Overwrite = Annotated[bool, described("Overwrite --out if it exists.", "--overwrite")]
 Device = Annotated[
     str | None,
     described("cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"),
@@ -61,7 +59,7 @@ Seed = Annotated[int | None, described("Random seed.", shown="0")]
 Track = Annotated[
     list[str] | None,
     described(
-        "Track the run too with tensorboard, wandb, mlflow or trackio; repeatable.", metavar="NAME"
+        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.", metavar="NAME"
     ),
 ]
 Set = Annotated[

@@ -9,7 +9,9 @@ from malmoi.cli.output import print_json
 def perplexity_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    bits: bool = option(False, "Comparable between tokenizers.", "--bits-per-byte"),
+    bits: bool = option(
+        False, "Print bits per byte, which are comparable between tokenizers.", "--bits-per-byte"
+    ),
     stride: int | None = option(None, "Stride of the sliding window.", shown="half the context"),
     memory: int | None = option(
         None,
@@ -20,7 +22,7 @@ def perplexity_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Perplexity of a text of any length under a GPT: lower is better.
+    """Compute the perplexity of a text of any length with a GPT.
 
     Example: malmoi perplexity --model runs/tiny-gpt < book.txt
     """

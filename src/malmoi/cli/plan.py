@@ -40,7 +40,9 @@ def plan_command(
     ),
     price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out."),
     pue: float | None = option(
-        None, "Data-centre watts per GPU watt (PUE).", shown="malmoi.planning.plan:Fleet.pue"
+        None,
+        "Power usage effectiveness (PUE) of the data centre.",
+        shown="malmoi.planning.plan:Fleet.pue",
     ),
     gradient_checkpointing: bool = option(
         False,

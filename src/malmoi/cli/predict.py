@@ -20,10 +20,10 @@ def predict_command(
     data: Path | None = option(None, "Rows to predict, if not given as a file instead of TEXT."),
     out: Path | None = option(
         None,
-        "Where a file's rows go, with their predictions.",
+        "Output file for the rows with their predictions.",
         "--out",
         "-o",
-        shown="beside the file",
+        shown="next to the file",
     ),
     text: opt.Text = None,
     pair: opt.Pair = None,
@@ -37,8 +37,8 @@ def predict_command(
     ),
     labels: str | None = option(
         None,
-        "Classify by these names without training: positive,negative. For a sentence "
-        "encoder, a model of inference (NLI), a GPT or a BERT.",
+        "Zero-shot classification with these label names: positive,negative. Needs a sentence "
+        "encoder, an NLI model, a GPT or a BERT.",
         metavar="A,B…",
     ),
     overwrite: opt.Overwrite = False,
@@ -48,8 +48,9 @@ def predict_command(
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
 
-    Of a file (csv, tsv, jsonl, parquet, xlsx) every row is predicted and written to --out with all
-    its columns, the prediction, its score, and each label's probability. The same command resumes.
+    Given a file (csv, tsv, jsonl, parquet, xlsx), predicts every row and writes it to --out
+    with all its columns, the prediction, its score and the probability of each label. The same
+    command resumes.
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
 

@@ -143,7 +143,7 @@ def _columns(
             raise UsageError(f"{data} has no column {name!r}.{nearest(name, first[0])}")
     empty = sum(not _has_text(row.get(text)) for row in first)
     if empty:
-        note(f"{empty:,} of the first {len(first):,} rows have no text: they get no prediction.")
+        note(f"{empty:,} of the first {len(first):,} rows have no text and get no prediction.")
     return columns
 
 

@@ -42,7 +42,7 @@ def pretrain_command(
     track: opt.Track = None,
     settings: opt.Set = None,
     tokenizer: Path | None = option(
-        None, "Existing tokenizer.", shown="one is trained", metavar="DIR"
+        None, "Existing tokenizer.", shown="train a new one", metavar="DIR"
     ),
     start: str | None = option(None, "Model to continue from.", shown="new weights", metavar="DIR"),
     overwrite: opt.Overwrite = False,
@@ -52,9 +52,9 @@ def pretrain_command(
 ) -> None:
     """Train a model from raw text.
 
-    RECIPE is gpt or bert, whose size follows from the text, the minutes and this machine (--dry-run
-    says why), or a paper's model. The result is a folder that transformers opens. Ctrl-C saves and
-    stops; the same command resumes.
+    RECIPE is gpt or bert, sized for the text, the time budget and this machine (--dry-run
+    explains the choice), or the model of a paper. The result is a folder that transformers
+    opens. Ctrl-C saves and stops; the same command resumes.
 
     Example: malmoi pretrain book.txt --minutes 3
 

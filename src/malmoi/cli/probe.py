@@ -14,7 +14,7 @@ def probe_command(
     data: Path = option(..., "Labelled words (.conllu) or texts (csv, jsonl…)."),
     test: Path | None = option(None, "Rows to test on.", shown="a fifth of the data"),
     label: str | None = option(
-        None, "Column of the labels; of CoNLL-U upos, xpos or deprel.", shown="guessed; upos"
+        None, "Column of the labels; for CoNLL-U, upos, xpos or deprel.", shown="detected; upos"
     ),
     limit: int = option(4000, "Read at most this many words or texts."),
     seed: int = option(0, "Random seed."),
@@ -22,9 +22,9 @@ def probe_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Read parts of speech or your own labels from every layer.
+    """Train a linear probe on every layer, for parts of speech or your own labels.
 
-    The control reads random labels, one for each word: what the probe memorises by itself.
+    A control task with a random label for each word shows how much the probe itself memorises.
 
     Example: malmoi probe --model runs/tiny-bert --data en_ewt.dev.conllu
     """
@@ -38,8 +38,8 @@ def probe_command(
         print_json(found.to_dict())
         return
     say(
-        f"{len(found.labels)} labels; learnt from {found.train:,} examples, tested on "
-        f"{found.test:,}. The most frequent label: {found.majority:.1%}."
+        f"{len(found.labels)} labels; trained on {found.train:,} examples, tested on "
+        f"{found.test:,}. Most frequent label: {found.majority:.1%}."
     )
     cells = (
         (one.layer, f"{one.accuracy:.1%}", f"{one.control:.1%}", progress_bar(one.accuracy))

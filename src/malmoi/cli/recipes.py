@@ -25,7 +25,7 @@ def recipes_command(
 ) -> None:
     """List the recipes, or the settings of one.
 
-    A name that ends in -fast changes the mathematics of its paper, and says how.
+    Recipes that end in -fast deviate from their paper; each lists its changes.
 
     Example: malmoi recipes bert-tiny
     """

@@ -13,7 +13,7 @@ def score_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Log-probabilities of continuations of a context, by a GPT.
+    """Score continuations of a context with a GPT.
 
     The first text is the context, the others are continuations; on standard input every line is a
     context, a tab and a continuation. Prints the log-probability of each.

@@ -37,7 +37,7 @@ def serve_command(
     ),
     log_level: str = option("info", "debug (with every request), info, warning or error."),
     access_log: bool = option(False, "Write a line for each request to stderr.", "--access-log"),
-    open: bool = option(False, "Show the studio in a browser.", "--open"),
+    open: bool = option(False, "Open the studio in a browser.", "--open"),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
 ) -> None:

@@ -21,17 +21,17 @@ def study_command(
         None, "Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"
     ),
     out: Path | None = option(None, "Study folder.", "--out", "-o", metavar="DIR"),
-    scale: str = option("cpu", "How large: cpu, gpu-minutes or paper.", metavar="NAME"),
+    scale: str = option("cpu", "Scale of the study: cpu, gpu-minutes or paper.", metavar="NAME"),
     seeds: int | None = option(
         None, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
     ),
-    workers: int = option(1, "Cells at a time, each in a process of its own.", metavar="N"),
+    workers: int = option(1, "Cells to run in parallel, each in its own process.", metavar="N"),
     device: opt.Device = None,
     json: opt.Json = False,
 ) -> None:
-    """Reproduce a paper's table or figure, ours beside theirs.
+    """Reproduce a table or figure of a paper, next to the published numbers.
 
-    Finished cells are kept: the same command resumes a stopped study.
+    Finished cells are kept; the same command resumes an interrupted study.
 
     Example: malmoi study bert-masking --out runs/bert-masking
     """

@@ -24,10 +24,10 @@ def train_command(
         "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
     ),
     vocab: int = option(30_000, "Vocabulary size.", parser=whole_number, metavar="N"),
-    lowercase: bool | None = option(None, "Lowercase the text first.", shown="as the family"),
+    lowercase: bool | None = option(None, "Lowercase the text first.", shown="depends on the kind"),
     min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
     morphemes: Literal["none", "kiwi"] = option(
-        "none", "kiwi: cut Korean words into morphemes first (pip install kiwipiepy)."
+        "none", "kiwi: split Korean words into morphemes first (pip install kiwipiepy)."
     ),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
@@ -66,14 +66,14 @@ def extend_command(
         list[str], described("Text to learn from: a file, folder or glob; repeatable.")
     ],
     out: opt.Out,
-    add: int = option(2000, "How many tokens to add.", parser=whole_number, metavar="N"),
+    add: int = option(2000, "Number of tokens to add.", parser=whole_number, metavar="N"),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
     """Add tokens to a model's vocabulary, learnt from text.
 
-    Old tokens keep their ids; a new one starts as the mean of the pieces that it replaces, in the
-    input and the output. Then train on with pretrain --start.
+    Old tokens keep their ids. The embeddings of a new token start as the mean of the pieces it
+    replaces. Continue training with pretrain --start.
 
     Example: malmoi tokenizer extend --model runs/gpt --data bills/ --add 2000 -o runs/gpt-ko
     """
@@ -104,7 +104,7 @@ def extend_command(
     }
     print_json(result) if json else print(
         f"{out}: {len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
-        f"{rates[0]:.3f} tokens a character before, {rates[1]:.3f} now"
+        f"{rates[0]:.3f} tokens per character before, {rates[1]:.3f} now"
     )
 
 
@@ -124,7 +124,7 @@ def show_command(
     ),
     tokenizer: str = option(".", "Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR"),
     parse_special: bool = option(
-        False, "Read names such as [MASK] as control tokens.", "--parse-special"
+        False, "Parse names such as [MASK] as control tokens.", "--parse-special"
     ),
     json: opt.Json = False,
 ) -> None:

@@ -12,7 +12,9 @@ from malmoi.errors import UsageError
 def translate_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    to: str = option("", "Language, for a GPT that is asked in a prompt.", metavar="NAME"),
+    to: str = option(
+        "", "Target language, for a GPT that is prompted to translate.", metavar="NAME"
+    ),
     beams: int = option(4, "1 is greedy."),
     length_penalty: float = option(0.6, "Beams are scored by log p / ((5 + length) / 6)^penalty."),
     device: opt.Device = None,
@@ -21,7 +23,7 @@ def translate_command(
 ) -> None:
     """Translate texts, or every line of a file.
 
-    With a model that was pre-trained on translations; or with a GPT and --to.
+    Uses a model that was pre-trained on translations, or a GPT with --to.
 
     Example: malmoi translate --model runs/en-de "A dog runs on the beach."
     """
@@ -29,7 +31,7 @@ def translate_command(
     opened = open_model(model, device, dtype)
     if opened.config.encoder_depth:
         if to:
-            raise UsageError("--to is for a GPT: this model knows one language to translate into.")
+            raise UsageError("--to is for a GPT: this model translates into one language only.")
         some = [line for line in lines if line.strip()]
         said = iter(opened.translate(some, beams=beams, length_penalty=length_penalty))
         found = [next(said) if line.strip() else "" for line in lines]

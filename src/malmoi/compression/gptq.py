@@ -57,12 +57,11 @@ def _check(network: Network, packing: Packing) -> None:
     c = network.config
     if c.distinct < c.depth:
         raise UsageError(
-            "GPTQ is for layers with weights of their own; this model shares them: use --method "
-            "round."
+            "GPTQ does not support layers that share weights, as in this model: use --method round."
         )
     if packing.group % STRIDE:
         raise UsageError(
-            f"GPTQ writes groups of a multiple of {STRIDE} inputs, not {packing.group}; choose "
+            f"GPTQ needs groups of a multiple of {STRIDE} inputs, not {packing.group}; choose "
             "another --group."
         )
 

@@ -37,7 +37,7 @@ def quantize_model(
     (see `malmoi.model.int8`).
     """
     if bits not in SUPPORTED_BITS:
-        raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
+        raise UsageError(f"bits must be 8 or 4, not {bits}.")
     if group < 0:
         raise UsageError(
             f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}."

@@ -83,7 +83,7 @@ def plan_for_this_machine() -> DemoConfig:
     plan = DemoConfig(gpt=gpt, bert=bert)
     _say(
         f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} "
-        f"layers × {gpt.width} and a BERT of {bert.depth} × {bert.width} learn for "
+        f"layers × {gpt.width} and a BERT of {bert.depth} × {bert.width} will train for "
         f"{gpt.seconds + bert.seconds:.0f} seconds."
     )
     fewest = min(
@@ -163,7 +163,7 @@ def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
     vocab = story.plan.vocab
     _say(
-        f"Learning two vocabularies of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
+        f"Training two tokenizers of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
         "the BERT."
     )
     for kind in ("byte-bpe", "wordpiece"):
@@ -312,8 +312,8 @@ def _verdict(story: Story, gain: float) -> str:
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
         f"Pre-training made no clear difference here ({points} points): in its "
-        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, and "
-        "single words already say much in this task. A longer `malmoi pretrain`, or a faster "
+        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, "
+        "and single words are already informative in this task. Longer pre-training, or a faster "
         "machine, lets it read more."
     )
 

@@ -98,7 +98,7 @@ def _text(story: Story) -> str:
     return _section("The text, and two ways to tokenize it", _note(*said), cuts)
 
 
-_KINDS = {"byte-bpe": "byte-level BPE, as GPT-2 has it", "wordpiece": "WordPiece, as BERT has it"}
+_KINDS = {"byte-bpe": "byte-level BPE (GPT-2)", "wordpiece": "WordPiece (BERT)"}
 
 
 def _curve(story: Story, name: str, losses: dict[str, str]) -> str:

@@ -84,7 +84,7 @@ SPEECHES = DemoText(
     about="Every State of the Union message since 1790.",
     task="era",
     labels=tuple(name for _, name in ERAS),
-    task_about="The task: tell a paragraph's era.",
+    task_about="The task: predict the era of a paragraph.",
     question="Fine-tuned: when was this written?",
     prompts=(
         "The state of the Union is",
@@ -115,8 +115,8 @@ def bills(path: Path) -> DemoText:
         if labels != set(MINISTRIES):
             missing = ", ".join(name for name in MINISTRIES if name not in labels)
             raise UsageError(
-                f"{path} is no collection of Korean bills: no bill names only {missing}. Put a "
-                "blank line between bills."
+                f"{path} is not a file of Korean bills: no bill names only {missing}. Put a blank "
+                "line between bills."
             )
         return found
 
@@ -129,7 +129,7 @@ def bills(path: Path) -> DemoText:
         about="Rationales of bills of Korea's National Assembly.",
         task="ministry",
         labels=MINISTRIES,
-        task_about="The task: tell a bill's ministry, whose name is hidden.",
+        task_about="The task: predict the ministry of a bill, with its name removed.",
         question="Fine-tuned: whose bill is it?",
         prompts=("현행법은", "최근 들어", "이에 국민의", "그러나 현행법에는"),
         masked=(

@@ -182,18 +182,18 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
     prompts = sum(row.prompt_cut for row in rows)
     if prompts:
         logger.warning(
-            f"{prompts:,} of {many} prompts do not fit beside their answers into {length} tokens "
-            "and are cut at their end."
+            f"{prompts:,} of {many} prompts do not fit with their answers into {length} tokens "
+            "and are truncated at the end."
         )
     answers = sum(row.answer_cut and bool(row.spans) for row in rows)
     if answers:
         logger.warning(
-            f"{answers:,} of {many} answers do not fit into {length} tokens and are cut at their "
-            "end."
+            f"{answers:,} of {many} answers do not fit into {length} tokens and are truncated at "
+            "the end."
         )
     lost = [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]
     if lost:
         logger.warning(
-            f"{len(lost):,} of {many} rows are left out, the first at {lost[0]}: their prompts "
+            f"{len(lost):,} of {many} rows are skipped, the first at {lost[0]}: their prompts "
             f"alone fill {length} tokens."
         )

@@ -109,8 +109,8 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
     for path in file_list(data):
         if path.name in protocol.get("trained_files", ()):
             logger.warning(
-                f"This model was fine-tuned on {path.name}: its score there says little about new "
-                f"rows. The score of rows it was not trained on is in {page}."
+                f"This model was fine-tuned on {path.name}, so this score says little about new "
+                f"rows. The score on rows it was not trained on is in {page}."
             )
 
 

@@ -95,7 +95,7 @@ def probe_model(
     tested = read_examples(model, held, most_tested)
     labels = sorted(set(known.labels))
     if len(labels) < 2 or not tested.labels:
-        raise UsageError("A probe needs rows to test, and two labels or more to learn.")
+        raise UsageError("A probe needs test rows and at least two labels.")
     count = len(known.vectors)
     scores = [
         LayerScore(

@@ -33,7 +33,7 @@ class ReferencePairs:
         if reader.problems:
             raise MalmoiError(" ".join(reader.describe()))
         if not rows:
-            raise MalmoiError(f"{' and '.join(reader.files)} hold no pair.")
+            raise MalmoiError(f"{' and '.join(reader.files)} hold no sentence pairs.")
         return cls([row[0] for row in rows], [row[1] for row in rows])
 
     def first(self, count: int | None) -> "ReferencePairs":

@@ -164,7 +164,7 @@ def finetune_config(
         raise UsageError("best needs a time budget: --best --minutes 10 (best=True, minutes=10).")
     if settings.best and (not settings.trains_all or settings.grid or settings.seeds > 1):
         raise UsageError(
-            "best tries settings of full fine-tuning by itself: it goes with no grid, seeds, "
+            "best searches settings of full fine-tuning: it cannot be combined with grid, seeds, "
             "features, adapter, words, freeze or contrastive."
         )
     if settings.grid and settings.seeds > 1:

@@ -47,7 +47,7 @@ def choose_contrast(
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
     if wanted and not fits:
         raise UsageError(
-            "contrastive needs a classification and a sentence encoder: a folder that "
+            "contrastive needs a classification task and a sentence encoder: a folder that "
             "sentence-transformers or malmoi finetune similarity wrote."
         )
     partly = settings.adapter.kind != "none" or settings.features or settings.freeze
@@ -59,9 +59,9 @@ def choose_contrast(
         return replace(settings, contrastive=False)
     if settings.contrastive is None:
         logger.info(
-            f"Only {len(work.train)} rows to learn from: their sentence vectors are contrasted by "
-            "label, as in SetFit, and a logistic layer reads them (--set contrastive=false for "
-            "plain fine-tuning)."
+            f"Only {len(work.train)} training rows: using contrastive learning on sentence "
+            "vectors and a logistic layer, as in SetFit (--set contrastive=false for plain "
+            "fine-tuning)."
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
     return settings.override({**unset, "contrastive": True})

@@ -225,7 +225,7 @@ def _compute(
             file.flush()
             os.fsync(file.fileno())
             _file(beside, layer).replace(_file(folder, layer))
-    logger.info(f"{size * len(layers) / 1e6:,.0f} MB of hidden states are kept in {folder}.")
+    logger.info(f"{size * len(layers) / 1e6:,.0f} MB of hidden states are cached in {folder}.")
 
 
 @torch.inference_mode()

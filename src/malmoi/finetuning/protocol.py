@@ -47,7 +47,7 @@ class Protocol(Config):
         names = ", ".join(translate(name) for name in self.selects)
         chosen = ""
         if self.selected_on:
-            chosen = translate(f"{self.selected_on:,} held-out rows select: {names}") + "; "
+            chosen = translate(f"{self.selected_on:,} held-out rows for selection: {names}") + "; "
         return translate(
             f"Training on {self.trained_on:,} rows; {chosen}evaluation on {self.judged_on:,} rows "
             f"({translate(self.judged_rows)})."
@@ -100,8 +100,8 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     """
     if len(rows) < 2:
         raise MalmoiError(
-            f"There is only one example ({rows[0].place}): one is needed to learn from, one to "
-            "evaluate on."
+            f"There is only one example ({rows[0].place}): at least one is needed for training "
+            "and one for evaluation."
         )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}

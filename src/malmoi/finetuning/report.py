@@ -56,7 +56,7 @@ def write_task_report(
         rows=rows,
         labels=work.labels if kind.text_labels else (),
         exclusive=kind.exclusive,
-        baselines=[] if found is None else [("the words alone (naive Bayes)", found)],
+        baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),

@@ -123,8 +123,8 @@ def load_data(
         rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
     if twins := judged_twins(rows, judged):
         logger.warning(
-            f"{twins:,} of the {len(judged):,} evaluation rows are also among the training rows: "
-            "they make the result look better than it is."
+            f"{twins:,} of the {len(judged):,} evaluation rows are also training rows: the result "
+            "will look better than it is."
         )
     selects = selected_settings(task, rows, settings)
     count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
@@ -133,8 +133,8 @@ def load_data(
         rows, held = hold_out(task, rows, count, settings.seed)
     elif selects:
         logger.warning(
-            f"{len(rows):,} rows are too few to hold some out: nothing is selected, and the run "
-            "trains for all its epochs."
+            f"{len(rows):,} rows are too few to hold some out for selection: training runs for "
+            "all epochs."
         )
     if held and head_kind(task).calibrated:
         selects = (*selects, "temperature")
@@ -212,8 +212,7 @@ def describe_run(
         logger.info(f"Always predicting {said or 'no label'!r} would be right for {share} of them.")
     if work.word_baseline is not None:
         logger.info(
-            f"A first accuracy, from the words alone: {work.word_baseline:.1%} (naive "
-            "Bayes, no network)."
+            f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."
         )
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)

@@ -97,11 +97,13 @@ def build_task_network(
 
 def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     if "lm" not in start.network.heads:
-        raise UsageError("Only a GPT can learn to write; this model has no language head (lm).")
+        raise UsageError(
+            "The kind writing needs a GPT; this model has no language-model head (lm)."
+        )
     if settings.freeze or settings.features:
         raise UsageError(
-            "Writing adds no layer, so nothing would learn beside a frozen model; take an adapter "
-            "(--adapter lora) or freeze_layers."
+            "The kind writing adds no layer, so with a frozen model there is nothing to train; "
+            "use an adapter (--adapter lora) or freeze_layers."
         )
 
 
@@ -158,7 +160,7 @@ def _transferred(network: Network, settings: FinetuneConfig) -> int:
     distinct = network.config.distinct
     if layers is not None and not 0 <= layers <= distinct:
         raise UsageError(
-            f"layers_transferred={layers}: this model has {distinct} layers, so take 0 to "
+            f"layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
             f"{distinct}."
         )
     return distinct if layers is None else layers

@@ -86,7 +86,8 @@ class Interpretation:
         causal = self.network.trunk.is_causal
         if causal and not view.trunk.is_causal:
             raise UsageError(
-                "A GPT that sees later tokens cannot write: use run(text, […]) for one pass."
+                "A GPT whose mask shows later tokens cannot generate: use run(text, […]) for one "
+                "forward pass."
             )
         model = type(self)(replace(self.checkpoint, network=view))
         model.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it

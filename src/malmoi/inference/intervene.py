@@ -77,7 +77,7 @@ class Subject:
                 "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
             )
         if checkpoint.network.reader is not None:
-            raise UsageError("An intervention needs a model whose own layers give the answer.")
+            raise UsageError("Interventions do not support a feature model on frozen layers.")
         self.network: Network = checkpoint.network
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.labels = checkpoint.labels

@@ -341,7 +341,7 @@ class Model(Interpretation, ZeroShot):
         self._require_head("lm", "translate")
         if not to:
             raise UsageError(
-                "A GPT translates by a prompt: give the language, such as to='French'."
+                "A GPT translates with a prompt: give the language, such as to='French'."
             )
         prompt = translation_prompt(text, to, options.get("examples", ()))
         return self._line(prompt, options.get("max_new_tokens", 64))
@@ -354,7 +354,7 @@ class Model(Interpretation, ZeroShot):
     def translator(self) -> Translator:
         """The parts of this model that translation needs."""
         if not self.config.encoder_depth:
-            raise UsageError("This model has no encoder and decoder: it was not made to translate.")
+            raise UsageError("This model cannot translate: it is not an encoder-decoder.")
         ends = sorted(self._ends)
         if not ends:
             raise UsageError("This model's tokenizer has no end-of-text token.")
@@ -367,7 +367,7 @@ class Model(Interpretation, ZeroShot):
         For a model that was trained on features with texts (the recipe caption-small).
         """
         if not self.config.feature_count:
-            raise UsageError("This model was not trained on features: it cannot describe any.")
+            raise UsageError("This model cannot describe features: it was not trained on any.")
         given = np.asarray(features)
         given = given[:, None] if given.ndim == 2 else given
         limit = min(max_new_tokens, self.config.context - self.config.feature_count)
@@ -415,8 +415,8 @@ class Model(Interpretation, ZeroShot):
         found = self.fill_masks(text, top)
         if len(found) > 1:
             raise UsageError(
-                f"The text has {len(found)} masks and fill answers one: use fill_masks, which "
-                "gives a list for each."
+                f"The text has {len(found)} masks, but fill takes one: use fill_masks, which "
+                "returns a list for each."
             )
         return found[0]
 
@@ -599,7 +599,9 @@ class Model(Interpretation, ZeroShot):
         if self.config.encoder_depth:
             raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
         if self.config.feature_count:
-            raise UsageError(f"This model cannot {verb}: it writes about features. Use describe.")
+            raise UsageError(
+                f"This model cannot {verb}: it generates text from features. Use describe."
+            )
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)

@@ -231,7 +231,7 @@ def _matrix(
 def _all_heads(weights: Float32Array) -> Picture:
     layers, heads, size, _ = weights.shape
     if int((weights >= FAINT).sum()) > MAX_CELLS:
-        raise UsageError("These are too many cells to draw: choose layer= (and head=).")
+        raise UsageError("There are too many cells to draw: choose layer= (and head=).")
     cell = max(2, SMALL // size)
     side = size * cell + 8
     parts = [_text(30 + h * side + side / 2, 12, str(h), "middle") for h in range(heads)]

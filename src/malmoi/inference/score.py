@@ -95,7 +95,7 @@ def long_text_logprobs(
             "is not predicted."
         )
     if stride is not None and memory is not None:
-        raise UsageError("A text is read in windows or with a memory: give stride or memory.")
+        raise UsageError("Give either stride or memory, not both.")
     carries = network.config.memory or network.config.recurrent
     if memory is not None:
         found = _carried(network.with_memory(memory), tokens)

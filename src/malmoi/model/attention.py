@@ -91,8 +91,9 @@ def build_mask(
 @cache
 def _note_dropout() -> None:
     logger.warning(
-        "Sparse attention is computed in full here, because its kernels have no dropout of their "
-        "own: set model.attention_dropout=0 (model.dropout may stay) to compute only what is seen."
+        "Sparse attention is computed densely here because its kernels do not support attention "
+        "dropout: set model.attention_dropout=0 (model.dropout may stay) to compute only the "
+        "visible blocks."
     )
 
 

@@ -78,7 +78,7 @@ class Intervention:
         if self.site in ("mask", "layer") and self.value != "zero":
             raise UsageError(f"An intervention on site {self.site!r} takes no value.")
         if self.site == "mask" and self.positions is not None:
-            raise UsageError("An intervention on site 'mask' concerns every position.")
+            raise UsageError("An intervention on site 'mask' applies to every position.")
         if (self.value == "copy") != (self.source is not None) and self.value != "mean":
             raise UsageError("value='copy' needs source=, a text, and value='zero' takes none.")
         if self.source_positions is not None and (

@@ -115,9 +115,9 @@ class Network(nn.Module):
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
         if self.config.encoder_depth:
-            raise UsageError(f"{what} is for models of one text; this model translates.")
+            raise UsageError(f"{what} does not support translation models.")
         if self.config.feature_count:
-            raise UsageError(f"{what} is for models of text; this model writes about features.")
+            raise UsageError(f"{what} does not support models that generate text from features.")
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.
@@ -145,7 +145,7 @@ class Network(nn.Module):
         if c.positions != "relative":
             raise UsageError(
                 f"This model has {c.positions} positions, which end at its context of {c.context} "
-                "tokens: only a model with relative positions (transformer-xl) remembers more."
+                "tokens: only a model with relative positions (transformer-xl) supports a memory."
             )
         attention = tuple(
             f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text

@@ -245,8 +245,8 @@ class Transformer(nn.Module):
             return hidden
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):
             raise UsageError(
-                "A recurrent model reads a row from end to end and cannot keep packed documents "
-                "apart: set data.document_mask=false and data.packed=false."
+                "A recurrent model reads a whole row and cannot separate packed documents: set "
+                "data.document_mask=false and data.packed=false."
             )
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         layout = replace(layout, tokens=keep)

@@ -86,8 +86,8 @@ class TaskPage:
             (translate("this model"), right / len(self.rows)),
         ]
         said = (
-            f"{right:,} of {len(self.rows):,} rows are right. With other rows of this kind, "
-            f"between {low:.0%} and {high:.0%} would be (95% interval)."
+            f"{right:,} of {len(self.rows):,} rows are right (95% confidence interval: {low:.0%} "
+            f"to {high:.0%})."
         )
         best = max(value for _, value in shares[:-1])
         doubt = "" if right / len(self.rows) > best else words("No better than the baseline.")
@@ -156,7 +156,7 @@ class TaskPage:
             translate("perfect"): Line([(0.0, 0.0), (1.0, 1.0)], dashed=True),
         }
         svg = chart(
-            lines, translate("confidence"), translate("share right"), (400, 260), share=True
+            lines, translate("confidence"), translate("fraction correct"), (400, 260), share=True
         )
         said = (
             "A prediction of 80% confidence should be right 8 times in 10. On average confidence "
@@ -172,8 +172,8 @@ class TaskPage:
         if not found or sum(map(is_correct, self.rows)) <= self._most_frequent()[1]:
             return ""
         said = (
-            "The model is surer of another label than it usually is of that one, "
-            "and was not trained on these rows: check them first."
+            "The model was not trained on these rows and is more confident of another label than "
+            "it usually is of that one: check them first."
         )
         note = f'<p class="lead">{words(said)}</p>'
         return heading("Likely label errors") + note + self._table(found[:MAX_SUSPECTS])

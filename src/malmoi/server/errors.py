@@ -129,10 +129,10 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
 
 def _sentence(error: HTTPException) -> str:
     if error.status_code == 404:
-        return "There is nothing at this address; see /openapi.json."
+        return "There is no such endpoint; see /openapi.json."
     if error.status_code == 405:
         return (
-            "This address does not accept this method; it accepts "
+            "This endpoint does not accept this method; it accepts "
             f"{(error.headers or {}).get('Allow', 'another')}."
         )
     return str(error.detail)

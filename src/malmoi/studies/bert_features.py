@@ -52,13 +52,13 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 STUDY = Study(
     "bert-features",
-    Words("which frozen layers a small model should read", "작은 모델이 읽을 고정된 층 고르기"),
+    Words("which frozen layers make the best features", "작은 모델이 읽을 고정된 층 고르기"),
     "Devlin et al. 2019, table 7",
     _cells,
     _claims,
     caption=Words(
-        "F1 of a BiLSTM on frozen layers, beside fine-tuning; bars are one standard deviation "
-        "over seeds.",
+        "F1 of a BiLSTM on frozen layers, compared with fine-tuning; bars are one standard "
+        "deviation over seeds.",
         "고정된 층 위의 BiLSTM의 F1과 미세 조정의 F1. 막대는 시드에 따른 표준편차 하나.",
     ),
     theirs={

@@ -62,15 +62,15 @@ def _claims(results: StudyResults) -> list[Claim]:
 STUDY = Study(
     "bert-masking",
     Words(
-        "how tokens to predict are masked, replaced or kept",
+        "masking strategies: masked, random or unchanged tokens",
         "예측할 토큰을 가리거나 바꾸거나 그대로 두는 비율",
     ),
     "Devlin et al. 2019, table 8",
     _cells,
     _claims,
     caption=Words(
-        "Score after fine-tuning, and on frozen features, by what becomes of the chosen tokens; "
-        "bars are one standard deviation over seeds.",
+        "Score after fine-tuning, and on frozen features, by masking strategy; bars are one "
+        "standard deviation over seeds.",
         "고른 토큰을 어떻게 바꾸었는지에 따른 미세 조정 점수와 고정 특징 점수. 막대는 시드에 따른 "
         "표준편차 하나.",
     ),

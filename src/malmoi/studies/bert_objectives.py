@@ -44,7 +44,7 @@ def _claims(results: StudyResults) -> list[Claim]:
         *([Claim(two_way, BERT, LTR, span)] if span else []),
         Claim(
             Words(
-                "Next sentences help pairs of sentences",
+                "Next-sentence prediction helps sentence-pair tasks",
                 "다음 문장 예측은 문장 쌍 과제에 도움이 된다",
             ),
             BERT,
@@ -65,7 +65,10 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 STUDY = Study(
     "bert-objectives",
-    Words("what next sentences and reading both ways add", "다음 문장 예측과 양방향 읽기의 효과"),
+    Words(
+        "what next-sentence prediction and bidirectionality add",
+        "다음 문장 예측과 양방향 읽기의 효과",
+    ),
     "Devlin et al. 2019, table 5",
     _cells,
     _claims,

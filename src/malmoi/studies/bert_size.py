@@ -57,7 +57,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 STUDY = Study(
     "bert-size",
-    Words("what depth, width and heads add", "층 수, 너비, 헤드 수의 효과"),
+    Words("the effect of depth, width and heads", "층 수, 너비, 헤드 수의 효과"),
     "Devlin et al. 2019, table 6",
     _cells,
     _claims,

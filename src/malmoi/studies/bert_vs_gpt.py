@@ -164,7 +164,7 @@ def _notes(results: StudyResults) -> list[Words]:
         said_ko.append(f"{column}: {best[0]} ({figure}){f', 오차 범위 안 {also}' if also else ''}")
     return [
         Words(
-            "\n".join(("The best of each column, and what cannot be told from it:", *said_en)),
+            "\n".join(("The best of each column, and those not clearly worse:", *said_en)),
             "\n".join(("칸마다 가장 나은 모델과, 오차 범위 안이라 가릴 수 없는 모델:", *said_ko)),
         ),
         *_overall(results),
@@ -202,7 +202,7 @@ def _mean(results: StudyResults, row: str, column: str) -> float:
 STUDY = Study(
     "bert-vs-gpt",
     Words(
-        "which model is for what, at one text, one size and the same minutes",
+        "BERT, GPT and others at equal text, size and training time",
         "같은 텍스트, 같은 크기, 같은 시간으로 가려 본, 일마다 알맞은 모델",
     ),
     "No single paper compares them all",

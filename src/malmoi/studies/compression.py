@@ -149,7 +149,7 @@ def _figure(results: StudyResults) -> str:
 STUDY = Study(
     "compression",
     Words(
-        "what bits, heads, layers, sharing and a student save and cost",
+        "quantization, pruning, sharing and distillation compared",
         "비트, 헤드, 층, 공유, 증류로 줄일 때의 이득과 손실",
     ),
     "Sanh et al. 2019; Michel et al. 2019; Lan et al. 2020; Frantar et al. 2023",

@@ -101,8 +101,8 @@ class StudyData:
                 write_json(out / "made.json", made_of)
         if json.loads((out / "made.json").read_text("utf-8")) != made_of:
             raise UsageError(
-                f"{out} holds another text than {', '.join(texts)}, or another scale: choose "
-                "another --out."
+                f"{out} was made from a different text than {', '.join(texts)}, or at a different "
+                "scale: choose another --out."
             )
         tasks = (*public, *_made_tasks(out))
         return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)

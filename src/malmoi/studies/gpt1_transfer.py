@@ -48,7 +48,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 STUDY = Study(
     "gpt1-transfer",
-    Words("more pre-trained layers transferred, better tasks", "옮긴 사전 학습 층 수와 과제 점수"),
+    Words("more transferred layers give better task scores", "옮긴 사전 학습 층 수와 과제 점수"),
     "Radford et al. 2018, figure 2 left (each layer adds, up to 9 points on MNLI)",
     _cells,
     _claims,

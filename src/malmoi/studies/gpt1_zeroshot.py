@@ -85,7 +85,7 @@ def _updates(row: str) -> float | None:
 STUDY = Study(
     "gpt1-zeroshot",
     Words(
-        "tasks without fine-tuning improve along pre-training",
+        "zero-shot scores improve during pre-training",
         "사전 학습이 길어지면 미세 조정 없이도 나아지는 과제",
     ),
     "Radford et al. 2018, figure 2 right (all tasks rise steadily)",

@@ -94,7 +94,7 @@ def _figure(results: StudyResults) -> str:
 STUDY = Study(
     "gpt2-zeroshot",
     Words(
-        "language modelling of text from elsewhere, by size",
+        "zero-shot language modelling, by model size",
         "크기에 따른, 학습하지 않은 텍스트의 언어 모델링",
     ),
     "Radford et al. 2019, table 3",

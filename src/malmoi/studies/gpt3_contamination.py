@@ -57,9 +57,7 @@ def _cells(plan: StudyPlan) -> Iterator[Cell]:
 def _claims(results: StudyResults) -> list[Claim]:
     return [
         Claim(
-            Words(
-                "Items that were read in training score higher", "학습에서 읽은 문항은 점수가 높다"
-            ),
+            Words("Items seen in training score higher", "학습에서 읽은 문항은 점수가 높다"),
             LEAKED,
             CLEAN,
             "dirty",

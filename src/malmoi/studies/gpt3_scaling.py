@@ -128,7 +128,7 @@ def _figure(results: StudyResults) -> str:
 
 STUDY = Study(
     "gpt3-scaling",
-    Words("the loss by compute, and its power law", "연산량에 따른 손실과 거듭제곱 법칙"),
+    Words("the power law of the loss over compute", "연산량에 따른 손실과 거듭제곱 법칙"),
     "Brown et al. 2020, figure 3.1",
     _cells,
     _claims,

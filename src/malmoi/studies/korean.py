@@ -140,8 +140,8 @@ def _notes(results: StudyResults) -> list[Words]:
         names = ", ".join(lossy)
         said.append(
             Words(
-                f"{names}: unknown tokens hide text and cost few bits, so that their bits per byte "
-                "do not compare with those of a vocabulary without them.",
+                f"{names}: unknown tokens hide text and cost few bits, so its bits per byte "
+                "cannot be compared with those of a vocabulary without them.",
                 f"{names}: 모르는 토큰은 텍스트를 가리고 비트도 적게 들어, 바이트당 비트를 "
                 "모르는 토큰이 없는 어휘와 비교할 수 없다.",
             )
@@ -159,7 +159,7 @@ def _notes(results: StudyResults) -> list[Words]:
 STUDY = Study(
     "korean",
     Words(
-        "vocabularies for Korean, for the same minutes",
+        "tokenizers for Korean at equal training time",
         "같은 시간 동안 학습한 한국어 토크나이저 비교",
     ),
     "Park et al. 2020 (An Empirical Study of Tokenization Strategies for Korean NLP tasks)",

@@ -79,7 +79,7 @@ def run_studies(
             done.append(StudyResult(study.name, outs[study.name], facts))
     if failed:
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first one: {failed[0]}. The pages show the others; "
-            "the same command runs the failed ones again."
+            f"{len(failed)} cells failed, the first with: {failed[0]}. The report shows the "
+            "others; the same command retries the failed ones."
         )
     return done

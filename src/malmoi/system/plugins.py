@@ -34,7 +34,7 @@ class Registry(dict[str, Value]):
         """Adds a value of a plugin; a name of the package itself cannot be replaced."""
         if name in self and name not in self.origins:
             raise UsageError(
-                f"Malmoi itself has the {self.kind} {name!r}: choose another name for yours."
+                f"The {self.kind} {name!r} is built in: choose another name for yours."
             )
         self[name] = value
         self.origins[name] = _calling_plugin()
@@ -81,7 +81,7 @@ def load_plugin(file: str | Path) -> None:
         raise
     except Exception as error:
         raise MalmoiError(
-            f"The plugin {path} failed: {type(error).__name__}: {error}. Mend it first."
+            f"The plugin {path} failed: {type(error).__name__}: {error}. Fix it first."
         ) from error
 
 
@@ -108,5 +108,5 @@ def require_plugins(names: Iterable[str]) -> None:
         if name not in _loaded:
             raise UsageError(
                 f"This run uses the plugin {name}, which is not loaded: add --plugin FILE.py to "
-                "the command, or import it before."
+                "the command, or import it first."
             )

@@ -117,8 +117,8 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             alone.append(path)
     if len(alone) % 2:
         raise UsageError(
-            f"{alone[-1]} has no partner: translations are two files of as many lines, source and "
-            "target, or a table (.tsv, .csv, .jsonl) with a column for each."
+            f"{alone[-1]} has no partner: give two files with the same number of lines, source "
+            "and target, or a table (.tsv, .csv, .jsonl) with a column for each."
         )
     found += [
         PairSource(first, second, columns)

@@ -95,8 +95,8 @@ def as_arrays(rows: Rows) -> ArrayRows:
     for some in rows.values():
         if len({len(row) for row in some}) > 1:
             raise UsageError(
-                "Texts of different lengths make no array: give padding=True, and truncation=True "
-                "for long ones."
+                "Texts of different lengths cannot form an array: pass padding=True, and "
+                "truncation=True for long texts."
             )
     return {name: np.array(some, np.int64) for name, some in rows.items()}
 

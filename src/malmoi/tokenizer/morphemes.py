@@ -30,7 +30,7 @@ def load_kiwi() -> Any:
         import kiwipiepy
     except ImportError as error:
         raise MalmoiError(
-            "This tokenizer cuts Korean into morphemes with the package kiwipiepy: pip install "
+            "This tokenizer splits Korean into morphemes with the package kiwipiepy: pip install "
             "kiwipiepy."
         ) from error
     return kiwipiepy.Kiwi()

@@ -198,9 +198,11 @@ def _char(
 
 def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dict[str, str]]]:
     if morphemes != "kiwi":
-        raise UsageError(f"Morphemes are found by kiwi, or none are; there is no {morphemes!r}.")
+        raise UsageError(f"morphemes must be kiwi or none, not {morphemes!r}.")
     if kind == "char":
-        raise UsageError("Characters have no morphemes: choose wordpiece, bpe or byte-bpe.")
+        raise UsageError(
+            "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe."
+        )
     load_kiwi()  # a thread of the trainer could not say that it is missing
     return _byte_morphemes if kind == "byte-bpe" else partial(_morphemes, kind)
 

@@ -21,6 +21,6 @@ def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
         return None
     name = tokenizer.token(unknown)
     return (
-        f"{share:.0%} of the tokens are {name}: this model's vocabulary does not fit these texts. "
-        "Add their words with malmoi tokenizer extend, or take another model."
+        f"{share:.0%} of the tokens are {name}: this model's vocabulary does not cover these "
+        "texts. Add tokens with malmoi tokenizer extend, or use another model."
     )

@@ -117,8 +117,8 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
     cores = this_machine().cores
     if recorded > cores:
         say(
-            f"This run began with {recorded} threads and continues with {cores}: its last digits "
-            "may differ."
+            f"This run began with {recorded} threads and continues with {cores}: results may "
+            "differ in the last digits."
         )
     torch.set_num_threads(min(recorded, cores) if recorded else usable_threads())
     try:

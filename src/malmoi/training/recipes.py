@@ -117,7 +117,7 @@ def caption_small() -> Recipe:
     settings: dict[str, Any] = dict(schedule="cosine", floor=0.1, compile=False)
     return Recipe(
         name="caption-small",
-        about="texts about features, for minutes on a CPU (data.features=FILE.npy)",
+        about="text that follows feature vectors, for minutes on a CPU (data.features=FILE.npy)",
         model=model,
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=4096),
         train=TrainConfig(steps=2000, lr=2e-3, betas=(0.9, 0.95), decay=0.1, **settings),

@@ -52,7 +52,7 @@ class RunSources:
     def _text_per_row(self, features: str) -> DocumentReader:
         if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
             raise UsageError(
-                "Features belong to one text file, a line for each of their rows, not "
+                "Features need one text file with a line for each row, not "
                 f"{', '.join(self.sources)}."
             )
         rows = len(open_features(features))

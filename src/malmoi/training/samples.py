@@ -103,7 +103,7 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
-            f"{units.left_out:,} pairs of more than {length - 1} tokens on a side are left out."
+            f"{units.left_out:,} pairs with more than {length - 1} tokens on one side are skipped."
         )
     return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
 

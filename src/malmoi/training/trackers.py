@@ -79,8 +79,8 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise UsageError(
-                f"There is no tracker {name!r}; take one of {', '.join(TRACKERS)}."
-                f"{nearest(name, TRACKERS)}"
+                f"There is no tracker {name!r}; use one of "
+                f"{', '.join(TRACKERS)}.{nearest(name, TRACKERS)}"
             )
         if find_spec(name) is None:
             raise MalmoiError(f"--track {name} needs its library: pip install {name}.")

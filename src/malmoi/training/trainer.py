@@ -348,7 +348,7 @@ class Trainer:
         self.network.zero_grad()
         self.execution.free_cache()
         self.log.line(
-            f"The batch does not fit into memory; taking {self.micro} sequences in one pass."
+            f"The batch does not fit into memory; using micro-batches of {self.micro} sequences."
         )
 
     def _phase_number(self) -> int:

@@ -139,10 +139,10 @@ HELLASWAG = Task(
     files=("*train*", "*val*"),
 )
 WINOGRAD = Task(
-    "winograd", "choice", any_rows, winograd, about="whom does a pronoun mean?", gap="rest"
+    "winograd", "choice", any_rows, winograd, about="whom does a pronoun refer to?", gap="rest"
 )
 WINOGRANDE = Task(
-    "winogrande", "choice", any_rows, winograd, about="which of two fits a gap?", gap="rest"
+    "winogrande", "choice", any_rows, winograd, about="which of two words fits a gap?", gap="rest"
 )
 CBT = Task(
     "cbt", "choice", cbt_rows, cbt, about="which word is missing in a children's book?", gap="fill"
@@ -152,7 +152,7 @@ BOOLQ = Task(
     "classification",
     any_rows,
     boolq,
-    about="yes or no, by a passage",
+    about="yes-or-no questions about a passage",
     metrics=("accuracy",),
     labels=("0", "1"),
     prompt="{text}\nQuestion: {pair}?\nAnswer:",

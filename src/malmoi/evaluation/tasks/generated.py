@@ -85,7 +85,7 @@ ARITHMETIC = (
         for sign in "+-"
     ),
     _arithmetic_task("2dx", "times, numbers of up to 2 digits", two_numbers(2, "*")),
-    _arithmetic_task("1dc", "two signs, three numbers of 1 digit", three_digits),
+    _arithmetic_task("1dc", "two operators, three numbers of 1 digit", three_digits),
 )
 
 # ------------------------------------------------------------------ scrambled words

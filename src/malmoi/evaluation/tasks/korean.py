@@ -11,7 +11,7 @@ NSMC = Task(
     "classification",
     table_rows,
     columns("document", id="id"),
-    about="does a Korean film review praise or blame?",
+    about="is a Korean film review positive or negative?",
     metrics=("accuracy",),
     labels=("0", "1"),
     files=("*train*", "*test*"),
@@ -21,7 +21,7 @@ NSMC = Task(
 KORSTS = replace(
     STSB,
     name="korsts",
-    about="how alike are two Korean sentences, 0 to 5?",
+    about="how similar are two Korean sentences, 0 to 5?",
     files=("*train*", "*dev*"),
     prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
 )

@@ -134,7 +134,7 @@ TRANSLATION = Task(
     "writing",
     any_rows,
     partial(text_pair, ("source", "text"), ("target", "label")),
-    about="a sentence in another language",
+    about="translate a sentence into another language",
     metrics=("bleu",),
     prompt="{text} =",  # GPT-2 §3.7
     separator="\n",
@@ -145,7 +145,7 @@ SUMMARY = Task(
     "writing",
     any_rows,
     partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
-    about="what a text says, in a few sentences",
+    about="summarize a text in a few sentences",
     metrics=("rouge_l",),
     prompt="{text}\nTL;DR:",  # GPT-2 §3.6
     max_answer_tokens=100,

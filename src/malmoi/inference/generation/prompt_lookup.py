@@ -30,8 +30,8 @@ class PromptLookup:
         check_causal(network)
         if network.config.recurrent:
             raise UsageError(
-                "Speculation needs a cache that can be cut back, and a recurrent model has a state "
-                "instead: leave speculate out."
+                "speculate needs a cache that can be rolled back, and a recurrent model has only "
+                "a state: omit speculate."
             )
         self.network = network
         self.prompt = list(prompt)

@@ -151,7 +151,7 @@ def _rows(lines: Sequence[str], model: Model) -> list[Row]:
 def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
     size = max(len(model.tokens(text)) for text in (body.source, body.text))
     if size > MAX_PATCHED_TOKENS:
-        sentence = f"The map is for at most {MAX_PATCHED_TOKENS} tokens, not {size}."
+        sentence = f"The patching map supports at most {MAX_PATCHED_TOKENS} tokens, not {size}."
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.patching_map(body.source, body.text, site=body.site)
     same = abs(found.source_logprob - found.logprob) < 1e-6

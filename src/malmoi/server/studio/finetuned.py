@@ -62,7 +62,8 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
         sentence = (
-            f"Leaving out each of {words} words takes too long; shorten it to {MAX_LEFT_OUT}."
+            f"Leave-one-out attribution of {words} words takes too long; shorten the text to "
+            f"{MAX_LEFT_OUT}."
         )
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.attributions(body.text, target=body.target, method=body.method)
@@ -83,7 +84,7 @@ def view_of_tested(model: Model) -> TestedView:
     try:
         rows = [_tested(row) for row in any_rows(file)]
     except (BadRow, KeyError, TypeError, ValueError) as error:
-        raise MalmoiError(f"{file.name} is not as malmoi finetune writes it: {error}.") from None
+        raise MalmoiError(f"{file.name} was not written by malmoi finetune: {error}.") from None
     labels = sorted({row.label for row in rows} | {row.prediction for row in rows})
     matrix = confusion([row.label for row in rows], [row.prediction for row in rows], labels)
     worst = sorted(rows, key=lambda row: row.chance)[:MAX_TESTED_ROWS]

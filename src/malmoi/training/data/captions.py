@@ -24,7 +24,7 @@ def open_features(path: str | Path) -> Features:
     """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise MalmoiError(f"There is no file of features {file}.")
+        raise MalmoiError(f"There is no feature file {file}.")
     try:
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -59,7 +59,7 @@ class TextPerRow(FileSource):
             yield FoundDocument(text.strip(), number)
         if number != self.rows:
             raise MalmoiError(
-                f"{self.path} has {number:,} lines, and there are features for {self.rows:,} texts."
+                f"{self.path} has {number:,} lines, but there are features for {self.rows:,} texts."
             )
 
     def _refuse(self, number: int, why: str) -> None:
@@ -73,7 +73,7 @@ def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArr
     if len(found) != len(store):
         raise MalmoiError(
             f"{store.folder} holds {len(store):,} texts where {len(found):,} rows have features; "
-            "remove it to build it anew."
+            "remove it to rebuild it."
         )
     return found
 
@@ -96,7 +96,7 @@ class CaptionBatches:
         if lengths.max() > self.room:
             row = int(self.rows[lengths.argmax()])
             raise UsageError(
-                f"The text of row {row + 1} has {int(lengths.max())} tokens, and after the "
+                f"The text of row {row + 1} has {int(lengths.max())} tokens, but after the "
                 f"features there is room for {self.room}: set a larger model.context."
             )
 

@@ -27,9 +27,7 @@ def pair_sides(store: Store) -> PairIndex:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
     if starts is None or len(starts) != 2 * len(store.documents) - 1:
-        raise MalmoiError(
-            f"{store.folder} does not hold pairs of two sides; remove it to build it anew."
-        )
+        raise MalmoiError(f"{store.folder} does not hold sentence pairs; remove it to rebuild it.")
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
@@ -45,8 +43,7 @@ class PairUnits:
     def __post_init__(self) -> None:
         if not len(self.sides):
             raise MalmoiError(
-                f"{self.store.folder} has no pair of up to {self.length} tokens a side to make "
-                "samples of."
+                f"{self.store.folder} has no pair of at most {self.length} tokens per side."
             )
 
     def __len__(self) -> int:
@@ -173,7 +170,7 @@ class LanguageRows:
 
     def __post_init__(self) -> None:
         if not len(self):
-            raise MalmoiError(f"{self.store.folder} has no pair to make samples of.")
+            raise MalmoiError(f"{self.store.folder} has no sentence pairs.")
 
     def __len__(self) -> int:
         return len(self.sides)

@@ -107,8 +107,7 @@ class Stretches:
         if tokens < self.rows * self.context:
             raise MalmoiError(
                 f"The text in {self.store.folder} has {tokens + 1:,} tokens, too few for "
-                f"{self.rows} rows that each read a stretch of it in segments of "
-                f"{self.context:,}: set a smaller train.batch."
+                f"{self.rows} rows with segments of {self.context:,}: set a smaller train.batch."
             )
         self.stretch = tokens // self.rows
         self.segments = self.stretch // self.context
