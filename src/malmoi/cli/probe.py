@@ -22,7 +22,7 @@ def probe_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Train a linear probe on every layer, for parts of speech or your own labels.
+    """Probe every layer for parts of speech or your own labels.
 
     A control task with a random label for each word shows how much the probe itself memorises.
 

@@ -29,7 +29,7 @@ def study_command(
     device: opt.Device = None,
     json: opt.Json = False,
 ) -> None:
-    """Reproduce a table or figure of a paper, next to the published numbers.
+    """Reproduce a published table or figure and compare the numbers.
 
     Finished cells are kept; the same command resumes an interrupted study.
 
