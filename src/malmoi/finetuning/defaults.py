@@ -100,10 +100,7 @@ def apply_defaults(
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
         settings = replace(settings, class_weights=True)
-        logger.info(
-            f"Labels are imbalanced (the rarest is {rare}): rare labels get a larger "
-            "weight in the loss."
-        )
+        logger.info(f"Labels are imbalanced (the rarest is {rare}): using class weights.")
     if chosen:
         logger.info(_sentence(settings, len(work.train)))
     return settings

@@ -97,9 +97,7 @@ def build_task_network(
 
 def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     if "lm" not in start.network.heads:
-        raise UsageError(
-            "The kind writing needs a GPT; this model has no language-model head (lm)."
-        )
+        raise UsageError("The kind writing needs a GPT; this model has no lm head.")
     if settings.freeze or settings.features:
         raise UsageError(
             "The kind writing adds no layer, so with a frozen model there is nothing to train; "

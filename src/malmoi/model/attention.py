@@ -91,9 +91,8 @@ def build_mask(
 @cache
 def _note_dropout() -> None:
     logger.warning(
-        "Sparse attention is computed densely here because its kernels do not support attention "
-        "dropout: set model.attention_dropout=0 (model.dropout may stay) to compute only the "
-        "visible blocks."
+        "Sparse attention is computed densely here because its kernels do not support dropout: "
+        "set model.attention_dropout=0 (model.dropout may stay)."
     )
 
 

@@ -31,9 +31,7 @@ class FeaturePrefix(Transformer):
         """Hidden states of the text; with a cache whose rows have their features, of more text."""
         if features is None:
             if cache is None or not cache.used:
-                raise UsageError(
-                    "This model generates text from features: pass them with the text."
-                )
+                raise UsageError("This model needs features: pass them with the text.")
             return super().forward(tokens, keep=keep, cache=cache, activations=activations)
         self._check(features)
         self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
