@@ -559,17 +559,36 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     assert [row["words of it"] for row in rows] == ["small, words", "", "the state"]
     assert [rows[1][name] for name in ("prediction", "score", "p_negative")] == ["", "", ""]
     alone = call("predict", "-m", classifier, "small, words").out.split("\t")
-    assert [rows[0]["prediction"], rows[0]["score"]] == alone[:2]
+    assert [rows[0]["prediction"], f"{float(rows[0]['score']):.4f}"] == alone[:2]
     assert float(rows[0]["p_negative"]) + float(rows[0]["p_positive"]) == pytest.approx(1, abs=1e-4)
     same = ("predict", "-m", classifier, "--data", data, "--text", "words of it")
     assert call(*same, "-o", tmp_path / "new.jsonl").code == 0
     lines = (tmp_path / "new.jsonl").read_text("utf-8").splitlines()
     assert set(json.loads(lines[0])["probabilities"]) == {"negative", "positive"}
+    assert isinstance(json.loads(lines[0])["score"], float)
     refused(call(*same, "-o", tmp_path / "new.jsonl"), 2, "--overwrite")
     refused(call(*same[:-1], "words", "--overwrite"), 2, "Did you mean 'words of it'?")
     text = tmp_path / "lines.txt"
     text.write_text("the state\nof the union\n", "utf-8")
     refused(call("predict", "-m", classifier, text), 2, "has lines, not columns")
+    for wrong in ([tmp_path / "knew.csv"], ["--data", tmp_path / "knew.csv"]):
+        refused(call("predict", "-m", classifier, *wrong), 2, "There is no file", "new.csv'?")
+
+
+def test_a_workbook_is_predicted(call: Call, classifier: Path, tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl", reason="the package that reads Excel")
+    book = openpyxl.Workbook()
+    for row in (("n", "text"), (1, "the state"), (2, None), (3, "small words")):
+        book.active.append(row)
+    book.save(tmp_path / "new.xlsx")
+    assert call("predict", "-m", classifier, tmp_path / "new.xlsx").code == 0
+    sheet = openpyxl.load_workbook(tmp_path / "new.predicted.xlsx").active
+    header, *rows = sheet.iter_rows(values_only=True)
+    assert header[:4] == ("n", "text", "prediction", "score")
+    assert [row[:2] for row in rows] == [(1, "the state"), (2, None), (3, "small words")]
+    wanted = [one.label for one in malmoi.load(classifier).predict(["the state", "small words"])]  # type: ignore[union-attr]
+    assert [row[2] for row in rows] == [wanted[0], None, wanted[1]]
+    assert isinstance(rows[0][3], float)
 
 
 def test_tables_of_every_kind_are_predicted(call: Call, classifier: Path, tmp_path: Path) -> None:

@@ -77,10 +77,15 @@ def test_labels_may_be_lists_text_or_columns_of_0_and_1(tmp_path: Path) -> None:
             for text, held in the_rows()
         )
     )
+    pandas = tmp_path / "pandas.csv"  # a column of lists is written as Python shows them
+    pandas.write_text("text,label\n" + "".join(f'{t},"{list(held)}"\n' for t, held in the_rows()))
+    shown = load_examples(custom_task("multilabel"), pandas).rows
+    with pytest.raises(MalmoiError, match="one label per row"):
+        load_examples(custom_task("classification"), pandas)
     bars = load_examples(custom_task("multilabel", separator="|"), joined).rows
     flags = load_examples(custom_task("multilabel", label=LABELS), columns).rows
     wanted = [held for _, held in the_rows()]
-    assert [e.label for e in lists] == [e.label for e in bars] == [e.label for e in flags] == wanted
+    assert all([e.label for e in some] == wanted for some in (lists, bars, flags, shown))
 
 
 def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:

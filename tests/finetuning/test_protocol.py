@@ -10,11 +10,12 @@ import pytest
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
+from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.protocol import hold_out, selection_rows
+from malmoi.finetuning.protocol import hold_out, judged_twins, selection_rows
 from malmoi.metrics import apply_temperature, best_temperature, calibration_bins, calibration_error
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
@@ -156,4 +157,27 @@ def test_a_temperature_and_calibration_by_hand() -> None:
     assert [(b.low, b.high, b.count, b.accuracy) for b in bins] == [
         (0.4, 0.5, 1, 1),
         (0.9, 1, 2, 0.5),
+    ]
+
+
+def test_typos_and_copies_of_training_rows_are_found() -> None:
+    text = "a long text about a film that nobody would forget soon"
+    train = [Example(text, label="good"), Example("premise", text, "yes")]
+    copies = [text, f" {text.upper()}", text.replace("film", "flim"), text.replace("soon", "son")]
+    assert judged_twins(train, [Example(one, label="good") for one in copies]) == 4
+    others = ["another text", text[: len(text) // 2], text.replace("film", "long and dull book")]
+    assert judged_twins(train, [Example(one, label="good") for one in others]) == 0
+    # one word can turn around what a pair of texts says
+    assert judged_twins(train, [Example("premise", text.replace("nobody", "somebody"), "no")]) == 0
+
+
+def test_a_label_that_looks_like_a_typo_is_noted() -> None:
+    names = ["good"] * 20 + ["bad"] * 20 + ["goood", "BAD", "fine", "good2"]
+    rows = [{"text": f"text {i}", "label": name} for i, name in enumerate(names)]
+    task = malmoi.custom_task("classification", text="text", label="label")
+    assert list(load_examples(task, rows).notes) == [
+        "The label 'goood' (1 times) looks like a typo of 'good' (20 times), and is learnt as a "
+        "label of its own",
+        "The label 'BAD' (1 times) looks like a typo of 'bad' (20 times), and is learnt as a "
+        "label of its own",
     ]

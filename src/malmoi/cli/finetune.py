@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_tasks, given, given_columns, load_torch
+from malmoi.cli.inputs import (
+    changes_of,
+    complete_tasks,
+    given,
+    given_columns,
+    load_torch,
+    require_there,
+)
 from malmoi.cli.options import option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
@@ -152,13 +159,12 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
     named = [word for word in words if word in known]
     files = [Path(word) for word in words if word not in named[:1]] + list(data or [])
     missing = next((file for file in files if not file.exists()), None)
-    if missing is not None:
-        there = [str(path) for path in missing.parent.glob("*")] if missing.parent.is_dir() else []
+    if missing is not None and not named and not missing.suffix:
         raise UsageError(
             f"There is no task and no file {str(missing)!r}.{nearest(str(missing), known)}"
-            if not named and not missing.suffix
-            else f"There is no file {str(missing)!r}.{nearest(str(missing), there)}"
         )
+    if missing is not None:
+        require_there(missing)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, input_pairs, open_model
+from malmoi.cli.inputs import input_lines, input_pairs, open_model, require_there
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json
 from malmoi.cli.prediction_file import default_output, note_unknown, predict_file, prediction_facts
@@ -63,9 +63,10 @@ def predict_command(
         raise UsageError(
             "--labels classifies single texts: leave --pair, --pairs and --choice out."
         )
-    if data is None and texts and len(texts) == 1 and Path(texts[0]).is_file():
+    if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
+        require_there(data)
         target = out or default_output(data)
         require_free(target, overwrite=overwrite)
         opened = open_model(model, device, dtype)
@@ -102,4 +103,14 @@ def _line(text: Any, answer: Any, *, scored: bool) -> str:
         return "\t".join(("-", *(["-"] if scored else []), shown))
     facts = prediction_facts(answer)
     said = one_line(str(facts["prediction"])) or "-"
-    return "\t".join((said, *([facts["score"]] if "score" in facts else []), shown))
+    score = facts.get("score")
+    written = f"{score:.4f}" if isinstance(score, float) else score
+    return "\t".join((said, *([] if written is None else [written]), shown))
+
+
+def _names_file(text: str) -> bool:
+    """Whether a text is the name of a file: one that is there, or one word that ends as one."""
+    from malmoi.text.rows import has_rows
+
+    path = Path(text)
+    return path.is_file() or (len(text.split()) == 1 and has_rows(path))

@@ -34,13 +34,15 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
         spans = (f"[{one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
         return {"prediction": " ".join(spans)}
     if hasattr(answer, "candidates"):  # an answer
-        return {"prediction": answer.text, "score": f"{answer.score:.4f}"}
+        return {"prediction": answer.text, "score": round(answer.score, 4)}
     if hasattr(answer, "text"):  # a written answer
         return {"prediction": answer.text}
-    labels = answer.labels if hasattr(answer, "labels") else (answer.label,)
-    scores = ", ".join(f"{answer.scores[label]:.4f}" for label in labels)
     probabilities = {name: round(value, 5) for name, value in answer.scores.items()}
-    facts = {"prediction": ", ".join(labels), "score": scores or "-"}
+    if hasattr(answer, "labels"):  # one score for each label that holds
+        scores = ", ".join(f"{answer.scores[label]:.4f}" for label in answer.labels)
+        facts = {"prediction": ", ".join(answer.labels), "score": scores or "-"}
+    else:
+        facts = {"prediction": answer.label, "score": round(answer.scores[answer.label], 4)}
     return facts | ({"probabilities": probabilities} if len(probabilities) > 1 else {})
 
 

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from malmoi.errors import MalmoiError
@@ -22,6 +23,7 @@ from malmoi.text.rows import (
 )
 
 MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that an error lists
+TYPO_SIMILARITY = 0.85  # difflib's ratio of two labels: positve and positive have 0.93
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
         yield sentence
     if kind.text_labels:
         yield from _contradictions(found)
+    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
+        names = (name for e in found if e.label is not None for name in kind.classes(e.label))
+        yield from _misspelt(Counter(names))
 
 
 def _contradictions(found: Sequence[Example]) -> Iterable[str]:
@@ -117,6 +122,19 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
             f"{plural(len(others), 'repeated text')} with a different label: "
             f"{before.place} says {before.label!r}, {others[0].place} {others[0].label!r}"
         )
+
+
+def _misspelt(counts: Counter[str]) -> Iterable[str]:
+    """Notes labels that look like typos of another one that is far more frequent."""
+    for name, count in counts.items():
+        common = {other.casefold(): other for other, n in counts.items() if n >= 10 * count}
+        close = get_close_matches(name.casefold(), common, n=1, cutoff=TYPO_SIMILARITY)
+        if close and not any(letter.isdigit() for letter in name):  # class 1 is not class 10
+            right = common[close[0]]
+            yield (
+                f"The label {name!r} ({count:,} times) looks like a typo of {right!r} "
+                f"({counts[right]:,} times), and is learnt as a label of its own"
+            )
 
 
 def require_labels(examples: Sequence[Example]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from malmoi.errors import UsageError
 from malmoi.text.columns import CHAT_COLUMNS
 from malmoi.text.messages import parse_messages
-from malmoi.text.rows import BadRow, DataRow
+from malmoi.text.rows import BadRow, DataRow, as_list
 
 KIND_ALIASES = {"write": "writing"}
 # the kinds of task, and their metrics; the first is the one that selects
@@ -162,7 +162,7 @@ def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] 
     def read(row: DataRow) -> tuple[str, ...] | None:
         if column not in row.values:
             return None
-        value = row[column]
+        value = as_list(row[column])
         given = value.split(separator) if isinstance(value, str) else value
         if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
             raise BadRow(row.place, f"{column!r} must hold a list of labels, not {value!r:.40}")

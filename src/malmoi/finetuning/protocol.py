@@ -6,8 +6,9 @@ everything that selects uses rows held out of the training set.
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from malmoi.config import Config
@@ -27,6 +28,9 @@ LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held
 TEMPERATURE_SHARE = 0.02
 TEMPERATURE_ROWS = (100, 500)
 MIN_ROWS_FOR_TEMPERATURE = 2000
+MIN_TWIN_WORDS = 8  # shorter texts must be equal to be one
+PART_END = "\0"  # between the texts of a row
+TWIN_SIMILARITY = 0.95  # difflib's ratio: one word of twenty, or a letter in each of a few
 
 Rows = tuple[Example, ...]
 
@@ -40,7 +44,7 @@ class Protocol(Config):
     judged_on: int  # rows that are used for nothing else
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # what the held-out rows choose
-    judged_twins: int = 0  # judged rows whose text is also in a training row
+    judged_twins: int = 0  # judged rows whose text is also in a training row, but for typos
     trained_files: tuple[str, ...] = ()  # by name: a published folder tells nobody's paths
 
     def describe(self) -> str:
@@ -136,10 +140,32 @@ def _stratified(
 
 
 def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
-    """How many judged rows have the text of a training row, whatever the case and the spaces."""
+    """How many judged rows have the text of a training row, whatever the case and the spaces.
+
+    A single text of `MIN_TWIN_WORDS` words or more may differ in a few letters: it is compared with
+    those that share one of its halves, since a typo leaves the other half as it was.
+    """
     known = {_plain(row) for row in train}
-    return sum(_plain(row) in known for row in judged)
+    halves: dict[Hashable, str] = {}
+    for words in known:
+        for half in _halves(words):
+            halves.setdefault(half, " ".join(words))
+    return sum(words in known or _nearly(words, halves) for words in map(_plain, judged))
+
+
+def _nearly(words: tuple[str, ...], halves: Mapping[Hashable, str]) -> bool:
+    text = " ".join(words)
+    others = (halves[half] for half in _halves(words) if half in halves)
+    return any(SequenceMatcher(None, text, o).ratio() >= TWIN_SIMILARITY for o in others)
+
+
+def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
+    if len(words) < MIN_TWIN_WORDS or PART_END in words:  # one word may turn around a pair's label
+        return []
+    middle = len(words) // 2
+    return [(0, words[:middle]), (1, words[middle:])]
 
 
 def _plain(row: Example) -> tuple[str, ...]:
-    return tuple(" ".join(t.split()).casefold() for t in (row.text, row.pair or "", *row.choices))
+    parts = (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
+    return tuple(f" {PART_END} ".join(parts).casefold().split())

@@ -1,6 +1,6 @@
 """Predictions of fine-tuned heads: classes, label sets, choices and tags. N classes, T tokens."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -181,7 +181,10 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
             raise MalmoiError(f"{error}.") from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
-    found = list(rows)
+    found = list(rows) if isinstance(rows, Iterable) else [rows]
+    for one in found:
+        if not isinstance(one, str | Sequence | Mapping):
+            raise UsageError(f"A model predicts texts, pairs of texts or rows, not {one!r:.40}.")
     if not columns and found and all(isinstance(row, Mapping) for row in found):
         columns = {"text": text_column(found, list(found[0]), "the data")}
     return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]

@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.text.rows import BadRow, RowSource, rows_of, source_name
+from malmoi.text.rows import BadRow, RowSource, as_list, rows_of, source_name
 
 READ_ROWS = 5000  # that a guess is made from
 MAX_LABELS = 200  # more are ids or free text
@@ -201,6 +201,7 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
 
 
 def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
+    values = [as_list(value) for value in values]
     if all(isinstance(value, list) for value in values):
         tagged = all(
             len(value) == len(text if isinstance(text, list) else str(text).split())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.text.dialect import comma_dialect, tab_dialect
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
@@ -190,11 +191,11 @@ def _is_text(value: str) -> bool:
 
 
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads CSV or TSV with a header; TSV is never quoted, as in common data sets."""
+    """Reads CSV or TSV with a header, separated and quoted as the file is."""
     csv.field_size_limit(1 << 30)
-    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ".tsv" in path.suffixes else {}
+    dialect = tab_dialect(path) if ".tsv" in path.suffixes else comma_dialect(path)
     lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
-    rows = csv.reader(lines, **tabs)  # type: ignore[arg-type]
+    rows = csv.reader(lines, dialect)
     read = whole_rows(rows, path)
     header = next(read, [])
     place = header.index(checked_column(f"{path}:1", want.column, header))

@@ -1,7 +1,9 @@
 """Rows of labelled data: tables, JSON lines and JSON files in any known encoding, or in memory."""
 
+import ast
 import csv
 import math
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +75,7 @@ class DataRow:
         value = self[name]
         if value is None or str(value).strip() == "":
             raise BadRow(self.place, f"the label in {name!r} is missing")
-        if isinstance(value, list | dict):
+        if isinstance(as_list(value), list | dict):
             raise BadRow(
                 self.place,
                 f"{name!r} holds {value!r:.40}, but this task has one label per row; for several "
@@ -98,6 +100,18 @@ class DataRow:
         if value is not None and value != int(value):
             raise BadRow(self.place, f"{name!r} must be a whole number, not {value:g}")
         return None if value is None else int(value)
+
+
+def as_list(value: Any) -> Any:
+    """A list that a table holds as text, such as pandas' "['a', 'b']"; else the value itself."""
+    if not isinstance(value, str) or not (value.startswith("[") and value.endswith("]")):
+        return value
+    if re.search(r"""['"]\s+['"]""", value):  # numpy's: Python would join them to one string
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return value
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
