@@ -123,8 +123,8 @@ def load_data(
         rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
     if twins := judged_twins(rows, judged):
         logger.warning(
-            f"{twins:,} of the {len(judged):,} evaluation rows are also training rows, or differ from "
-            "one by a typo: the result will look better than it is."
+            f"{twins:,} of the {len(judged):,} evaluation rows are also training rows, or differ "
+            "from one by a typo: the result will look better than it is."
         )
     selects = selected_settings(task, rows, settings)
     count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
