@@ -11,6 +11,7 @@ import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi import Intervention, MalmoiError
+from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.probe import probe_model
 from malmoi.inference import Model, load
 from malmoi.server.studio.finetuned import view_of_tested
@@ -133,7 +134,11 @@ def test_a_snapshot_is_replayed_as_that_model(tmp_path: Path, models: dict[str, 
     (tmp_path / "run" / "metrics.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
     )
-    with Live({"bert": models["bert"]}, runs=tmp_path) as server:
+    file = tmp_path / "kontrast.csv"
+    judged = [("the state of", "the of state", "A"), ("is the union", "the union is", "B")]
+    lines = [f"{i},{','.join(row)}" for i, row in enumerate(judged)]
+    file.write_text("\n".join(["id,sentence_A,sentence_B,gold_label", *lines]), "utf-8")
+    with Live({"bert": models["bert"]}, runs=tmp_path, pairs=(file,)) as server:
         (run,) = httpx.get(f"{server.url}/studio/snapshots").json()["runs"]
         assert (run["name"], run["steps"]) == ("run", [1, 4])
         assert run["places"] == [[8.0, 4.0], [32.0, 1.0]]
@@ -146,6 +151,23 @@ def test_a_snapshot_is_replayed_as_that_model(tmp_path: Path, models: dict[str, 
         assert found["sample"] == gpt.generate(TEXT, max_new_tokens=24, temperature=0)
         weights = np.array(found["attention"]["weights"])
         assert np.allclose(weights, gpt.attention(TEXT)[0, 0], atol=1e-4)
+        sets = httpx.get(f"{server.url}/studio/pairs").json()["sets"]
+        assert [(one["name"], one["pairs"]) for one in sets] == [
+            ("en", 64),
+            ("ko", 64),
+            ("kontrast.csv", 2),
+        ]
+        scored = asked(server, "pairs", run="run", step=4, pairs="ko")
+        rows = [{"phenomenon": one["phenomenon"], **one} for one in scored["pairs"]]
+        alone = evaluate_model(gpt, "blimp", rows)
+        assert scored["accuracy"] == {name: alone[name] for name in sets[1]["phenomena"]}
+        scored = asked(server, "pairs", run="run", step=1, pairs="kontrast.csv")
+        assert scored["accuracy"] == {"": evaluate_model(gpt, "kontrast", file)["accuracy"]}
+        assert scored["pairs"][1]["good"] == "the union is"
+        assert (
+            "Known: en, ko"
+            in asked(server, "pairs", 400, run="run", step=1, pairs="x")["error"]["message"]
+        )
         wrong = asked(server, "replay", 400, run="../run", step=4, text=TEXT)
         assert "no snapshot" in wrong["error"]["message"]
 

@@ -24,6 +24,7 @@ from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, MultiLabelPrediction, load
 from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.model import (
     Activations,
     Layout,
@@ -149,6 +150,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(models: dict[str, Model], runs: Path) -> Iterator[Live]:
+    for step in (20, 40):
+        models["small"].save(runs / "one" / "snapshots" / f"{step:06d}")
     with Live(models, slots=4, runs=runs) as server:
         yield server
 
@@ -680,10 +683,34 @@ def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
     expect(page.locator("#view")).to_contain_text("new words")
     expect(page.locator("table").first).to_contain_text("3.250")
     expect(numbers).to_be_focused()
+    page.get_by_label("Horizontal axis").select_option("step")
+    page.get_by_label("Scale").select_option("log")
+    visitor.done()
+    first = page.locator("#view section", has_text="Loss: lm").locator("svg").first
+    marks = first.locator("text[text-anchor=middle]")
+    assert marks.all_text_contents() == ["1", "2", "5", "10", "20"]  # no room for 40's neighbour
+    gaps = [round(one["x"]) for one in (mark.bounding_box() for mark in marks.all()) if one]
+    assert gaps[1] - gaps[0] == pytest.approx(gaps[4] - gaps[3], abs=5)  # twice is as far
+    assert "axis=step&scale=log" in page.url
     for name, left in (("one", 4), ("task", 2), ("two", 0)):
         page.get_by_role("checkbox", name=name).uncheck()
         expect(page.locator("svg polyline")).to_have_count(left)
     assert "runs=none" in page.url
+
+
+@in_browser
+def test_grammar_is_scored_along_a_run(visitor: Visitor, models: dict[str, Model]) -> None:
+    page = visitor.visit("replay", run="one", pairs="en")
+    page.locator("#grade").click()
+    visitor.done()
+    curves = page.locator("#view section:has(details) svg polyline")
+    expect(curves).to_have_count(8)  # of two snapshots that are the same
+    assert all(len(one.get_attribute("points").split()) == 2 for one in curves.all())
+    right, wrong = "The dogs bark at night.", "The dogs barks at night."
+    scores = sentence_logprobs(models["small"].network, models["small"].tokenizer, [right, wrong])
+    row = page.locator("#view tbody tr", has_text=right).locator("td").last
+    margin = f"{scores[0] - scores[1]:.2f}".replace("-", "−")
+    assert row.text_content() == f"{'✓' if scores[0] > scores[1] else '✗'} {margin}"
 
 
 @in_browser

@@ -245,6 +245,7 @@ class ServeOptions(TypedDict, total=False):
     stall_timeout: float  # beyond timeout, for a client that reads slowly
     time_slice: float  # seconds of computing before another client's turn
     runs: Path | None  # training runs for the studio to show
+    pairs: tuple[Path, ...]  # files of minimal pairs for the studio
     served_model_name: tuple[str, ...]  # instead of the folder's name; more: aliases
     log_level: Literal["debug", "info", "warning", "error"]  # info
     device: str | None

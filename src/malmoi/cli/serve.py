@@ -32,6 +32,9 @@ def serve_command(
         300_000, "Maximum tokens a model reads for one request: texts × labels."
     ),
     runs: Path | None = option(None, "Folder of runs for the studio to show.", metavar="DIR"),
+    pairs: list[Path] | None = option(
+        None, "Minimal pairs (BLiMP, Kontrast) for the studio; repeatable.", metavar="FILE"
+    ),
     served_model_name: list[str] | None = option(
         None, "Name in the API instead of the folder's; repeatable: aliases, or one per model."
     ),
@@ -53,7 +56,8 @@ def serve_command(
     from malmoi.server.serve import serve_models
 
     names = [name for name in ServeConfig.__dataclass_fields__ if name in options]
-    lists = {"cors": tuple(cors or ()), "served_model_name": tuple(served_model_name or ())}
+    repeated = {"cors": cors, "served_model_name": served_model_name, "pairs": pairs}
+    lists = {name: tuple(given or ()) for name, given in repeated.items()}
     settings = ServeConfig(**{name: options[name] for name in names} | lists)
     logging.getLogger("malmoi").setLevel(log_level.upper())
     if access_log or log_level == "debug":

@@ -29,7 +29,7 @@ from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.registry import ModelRegistry
-from malmoi.server.studio import ablation, finetuned, probing, routes
+from malmoi.server.studio import ablation, finetuned, minimal_pairs, probing, routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
 # load nothing from other hosts and run only our scripts, whatever a model or a user writes
@@ -81,6 +81,7 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
         ablation,
         finetuned,
         probing,
+        minimal_pairs,
     ):
         app.include_router(part.router)
     # after every route, so that routes answer 405 themselves

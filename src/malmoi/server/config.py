@@ -30,6 +30,7 @@ class ServeConfig:
     stall_timeout: float = 30.0  # beyond `timeout`, for a client that reads slowly
     time_slice: float = 0.05  # seconds of computing before another client's turn
     runs: Path | None = None  # training runs for the studio to show
+    pairs: tuple[Path, ...] = ()  # files of minimal pairs that it scores their snapshots on
     # instead of the folders' names: one for each model, or for a single model any number
     served_model_name: tuple[str, ...] = ()
     log_level: LogLevel = "info"

@@ -1,5 +1,7 @@
 """Probes and replay: what each layer knows, and how a run came to what it says."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,7 @@ from malmoi.server.studio.inspection import (
     attention_view,
     layer_guesses,
 )
+from malmoi.server.studio.overview import known_languages
 from malmoi.server.studio.routes import StudioRequest, show_view
 from malmoi.server.studio.runs import RunView, list_runs
 from malmoi.training.log import read_metrics
@@ -68,6 +71,7 @@ class ReplayRun(BaseModel):
     steps: list[int]
     depth: int
     heads: int
+    knows: list[str]  # languages
     places: list[tuple[float, float]]  # (tokens, loss) of each snapshot
     loss: list[tuple[float, float]]
     valid: list[tuple[float, float]]
@@ -131,7 +135,8 @@ def _snapshots(folder: Path, run: RunView) -> dict[int, Path]:
 
 def _replay(run: RunView, snapshots: dict[int, Path]) -> ReplayRun:
     first = snapshots[min(snapshots)]
-    config = opened(first).config
+    model = opened(first)
+    config = model.config
     rows = [row for row in read_metrics(first.parents[1] / "metrics.jsonl") if "loss" in row]
     nearest = [min(rows, key=lambda row: abs(row["step"] - step)) for step in sorted(snapshots)]
     return ReplayRun(
@@ -139,19 +144,26 @@ def _replay(run: RunView, snapshots: dict[int, Path]) -> ReplayRun:
         steps=sorted(snapshots),
         depth=config.depth,
         heads=config.heads,
+        knows=known_languages(model.tokenizer),
         places=[(float(row.get("tokens", row["step"])), float(row["loss"])) for row in nearest],
         loss=run.loss,
         valid=run.valid,
     )
 
 
+@contextmanager
+def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
+    """A run's snapshot after a step, for one request at a time."""
+    runs = {run.name: run for run in list_runs(folder).runs}
+    if name not in runs or step not in (some := _snapshots(folder, runs[name])):
+        raise UsageError(f"There is no snapshot of {name!r} after step {step}.")
+    with _loading:
+        yield opened(some[step])
+
+
 def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
     """What a snapshot makes of a text."""
-    runs = {run.name: run for run in list_runs(folder).runs}
-    if body.run not in runs or body.step not in (some := _snapshots(folder, runs[body.run])):
-        raise UsageError(f"There is no snapshot of {body.run!r} after step {body.step}.")
-    with _loading:
-        model = opened(some[body.step])
+    with reading_snapshot(folder, body.run, body.step) as model:
         wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
         return ReplayView(
@@ -169,7 +181,7 @@ def opened(folder: Path) -> Model:
     return load(folder, device="cpu")
 
 
-def _runs_folder(request: Request) -> Path:
+def runs_folder(request: Request) -> Path:
     folder: Path | None = request.app.state.settings.runs
     if folder is None:
         raise UsageError("No folder of runs was given: start the server with --runs DIR.")
@@ -185,10 +197,10 @@ async def show_probe(request: Request, body: ProbeRequest) -> ProbeView:
 @router.get("/snapshots")
 def show_snapshots(request: Request) -> ReplayRuns:
     """The runs that kept snapshots."""
-    return replay_runs(_runs_folder(request))
+    return replay_runs(runs_folder(request))
 
 
 @router.post("/replay")
 def show_replay(request: Request, body: ReplayRequest) -> ReplayView:
     """A text as a run's snapshot reads it."""
-    return replay_view(_runs_folder(request), body)
+    return replay_view(runs_folder(request), body)

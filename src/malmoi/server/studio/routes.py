@@ -194,12 +194,12 @@ async def show_few_shot(request: Request, body: few_shot.FewShotRequest) -> few_
 
 
 @router.get("/runs")
-def show_runs(request: Request) -> runs.RunViews:
+def show_runs(request: Request, axis: runs.Axis = "tokens") -> runs.RunViews:
     """The training runs under the server's --runs folder."""
     folder: Path | None = request.app.state.settings.runs
     if folder is None:
         raise UsageError("No folder of runs was given: start the server with --runs DIR.")
-    return runs.list_runs(folder)
+    return runs.list_runs(folder, axis)
 
 
 @router.post("/embeddings")

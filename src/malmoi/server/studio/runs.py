@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -17,7 +17,9 @@ from malmoi.training.log import read_metrics
 MAX_RUNS = 50  # runs that are shown, the latest first
 MAX_FOLDER_DEPTH = 3  # folders below the one that is named
 MAX_SAMPLES = 6
+MAX_EARLY_POINTS = 100
 # the other columns of an evaluated row
+Axis = Literal["tokens", "step", "seconds"]
 NO_MEASURE = ("step", "tokens", "seconds", "judging_seconds", "rows", "loss", "lr")
 
 
@@ -27,7 +29,7 @@ class RunSample(BaseModel):
 
 
 class RunView(BaseModel):
-    """One run: points are (tokens, loss), or (step, loss) where no tokens are counted."""
+    """One run: points are (x, loss); x is the step where a run does not count tokens."""
 
     name: str
     objective: str | None  # of pre-training; none: a fine-tuning
@@ -45,10 +47,10 @@ class RunViews(BaseModel):
     runs: list[RunView]
 
 
-def list_runs(folder: Path) -> RunViews:
+def list_runs(folder: Path, axis: Axis = "tokens") -> RunViews:
     """Every run under the folder, most recently updated first."""
     files = sorted(_metrics(folder), key=lambda file: -file.stat().st_mtime_ns)
-    return RunViews(runs=[_fresh(file, folder) for file in islice(files, MAX_RUNS)])
+    return RunViews(runs=[_fresh(file, folder, axis) for file in islice(files, MAX_RUNS)])
 
 
 def _metrics(folder: Path) -> Iterator[Path]:
@@ -56,13 +58,13 @@ def _metrics(folder: Path) -> Iterator[Path]:
         yield from folder.glob("/".join(["*"] * depth + ["metrics.jsonl"]))
 
 
-def _fresh(file: Path, folder: Path) -> RunView:
+def _fresh(file: Path, folder: Path, axis: Axis) -> RunView:
     state = file.stat()
-    return _run(file, folder, state.st_mtime_ns, state.st_size)
+    return _run(file, folder, axis, state.st_mtime_ns, state.st_size)
 
 
-@lru_cache(maxsize=2 * MAX_RUNS)  # a run that has not written since is not read again
-def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
+@lru_cache(maxsize=6 * MAX_RUNS)  # a run that has not written since is not read again
+def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunView:
     rows = read_metrics(file)
     last: dict[str, Any] = rows[-1] if rows else {}
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
@@ -74,13 +76,13 @@ def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
         if file.parent != folder
         else folder.resolve().name,
         objective=(objective := _objective(file.parent)),
-        metrics={} if objective else _measures(rows),
+        metrics={} if objective else _measures(rows, axis),
         changed=changed / 1e9,
         step=int(last.get("step", 0)),
         seconds=float(last.get("seconds", 0.0)),
         tokens_per_second=speeds[-1] if speeds else None,
-        loss=thin_points(smooth_points(_line(rows, "loss"))),
-        valid=thin_points(_line(rows, "valid_loss")),
+        loss=_thin(smooth_points(_line(rows, "loss", axis))),
+        valid=_thin(_line(rows, "valid_loss", axis)),
         samples=said[-MAX_SAMPLES:],
     )
 
@@ -94,21 +96,29 @@ def _objective(folder: Path) -> str | None:
         return None
 
 
-def _measures(rows: Sequence[dict[str, Any]]) -> dict[str, ChartPoints]:
+def _measures(rows: Sequence[dict[str, Any]], axis: Axis) -> dict[str, ChartPoints]:
     """Every measure of the rows that were evaluated, by name."""
     judged = [row for row in rows if "rows" in row]
     names = dict.fromkeys(name for row in judged for name in row if name not in NO_MEASURE)
-    found = {name: thin_points(_line(judged, name)) for name in names}
+    found = {name: _thin(_line(judged, name, axis)) for name in names}
     return {name: points for name, points in found.items() if points}
 
 
-def _line(rows: Sequence[dict[str, Any]], key: str) -> ChartPoints:
+def _line(rows: Sequence[dict[str, Any]], key: str, axis: Axis) -> ChartPoints:
     """The finite values: a run that diverged has logged NaN."""
     return [
-        (float(row.get("tokens", row["step"])), float(row[key]))
+        (float(row.get(axis, row["step"])), float(row[key]))
         for row in rows
-        if _drawable(row.get(key))
+        if _drawable(row.get(key)) and (axis in row or axis == "tokens")
     ]
+
+
+def _thin(points: ChartPoints) -> ChartPoints:
+    """Few enough to draw, and enough at the beginning for a logarithmic axis."""
+    kept = {int(i) for i, _ in thin_points([(float(i), 0.0) for i in range(len(points))])}
+    if points:
+        kept |= {round(len(points) ** (i / MAX_EARLY_POINTS)) - 1 for i in range(MAX_EARLY_POINTS)}
+    return [points[i] for i in sorted(kept)]
 
 
 def _drawable(value: Any) -> bool:

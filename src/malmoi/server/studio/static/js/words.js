@@ -20,6 +20,8 @@ export function refusal({ code, type, param, message }) {
   return key ? t(key, { param }) : message;
 }
 
+export const has = (key) => key in dictionary;
+
 /** The words of a key: {name} is its value, {name:one|many} depends on a number, {name:을} is the particle after it. */
 export function t(key, values = {}) {
   return (dictionary[key] ?? key).replace(/\{([a-z]+)(?::([^}]+))?\}/g, (all, name, form) => {

@@ -5,28 +5,36 @@ import { wide } from "./fit.js";
 
 const ROOM = { left: 52, right: 16, top: 28, bottom: 36 };
 const LINE = 15; // between two names
+const NARROW = 420; // pixels: a phone
 export const HUES = ["a", "b", "c", "d", "e", "f", "g", "i"].map((name) => `var(--${name})`);
 
-/** series: {name, points: [[x, y]…], hue, dashed?, label?}; those with a `label` are named at their end. */
-export function chart(series, { width, across, up, read = short, height = 280, floor = null }) {
+/**
+ * series: {name, points: [[x, y]…], hue, dashed?, label?}; those with a `label` are named at their end. The y axis has at
+ * least `floor` to `ceiling`; the x axis may be logarithmic, and `at` is marked on it.
+ */
+export function chart(series, { width, across, up, read = short, height = 280, floor = null, ceiling = null, at = null, log = false }) {
   const shown = series.filter((one) => one.points.length);
-  const room = { ...ROOM, right: Math.max(ROOM.right, Math.min(0.4 * width, nameRoom(shown))) };
+  const below = width < NARROW && shown.filter((one) => one.label).length > 1; // no room beside the lines
+  const room = { ...ROOM, right: below ? ROOM.right : Math.max(ROOM.right, Math.min(0.4 * width, nameRoom(shown))) };
   const points = shown.flatMap((one) => one.points);
   const [xs, ys] = [0, 1].map((i) => points.map((point) => point[i]));
   const right = Math.max(...xs);
-  const x = scale(Math.min(...xs), right, room.left, width - room.right, right);
+  const ends = [room.left, width - room.right];
+  const x = log ? powers(xs, ...ends) : scale(Math.min(...xs), right, ...ends, right);
   const low = floor ?? Math.min(...ys);
-  const y = scale(low, Math.max(...ys, low + 1e-9), height - room.bottom, room.top);
+  const y = scale(low, Math.max(...ys, low + 1e-9, ceiling ?? -Infinity), height - room.bottom, room.top);
   const label = `${up} / ${across}: ${shown.map((one) => `${one.name} ${read(one.points.at(-1)[1])}`).join(", ")}`;
   const svg = s(
     "svg",
     { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     axes(x, y, { width, height, room, read, right }),
+    at !== null && s("line", { class: "hair", x1: x.at(at), x2: x.at(at), y1: room.top, y2: height - room.bottom }),
     shown.map((one) => line(one, x, y)),
-    names(shown, x, y, width - room.right, room.right - 10),
+    below ? null : names(shown, x, y, width - room.right, room.right - 10),
     s("text", { class: "soft", x: 0, y: 12 }, up),
     s("text", { class: "soft", x: width - room.right, y: height - 2, "text-anchor": "end" }, across),
   );
+  if (below) listed(svg, shown, width, height);
   return hovered(svg, shown, { x, y, width, height, room, read });
 }
 
@@ -37,9 +45,10 @@ function axes(x, y, { width, height, room, read, right }) {
     s("line", { class: "axis", x1: room.left, x2: width - room.right, y1: y.at(value), y2: y.at(value) }),
     s("text", { class: "soft", x: room.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
   ]);
-  const every = Math.ceil((45 * x.ticks.length) / (width - room.left - room.right));
+  let last = -Infinity; // where the number before it stands
+  const roomy = (value) => value <= right && x.at(value) - last >= 45 && ((last = x.at(value)), true);
   const feet = x.ticks
-    .filter((value, i) => value <= right && i % every === 0)
+    .filter(roomy)
     .map((value) => s("text", { class: "soft", x: x.at(value), y: height - 18, "text-anchor": "middle" }, short(value)));
   return [rows, feet].flat();
 }
@@ -73,6 +82,15 @@ function names(series, x, y, right, room) {
   return placed.map(({ label, hue, at }) => s("text", { class: "end", x: right + 9, y: at + 4, style: { fill: hue } }, cut(label, room)));
 }
 
+/** Names below the picture, in two columns. */
+function listed(svg, series, width, height) {
+  const named = series.filter((one) => one.label);
+  const rows = Math.ceil(named.length / 2);
+  const place = (i) => ({ x: i < rows ? 0 : width / 2, y: height + LINE * ((i % rows) + 1) });
+  svg.append(...named.map(({ label, hue }, i) => s("text", { class: "end", ...place(i), style: { fill: hue } }, cut(label, width / 2 - 8))));
+  svg.setAttribute("viewBox", `0 0 ${width} ${height + LINE * rows + 6}`);
+}
+
 /** The end of a name that is too long: runs differ in their ends. */
 function cut(label, room) {
   let shown = label;
@@ -104,6 +122,18 @@ function scale(low, high, from, to, end = null) {
   const marks = ticks(low, high);
   const [first, last] = [marks[0], end ?? marks.at(-1)];
   return { ticks: marks, at: (value) => from + ((value - first) / (last - first || 1)) * (to - from) };
+}
+
+/** A logarithmic scale with ticks at 1, 2 and 5 times the powers of ten; what is not above 0 is at its left end. */
+function powers(values, from, to) {
+  const low = Math.min(...values.filter((value) => value > 0), Math.max(...values, 1e-9));
+  const high = Math.max(...values, low * 1.001);
+  const first = Math.floor(Math.log10(low));
+  const tens = Array.from({ length: Math.ceil(Math.log10(high)) - first + 1 }, (_, i) => 10 ** (first + i));
+  const marks = tens.flatMap((ten) => [ten, 2 * ten, 5 * ten]).filter((value) => value >= low && value <= high);
+  const share = (value) => Math.log(Math.max(value, low) / low) / Math.log(high / low);
+  const few = ticks(low, high).filter((value) => value >= low); // within one power of ten
+  return { ticks: marks.length > 1 ? marks : few, at: (value) => from + share(value) * (to - from) };
 }
 
 /** Round numbers from at most `low` to at least `high`. */

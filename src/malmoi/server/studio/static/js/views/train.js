@@ -1,7 +1,7 @@
 // Runs as they go: pre-training first, one axis for each objective, task measures, and what each run says.
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
-import { card } from "../fields.js";
+import { card, pick, row } from "../fields.js";
 import { fixed, short, whole } from "../numbers.js";
 import { table } from "../parts.js";
 import { HUES, chart } from "../pictures/chart.js";
@@ -10,6 +10,8 @@ import { t } from "../words.js";
 
 const EVERY = 2000; // ms
 const FIRST = 4; // runs of each kind that are shown unless others are chosen
+const AXES = ["tokens", "step", "seconds"];
+const SCALES = ["linear", "log"];
 const NONE = "none"; // in the address: no run is chosen
 const COLUMNS = ["run", "step", "loss", "valid", "speed", "time"];
 const last = (points) => (points.length ? fixed(points.at(-1)[1]) : "–");
@@ -35,9 +37,11 @@ class Runs {
   }
 
   async read(signal) {
-    this.page.timer = setTimeout(() => this.page.run("work", { quiet: true }), EVERY);
-    this.found = kinds((await get("studio/runs", signal)).runs).flat();
+    const { axis } = this.page.values;
+    this.found = kinds((await get(`studio/runs?axis=${axis}`, signal)).runs).flat();
     this.draw();
+    // only now: however long an answer takes, the next question does not cut it off
+    this.page.timer = setTimeout(() => this.page.run("work", { quiet: true }), EVERY);
   }
 
   get chosen() {
@@ -69,8 +73,10 @@ class Runs {
     if (!graphs.length) put(this.pictures, h("p", { class: "note" }, t("train.nothing")));
     graphs.forEach((one, i) => {
       const holder = holders[i].lastChild;
-      const draw = () => fit(holder, (width) => chart(one.series, { width, across: t(one.across), up: one.up }));
-      this.part(holder, one.title, one.series, draw);
+      const [series, across] = inUnits(one.series, this.page.values.axis);
+      const log = this.page.values.scale === "log";
+      const draw = () => fit(holder, (width) => chart(series, { width, across, up: one.up, log }));
+      this.part(holder, one.title, [series, across, log], draw);
     });
     this.part(this.numbers, "numbers", shown, () => this.figures(shown));
     const speakers = shown.filter((run) => run.samples.length);
@@ -118,13 +124,13 @@ class Runs {
         { name: run.name, label: run.name, points: run.loss, hue: this.hue(run) },
         { name: `${run.name} ${t("train.valid")}`, points: run.valid, hue: this.hue(run), dashed: true },
       ]);
-      return { title: t("train.losses", { objective: title }), series, across: "train.tokens", up: t("train.loss") };
+      return { title: t("train.losses", { objective: title }), series, up: t("train.loss") };
     });
     const measures = [...new Set(shown.flatMap((run) => Object.keys(run.metrics)))];
     const tasks = measures.map((name) => {
       const runs = shown.filter((run) => run.metrics[name]);
       const line = (run) => ({ name: run.name, label: run.name, points: run.metrics[name], hue: this.hue(run) });
-      return { title: name.replaceAll("_", " "), series: runs.map(line), across: "train.tokens", up: "" };
+      return { title: name.replaceAll("_", " "), series: runs.map(line), up: "" };
     });
     return [...losses, ...tasks].filter((one) => one.series.some(({ points }) => points.length));
   }
@@ -147,6 +153,15 @@ class Runs {
   }
 }
 
+/** Series whose seconds are minutes or hours where they are many, and the words for the axis. */
+function inUnits(series, axis) {
+  if (axis !== "seconds") return [series, t(`axis.${axis}`)];
+  const longest = Math.max(0, ...series.flatMap(({ points }) => points.map(([x]) => x)));
+  const [unit, size] = longest > 7200 ? ["hours", 3600] : longest > 120 ? ["minutes", 60] : ["seconds", 1];
+  const scaled = (one) => ({ ...one, points: one.points.map(([x, y]) => [x / size, y]) });
+  return [series.map(scaled), t(`train.${unit}`)];
+}
+
 const objectiveName = (run) => run.objective ?? t("train.finetuning");
 
 function samples(run) {
@@ -161,11 +176,13 @@ export default {
   alone: (about) => about.runs,
   missing: "train.missing",
   needs: () => false,
-  defaults: () => ({ runs: "" }),
+  defaults: () => ({ runs: "", axis: AXES[0], scale: SCALES[0] }),
 
   build(page) {
     const runs = new Runs(page);
     const hint = h("p", { class: "note" }, t("train.hint"));
-    return [card(runs.legend, hint), runs.pictures, card(runs.numbers), runs.said];
+    const axes = pick(page, "axis", AXES.map((name) => [name, t(`axis.${name}`)]));
+    const scales = pick(page, "scale", SCALES.map((name) => [name, t(`scale.${name}`)]));
+    return [card(row(axes, scales), runs.legend, hint), runs.pictures, card(runs.numbers), runs.said];
   },
 };
