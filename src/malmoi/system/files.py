@@ -52,10 +52,12 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
         return None
     reason, advice = refusal
     where = getattr(error, "filename", None) or what
-    failed = "read or written" if _errno(error) == errno.EIO else "written"
+    failed = (
+        "could not be read or written" if _errno(error) == errno.EIO else "could not be written"
+    )
     return DiskError(
-        f"{reason}: {where} could not be {failed}. {advice} and run the same command again; what "
-        "was finished is kept."
+        f"{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
+        "is kept."
     )
 
 

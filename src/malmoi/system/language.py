@@ -1,7 +1,8 @@
 """Translates the English messages of the source into the user's language, from one catalogue.
 
 `ko.toml` is keyed by the English sentence as in the source, with {0}, {1}… for an f-string's
-values; the values are translated too, so that sentences can be nested.
+values; the values are translated too, so that sentences can be nested. A particle after a value
+is written 은(는), 이(가), 을(를), 과(와), (으)로 or (이)라 and chosen by the value's last sound.
 """
 
 import os
@@ -14,6 +15,9 @@ from importlib.resources import files
 LANGUAGES = ("en", "ko")
 SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
+PARTICLE = re.compile(r"은\(는\)|이\(가\)|을\(를\)|과\(와\)|\((?:으|이)\)")
+# what is not read aloud before a particle: quotes, and a parenthesis with what it holds
+SILENT = re.compile(r"(?:[\"'`“”‘’\]]|\([^()]*\))+$")
 
 
 def language(environ: Mapping[str, str] = os.environ) -> str:
@@ -45,7 +49,8 @@ def catalogue() -> dict[str, str]:
 def _templates() -> list[tuple[re.Pattern[str], list[str], str]]:
     """Sentences with placeholders, those with the most literal text first."""
     found = []
-    for english, korean in sorted(catalogue().items(), key=lambda item: -len(item[0])):
+    by_literals = sorted(catalogue().items(), key=lambda item: -len(PLACE.sub("", item[0])))
+    for english, korean in by_literals:
         parts = PLACE.split(english)
         if len(parts) > 1:
             pattern = "(.*?)".join(re.escape(part) for part in parts[::2])
@@ -58,12 +63,18 @@ def _translated(text: str) -> str:
         return text
     if text in catalogue():
         return catalogue()[text]
+    # "where: what is wrong", each part in its own words
+    where, colon, what = text.partition(": ")
+    if where in catalogue():
+        return f"{catalogue()[where]}{colon}{_clause(what)}"
     for pattern, places, korean in _templates():
         match = pattern.fullmatch(text)
         if match and not any(SENTENCE_END.search(value) for value in match.groups()):
             return _filled(korean, dict(zip(places, match.groups(), strict=True)))
     sentences = SENTENCE_END.split(text)
-    return " ".join(map(_translated, sentences)) if len(sentences) > 1 else text
+    if len(sentences) > 1:
+        return " ".join(map(_translated, sentences))
+    return f"{_clause(where)}{colon}{_clause(what)}" if colon else text
 
 
 def _filled(korean: str, values: Mapping[str, str]) -> str:
@@ -74,8 +85,40 @@ def _filled(korean: str, values: Mapping[str, str]) -> str:
         clause = _clause(found)
         return ", ".join(map(_clause, found.split(", "))) if clause == found else clause
 
-    return PLACE.sub(value, korean)
+    return with_particles(PLACE.sub(value, korean))
+
+
+def with_particles(text: str) -> str:
+    """이(가) and its kin become the form that the word before them needs."""
+    done = ""
+    for part in re.split(f"({PARTICLE.pattern})", text):
+        if PARTICLE.fullmatch(part):
+            final = last_sound(done)
+            closed = final not in ("", "ㄹ") if part == "(으)" else bool(final)
+            forms = part.strip("()").split("(")
+            part = forms[0] if closed else forms[1] if len(forms) > 1 else ""
+        done += part
+    return done
+
+
+def last_sound(text: str) -> str:
+    """How a word ends as Koreans read it: "ㄹ", another consonant, or "" for a vowel."""
+    word = SILENT.sub("", text)
+    last = word[-1:]
+    if "가" <= last <= "힣":
+        final = (ord(last) - ord("가")) % 28
+        return "ㄹ" if final == 8 else "ㅇ" if final else ""
+    if last.isdigit():
+        return {"1": "ㄹ", "7": "ㄹ", "8": "ㄹ", "0": "ㅇ", "3": "ㅇ", "6": "ㅇ"}.get(last, "")
+    # without a vowel a word is spelt: lr is read el-ar
+    if re.search(r"(?:l|le|[LR]|(?<![A-Za-z])[b-df-hj-np-tv-z]*r)$", word):
+        return "ㄹ"
+    return "ㅇ" if re.search(r"(?:[mn]e?|ng|[MN])$", word) else ""
 
 
 def _clause(text: str) -> str:
-    return _translated(text) if " " in text else text
+    """A part of a sentence, which the catalogue may have as a sentence of its own."""
+    if " " not in text:
+        return text
+    found = _translated(text)
+    return _translated(f"{text}.").removesuffix(".") if found == text else found

@@ -69,7 +69,7 @@ def parse_shots(given: int | str) -> list[Shots]:
 
 
 def plural_examples(number: int) -> str:
-    return f"{number} example{'' if number == 1 else 's'}"
+    return "1 example" if number == 1 else f"{number} examples"
 
 
 @dataclass(frozen=True)
