@@ -149,7 +149,7 @@ def test_soft_labels_and_the_cosine_loss_are_weighted() -> None:
 
 
 DISTILLERS = TEXT_DISTILLERS | {
-    name: kind.distil for name, kind in KINDS.items() if isinstance(kind, HeadKind)
+    name: kind.distil for name, kind in KINDS.items() if isinstance(kind, HeadKind) and kind.head
 }
 
 

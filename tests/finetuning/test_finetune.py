@@ -4,8 +4,12 @@ with equal scores.
 
 import json
 import os
+import re
+import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +18,12 @@ import torch
 import torch.nn.functional as F
 
 import malmoi
-from malmoi import evaluate, finetune
+from malmoi import Progress, evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.trainer import FinetuneTrainer
+from malmoi.finetuning.finetune import FinetuneResult
 from malmoi.inference import Answer, Model
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
@@ -504,16 +508,23 @@ def test_a_gpt_answers_too_and_the_command_shows_it(
 # ------------------------------------------------------------------ stopping, refusing
 
 
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
-    """From now on a run gets this signal after so many updates."""
-    update = FinetuneTrainer._update
+class Killed(BaseException):
+    """Stands for a power cut: nothing is saved on the way out."""
 
-    def interrupted(self: FinetuneTrainer, batch: dict[str, Any]) -> None:
-        update(self, batch)
-        if self.step == step:
-            os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(FinetuneTrainer, "_update", interrupted)
+def at_step(step: int, then: Callable[[], None], run: int = 1) -> Callable[[Progress], None]:
+    """A progress callback that acts after so many updates of the first, second … run."""
+    runs = count(1)
+
+    def callback(event: Progress) -> None:
+        if event.verb == "finetune" and event.done == step and next(runs) == run:
+            then()
+
+    return callback
+
+
+def die() -> None:
+    raise Killed
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -534,7 +545,6 @@ def test_a_stopped_run_resumes_and_ends_bit_equal(
     data: Callable[[str], Path],
     tmp_path: Path,
     cache_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, settings = (
         data("classification"),
@@ -543,10 +553,10 @@ def test_a_stopped_run_resumes_and_ends_bit_equal(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(bert, "classification", path, whole, path, **settings)
     for step, number in ((2, signal.SIGTERM), (20, signal.SIGINT)):
-        with monkeypatch.context() as patch:
-            stop_at(step, patch, number)
-            with pytest.raises(Stopped) as stopped:
-                finetune(bert, "classification", path, cut, path, **settings)
+        # the run notices it after its next update
+        stop = at_step(step - 1, partial(os.kill, os.getpid(), number))
+        with pytest.raises(Stopped) as stopped:
+            finetune(bert, "classification", path, cut, path, progress=stop, **settings)
         assert stopped.value.code == 128 + number
         # what there is can be looked at
         assert malmoi.load(cut).predict(GOOD).label in ("yes", "no")
@@ -569,18 +579,12 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     place: str, way: dict[str, Any], gpt: Path, data: Callable[[str], Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    class Killed(BaseException):
-        """Stands for a power cut."""
-
-    def dies(*arguments: Any) -> None:
-        raise Killed
-
     path, settings = data("classification"), {"steps": 4, "batch": 8, "precision": "fp32", **way}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(gpt, "classification", path, whole, path, **settings)
     monkeypatch.setattr("malmoi.finetuning.trainer.SECONDS_BETWEEN_SAVES", -1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(f"malmoi.finetuning.{place}", dies)
+        patch.setattr(f"malmoi.finetuning.{place}", lambda *arguments: die())
         with pytest.raises(Killed):
             finetune(gpt, "classification", path, cut, path, **settings)
     # whatever another reader of the same weights would say in the last digit
@@ -596,78 +600,58 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
 
 
 def test_a_killed_run_loses_what_came_after_its_last_state(
-    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Path, data: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    from malmoi.finetuning import trainer
-
-    class Killed(BaseException):
-        """Stands for a power cut: nothing is saved on the way out."""
-
-    def dies(self: FinetuneTrainer, batch: dict[str, Any]) -> None:
-        if self.step == 9:
-            raise Killed
-        update(self, batch)
-
     path, settings = data("classification"), {"epochs": 3, "batch": 8, "lr": 1e-3}
-    done = finetune(bert, "classification", path, tmp_path / "whole", path, **settings)
-    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", -1.0)
-    with monkeypatch.context() as patch:
-        update = FinetuneTrainer._update
-        patch.setattr(FinetuneTrainer, "_update", dies)
-        with pytest.raises(Killed):
-            finetune(bert, "classification", path, tmp_path / "cut", path, **settings)
-    # and a bad disk
-    (tmp_path / "cut" / "train_state" / "step-9" / "rank-00000.safetensors").write_bytes(b"half")
-    assert (
-        finetune(bert, "classification", path, tmp_path / "cut", path, **settings).metrics
-        == done.metrics
-    )
-    assert all(
-        torch.equal(w, weights_of(tmp_path / "whole")[n])
-        for n, w in weights_of(tmp_path / "cut").items()
-    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = finetune(bert, "classification", path, whole, path, **settings)
+    state = cut / "train_state" / "step-9" / "rank-00000.safetensors"
+    stop = at_step(8, partial(os.kill, os.getpid(), signal.SIGTERM))
+    for callback, end in ((stop, Stopped), (at_step(12, die), Killed)):
+        with pytest.raises(end):
+            finetune(bert, "classification", path, cut, path, progress=callback, **settings)
+        assert state.is_file()
+    for damaged in (False, True):  # and a bad disk
+        other = shutil.copytree(cut, tmp_path / str(damaged))
+        if damaged:
+            (other / state.relative_to(cut)).write_bytes(b"half")
+        again = finetune(bert, "classification", path, other, path, **settings)
+        assert again.metrics == done.metrics
+        ours = weights_of(other)
+        assert all(torch.equal(ours[name], weight) for name, weight in weights_of(whole).items())
 
 
 def test_what_is_finished_is_not_done_again(
-    bert: Path,
-    data: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, out = data("classification"), tmp_path / "out"
-    learnt: list[int] = []
-    fit = FinetuneTrainer.fit
-    with monkeypatch.context() as patch:
 
-        def fit_and_stop(self: FinetuneTrainer) -> Any:
-            if self.settings.seed == 1:
-                stop_at(2, patch)
-            return fit(self)
+    def tune(**changes: Any) -> tuple[FinetuneResult, list[str]]:
+        """The result, and the runs that took an update."""
+        caplog.clear()
+        done = finetune(bert, "classification", path, out, path, seeds=3, **changes)
+        updates = [int(record.message.startswith("Running the first")) for record in caplog.records]
+        finished = re.findall(r"(seed-\d) is finished", caplog.text)
+        assert sum(updates) == 3 - len(finished)
+        return done, finished
 
-        patch.setattr(FinetuneTrainer, "fit", fit_and_stop)
-        with pytest.raises(Stopped):  # in the second of three runs
-            finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    monkeypatch.setattr(
-        FinetuneTrainer,
-        "fit",
-        lambda self: (learnt.append(self.settings.seed), fit(self))[1],
-    )
-    first = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    assert learnt == [1, 2]
-    same = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    assert learnt == [1, 2]
+    stop = at_step(1, partial(os.kill, os.getpid(), signal.SIGTERM), run=2)
+    with pytest.raises(Stopped):  # in the second of three runs
+        tune(epochs=2, progress=stop)
+    first, finished = tune(epochs=2)
+    assert finished == ["seed-0"]
+    same, finished = tune(epochs=2)
+    assert finished == ["seed-0", "seed-1", "seed-2"]
     assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
     assert f"{out / 'seed-1'} is finished (step 6)" in caplog.text
     with pytest.raises(
         UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--overwrite"
     ):
-        finetune(bert, "classification", path, out, path, seeds=3, epochs=1)
+        tune(epochs=1)
     path.write_text("text,label\na,yes\nb,no\n", "utf-8")
     with pytest.raises(UsageError, match="of another model or other examples"):
-        finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, overwrite=True)
-    assert learnt == [1, 2, 0, 1, 2]
+        tune(epochs=2)
+    assert tune(epochs=1, overwrite=True)[1] == []
 
 
 @pytest.mark.parametrize("model", ["bert", "gpt"])

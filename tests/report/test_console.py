@@ -2,8 +2,8 @@
 
 import io
 import logging
-import sys
 import time
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -52,14 +52,18 @@ def test_records_and_progress_are_lines_where_there_is_no_terminal(
     ]
 
 
-def test_a_terminal_has_one_line_that_is_updated(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with environment(NO_COLOR=None), Console().attached():
+class Terminal(io.StringIO):
+    """What a terminal is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_that_is_updated() -> None:
+    with redirect_stderr(Terminal()) as shown, environment(NO_COLOR=None), Console().attached():
         report_progress(Progress("encode", 1, 2, "rows"))
         report_progress(Progress("encode", 2, 2, "rows"))
-    said = capsys.readouterr().err
+    said = shown.getvalue()
     assert said.count("\r\033[K") == 2
     assert said.count("\n") == 1
 
@@ -84,17 +88,13 @@ def test_an_event_reads_well(event: Progress, left: float | None, line: str) -> 
     assert progress_line(event, left) == line
 
 
-def test_waiting_shows_a_line_on_a_terminal_and_clears_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    with waiting("Loading a model"):
+def test_waiting_shows_a_line_on_a_terminal_and_clears_it() -> None:
+    file = io.StringIO()
+    with redirect_stderr(file), environment(NO_COLOR=None), waiting("Loading a model"):
         pass
-    assert shown.getvalue() == ""  # a file gets no such line
-    monkeypatch.setattr(shown, "isatty", lambda: True)
-    with waiting("Loading a model"):
+    assert file.getvalue() == ""  # a file gets no such line
+    shown = Terminal()
+    with redirect_stderr(shown), environment(NO_COLOR=None), waiting("Loading a model"):
         while "Loading a model … " not in shown.getvalue():
             time.sleep(0.01)
     assert shown.getvalue().endswith("\r\033[K")

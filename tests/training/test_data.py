@@ -222,10 +222,10 @@ def test_a_full_disk_is_reported_and_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, name, array)
 
-    monkeypatch.setattr(journal.Appender, "_write", full)
-    with pytest.raises(MalmoiError, match="disk is full"):
-        build_stores(docs, words, tmp_path / "a")
-    monkeypatch.setattr(journal.Appender, "_write", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.Appender, "_write", full)
+        with pytest.raises(MalmoiError, match="disk is full"):
+            build_stores(docs, words, tmp_path / "a")
     again = Words()
     made = build_stores(docs, again, tmp_path / "a")
     assert made.how.startswith("continued after")

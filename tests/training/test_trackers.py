@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import malmoi
+from conftest import environment
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.training.trackers import TRACKERS, check_trackers, open_trackers
 from tiny_runs import train, write_corpus
@@ -22,10 +23,10 @@ def log_rows(name: str, out: Path) -> None:
     tracker.close()
 
 
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason=WHY)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    log_rows("wandb", tmp_path)
+    with environment(WANDB_MODE="offline"):
+        log_rows("wandb", tmp_path)
     files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 1
     written = files[0].read_bytes()
@@ -33,12 +34,12 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"2.5" in written
 
 
-def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_in_a_local_store(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason=WHY)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-    log_rows("mlflow", tmp_path / "run")
-    client = mlflow.MlflowClient()
+    with environment(MLFLOW_ALLOW_FILE_STORE="true"):
+        mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+        log_rows("mlflow", tmp_path / "run")
+        client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("malmoi")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params["steps"] == "20"
@@ -46,10 +47,10 @@ def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(one.step, one.value) for one in history] == [(10, 2.5), (20, 1.5)]
 
 
-def test_trackio_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
-    pytest.importorskip("trackio", reason=WHY)
-    log_rows("trackio", tmp_path / "run")
+def test_trackio_in_a_local_folder(tmp_path: Path) -> None:
+    with environment(TRACKIO_DIR=str(tmp_path / "trackio")):  # read when it is imported
+        pytest.importorskip("trackio", reason=WHY)
+        log_rows("trackio", tmp_path / "run")
     assert list((tmp_path / "trackio").iterdir())
 
 

@@ -13,6 +13,7 @@ from malmoi.compression.prune import with_layers
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
 from malmoi.evaluation.evaluate import check_task_fits, judge
+from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.finetune import run_all
@@ -191,10 +192,10 @@ def _of_task(
     teacher = lesson.teacher
     reading = Predictor.of(teacher)
     check_task_fits(task, reading)
-    if reading.words is not None:
+    if reading.words is not None or not head_kind(task).head:
         raise UsageError(
-            "This teacher answers with label words; distillation needs one with a classification "
-            "head."
+            "This teacher answers with label words or with vectors; distillation needs one with a "
+            "head for its task."
         )
     settings = _settings(teacher, changes)
     device = join_process_group(lesson.device).device
