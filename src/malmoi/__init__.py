@@ -96,12 +96,12 @@ HOMES = {
 PUBLIC = {name: f"malmoi.{home}" for home, names in HOMES.items() for name in names}
 __all__ = ["__version__", *PUBLIC]
 
-logging.getLogger("malmoi").addHandler(logging.NullHandler())  # silent unless asked
+logging.getLogger("malmoi").addHandler(logging.NullHandler())  # silent by default
 
 register_when_imported()
 
 
-if not TYPE_CHECKING:  # to a type checker a misspelt name would have the type of this
+if not TYPE_CHECKING:  # a type checker would accept any name because of it
 
     def __getattr__(name: str) -> object:
         if name not in PUBLIC:

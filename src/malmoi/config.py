@@ -126,7 +126,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """The shape of one Transformer; every family is such a value (see model/families.py).
+    """The architecture of a model; every family is such a value (see model/families.py).
 
     Examples:
         >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
@@ -147,15 +147,15 @@ class ModelConfig(Config):
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
-    # what carries information between tokens: softmax attention, attention of linear cost
-    # (Katharopoulos et al. 2020), an LSTM, or one each way (ELMo)
+    # how tokens exchange information: softmax attention, linear attention (Katharopoulos et al.
+    # 2020), an LSTM, or an LSTM in each direction (ELMo)
     mixer: Literal["attention", "linear", "lstm", "bilstm"] = "attention"
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
     # a causal model that is also trained to fill masks: a masked token is then predicted one
     # position to its left (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
     # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian;
-    # relative: distances instead of positions, in every layer (Transformer-XL)
+    # relative: relative positions in every layer (Transformer-XL)
     positions: Literal[
         "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "none"
     ] = "learned"
@@ -170,7 +170,7 @@ class ModelConfig(Config):
     norm_bias: bool = True
     # norm before the first attention; ModernBERT, whose embedding is normalised, has none
     first_norm: bool = True
-    # ready-made vectors before the text (images, sounds): how many, and how wide; 0: none
+    # precomputed vectors before the text (images, audio): their number and width; 0: none
     feature_count: int = 0
     feature_width: int = 0
     embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
@@ -335,7 +335,7 @@ class ModelConfig(Config):
 
     @property
     def recurrent(self) -> bool:
-        """Whether a state of constant size carries the past, instead of keys and values."""
+        """Whether the model carries a state of constant size instead of keys and values."""
         return self.mixer == "lstm" or (self.mixer == "linear" and self.attention == ("causal",))
 
     @property
@@ -353,7 +353,7 @@ class ModelConfig(Config):
 
     @property
     def max_length(self) -> int:
-        """Tokens that a text may have; a state, or a memory with distances, sets no limit."""
+        """Maximum tokens of a text; a recurrent state or relative positions set no limit."""
         endless = self.recurrent and self.positions == "none"
         return MAX_CONTEXT_TOKENS if endless or self.memory else self.context
 
@@ -381,7 +381,7 @@ class ModelConfig(Config):
 
     @property
     def distinct(self) -> int:
-        """How many blocks have weights of their own."""
+        """Number of blocks with their own weights."""
         return self.groups or self.depth
 
 

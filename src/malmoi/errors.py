@@ -1,4 +1,4 @@
-"""Errors for users: one sentence that says what is wrong, where, and what to do."""
+"""Errors for users: one sentence with what is wrong, where, and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,8 +11,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of m
 
 
 class MalmoiError(Exception):
-    """The work could not be done: a file is missing, broken or does not fit. Commands exit with
-    1.
+    """The operation failed: a file is missing, damaged or does not fit. Commands exit with 1.
 
     Examples:
         >>> malmoi.load("nowhere")
@@ -22,10 +21,9 @@ class MalmoiError(Exception):
 
 
 class UsageError(MalmoiError):
-    """The request itself is wrong: an unknown name, an impossible setting. Commands exit with 2.
+    """The request is invalid: an unknown name, an impossible setting. Commands exit with 2.
 
-    `code` is a name for programs, where what is wrong is met often: a server sends it, and its page
-    has words for it.
+    `code` identifies common errors for programs: the server sends it, and the studio translates it.
 
     Examples:
         >>> malmoi.generate("runs/tiny-gpt", "The", temprature=0.5)
@@ -39,21 +37,21 @@ class UsageError(MalmoiError):
 
 
 def require(what: str, condition: object, sentence: str) -> None:
-    """Refuses settings that do not hold together: `what` says which, the sentence says why."""
+    """Raises a UsageError that begins with `what` unless the settings are consistent."""
     if not condition:
         raise UsageError(f"{what}: {sentence}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what Python, or torch on any device, says when memory runs out."""
+    """Whether an error is an out-of-memory error of Python or of torch on any device."""
     said = str(error)
     out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return out or any(words in said for words in OUT_OF_MEMORY)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for an unknown name: those that begin with it, else the most similar one, else all
-    where they are few.
+    """A hint for an unknown name: names that begin with it, else the most similar one, else all
+    names if there are few.
     """
     known = sorted(names)
     asked = name[:LONGEST_NAME].lower()

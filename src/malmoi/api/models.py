@@ -1,7 +1,7 @@
 """Using a model: generate, stream, chat, score, fill, embed, predict.
 
-Each function takes an open `Model` or the path of one. A path is opened at every call: for more
-than one call, open it once with `load`.
+Each function takes a `Model` or the path of a model folder. A path is loaded at every call; to call
+more than once, load the model with `load`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ AnyModel: TypeAlias = "Model | str | Path"
 
 
 def as_model(model: "AnyModel", device: str | None = None) -> "Model":
-    """The model itself, or the one that a path names."""
+    """Returns the model, loading it if `model` is a path."""
     from malmoi.inference.model import Model, load
 
     return model if isinstance(model, Model) else load(model, device=device)
@@ -65,11 +65,11 @@ def generate(
     parse_special: bool = False,
     **options: "Unpack[GenerationOptions]",
 ) -> str | list[str] | list[list[str]]:
-    """Continues a prompt, or each of a list of prompts, with a language model.
+    """Generates a continuation of a prompt, or of each prompt in a list.
 
     Options are those of `Model.generate`: max_new_tokens=40, temperature=1.0 (0 is greedy), top_k,
-    top_p, stop, seed, beams, regex, choices, json_schema and others. With n > 1 each prompt has a
-    list of n continuations.
+    top_p, stop, seed, beams, regex, choices, json_schema and others. With n > 1,
+    returns a list of n continuations for each prompt.
 
     Examples:
         >>> malmoi.generate("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
@@ -87,7 +87,7 @@ def stream(
     parse_special: bool = False,
     **options: "Unpack[GenerationSettings]",
 ) -> Iterator[str]:
-    """The same text as `generate`, piece by piece as it is written; whole characters only.
+    """Yields the text of `generate` in pieces as it is generated, always whole characters.
 
     Examples:
         >>> pieces = malmoi.stream("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
@@ -100,10 +100,10 @@ def stream(
 def chat(
     model: "AnyModel", messages: "Messages | str", **options: "Unpack[GenerationSettings]"
 ) -> str:
-    """The reply to a conversation, by the model's own chat template.
+    """Returns the model's reply to a conversation, using its chat template.
 
-    `messages` is what a user says, or [{"role": "user", "content": "…"}, …]. Options are those of
-    `generate`; max_new_tokens is 256 unless it is given.
+    `messages` is a user message, or a list [{"role": "user", "content": "…"}, …]. Options are those
+    of `generate`; max_new_tokens defaults to 256.
 
     Examples:
         >>> malmoi.chat("runs/tiny-gpt", "Are we free?", max_new_tokens=8, seed=0)
@@ -123,7 +123,7 @@ def score(
 def score(
     model: "AnyModel", context: str | Sequence[str], continuation: str | Sequence[str]
 ) -> "Score | list[Score]":
-    """log p(continuation | context) by a language model; lists are scored in batches.
+    """Returns log p(continuation | context) of a language model; lists are scored in batches.
 
     Examples:
         >>> found = malmoi.score("runs/tiny-gpt", "The state of the", " union")
@@ -142,9 +142,9 @@ def fill(model: "AnyModel", text: Sequence[str], top: int = 5) -> "list[list[Fil
 def fill(
     model: "AnyModel", text: str | Sequence[str], top: int = 5
 ) -> "list[Fill] | list[list[Fill]]":
-    """The best tokens for [MASK] in a text, by a masked language model.
+    """Returns the `top` most likely tokens for the [MASK] in a text.
 
-    A list of texts gives a list; `Model.fill_masks` takes a text with several masks.
+    Returns a list for each text of a list. `Model.fill_masks` takes a text with several masks.
 
     Examples:
         >>> best = malmoi.fill("runs/tiny-bert", "The state of the [MASK] is strong.", top=3)
@@ -193,10 +193,11 @@ def embed(
     progress: ProgressCallback | None = None,
     truncate: bool = False,
 ) -> "Float32Array | list[Float32Array]":
-    """Vectors of texts [N, D], of one text [D]: hidden states of the layers averaged, then pooled.
+    """Embeds texts: an array [N, D], or [D] for one text.
 
-    Layer 0 is the embedding, -1 the last. pool: "auto" (as the folder of a sentence encoder says,
-    else the mean), "mean", "cls" or "none", which gives an array [T, D] for each text.
+    Averages the hidden states of `layers`, then pools over the tokens. Layer 0 is the embedding, -1
+    the last layer. pool: "auto" (the setting of a sentence encoder's folder, else the mean),
+    "mean", "cls" or "none", which returns an array [T, D] for each text.
 
     Examples:
         >>> vectors = malmoi.embed("runs/tiny-bert", ["a strong union", "free people"])
@@ -224,13 +225,13 @@ def predict(
     *,
     progress: ProgressCallback | None = None,
 ) -> "Predicted | list[Predicted]":
-    """What a fine-tuned model predicts for a text, a pair (a, b), a row, or a list of them.
+    """Predicts with a fine-tuned model for a text, a pair (a, b), a row, or a list of them.
 
     A row is a dict with the columns of the training table; a DataFrame, a `datasets.Dataset` or a
-    file at a `pathlib.Path` is a list of rows. A classifier gives a `Prediction`
-    (label, scores), one of several labels a `MultiLabelPrediction` (labels, scores), a tagger a
-    list of `Span`s; a model that answers takes (question, context) and gives an `Answer`; one that
-    chooses takes (text, choices).
+    file given as a `pathlib.Path` is a list of rows. A classifier returns a `Prediction` (label,
+    scores), a multi-label classifier a `MultiLabelPrediction` (labels, scores), a tagger a list of
+    `Span`s. A question-answering model takes (question, context) and returns an `Answer`; a
+    multiple-choice model takes (text, choices).
 
     Examples:
         >>> malmoi.predict("runs/reviews", "a strong and free film")
@@ -249,7 +250,7 @@ def probe(
     max_examples: int = 4000,
     progress: ProgressCallback | None = None,
 ) -> "Probe":
-    """What a linear reader finds in each layer, beside the most frequent label and a control.
+    """Trains a linear probe on each layer, with the most frequent label and a control task.
 
     A row is (text, label), or (words, labels) with one label for each word; a `pathlib.Path` is a
     CoNLL-U file, whose `label` is upos, xpos or deprel, or a table. Without `test`, a fifth of the

@@ -19,7 +19,7 @@ Settings = Mapping[str, object]  # by path: {"train.floor": 0.1}
 
 
 class SharedRunOptions(TypedDict, total=False):
-    """What every training run takes beside its settings."""
+    """Options of every training run besides its settings."""
 
     device: str | None  # cpu, cuda, cuda:1, mps; None: a GPU if there is one
     overwrite: bool  # discard the run in the folder and start over, instead of resuming it
@@ -27,14 +27,14 @@ class SharedRunOptions(TypedDict, total=False):
 
 
 class RecipeOptions(TypedDict, total=False):
-    """The settings of a recipe that are changed most often; `settings` reaches the others."""
+    """The most frequently changed settings of a recipe; pass others through `settings`."""
 
     # the budget: one of these
     steps: int  # the budget in updates
     tokens: int  # the budget in tokens
     epochs: float  # the budget in epochs of the text
     minutes: float  # the budget in minutes
-    # how the weights learn
+    # optimization
     batch: int  # sequences per step
     optimizer: Literal["adamw", "muon"]
     lr: float  # peak learning rate
@@ -44,30 +44,30 @@ class RecipeOptions(TypedDict, total=False):
     warmup: float  # share of the budget
     seed: int
     precision: Literal["auto", "fp32", "bf16"]
-    compile: bool | None  # None: where it pays
+    compile: bool | None  # None: if it is faster
     micro: int  # sequences in one pass; 0: as many as fit
     gradient_checkpointing: bool  # less memory, more time
     parallel: Literal["ddp", "fsdp"]
-    # what is kept and watched
+    # checkpoints and logging
     save_every: int  # steps between saved states
     keep: int  # saved states to keep
     valid_every: int  # steps between validations
     valid_batches: int
     log_every: int  # steps between rows of metrics.jsonl
-    prompt: str  # what the sample of each validation continues or fills
+    prompt: str  # prompt of the sample generated at each validation
     tensorboard: bool
     track: str | Sequence[str]  # tensorboard, wandb, mlflow, trackio
-    # how text becomes samples
-    lengths: tuple[int, ...]  # tokens of a sample, phase by phase; none: the model's context
-    shares: tuple[float, ...]  # of the budget for each phase
-    weights: tuple[float, ...]  # of each source in the mixture; none: by size
+    # data
+    lengths: tuple[int, ...]  # tokens per sample in each phase; empty: the model's context
+    shares: tuple[float, ...]  # share of the budget for each phase
+    weights: tuple[float, ...]  # weight of each source in the mixture; empty: by size
     valid: float  # share of the documents kept for validation
     documents: Literal["auto", "blank", "blanks", "line", "file"]  # what separates documents
     text: str  # the column or key that holds the text
-    document_mask: bool  # packed documents do not see one another
-    mask_rate: float  # share of the tokens that an MLM predicts
+    document_mask: bool  # packed documents do not attend to each other
+    mask_rate: float  # share of the tokens to predict (MLM)
     whole_word: bool  # mask whole words
-    vocab: int  # of the tokenizer that is learnt
+    vocab: int  # vocabulary size of the trained tokenizer
     # the model
     context: int  # tokens
     width: int
@@ -84,12 +84,12 @@ class PretrainOptions(SharedRunOptions, RecipeOptions, total=False):
         >>> options: malmoi.PretrainOptions = {"minutes": 3, "lr": 1e-3}
     """
 
-    tokenizer: str | Path | None  # a ready vocabulary instead of one learnt from the text
-    start: str | Path | None  # a model to continue from instead of new weights
+    tokenizer: str | Path | None  # an existing tokenizer instead of a new one
+    start: str | Path | None  # a model to continue from instead of random weights
 
 
 class ColumnOptions(TypedDict, total=False):
-    """The columns of a table; those that are not named are guessed."""
+    """The columns of a table; columns that are not given are detected."""
 
     text: str
     pair: str  # the second text of each row
@@ -124,26 +124,26 @@ class FinetuneOptions(ColumnOptions, SharedRunOptions, total=False):
     tune_features: bool  # train the layers below too (BERT table 5: + BiLSTM)
     adapter: "Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig"
     words: bool | None  # train label words instead of a new layer
-    contrastive: bool | None  # contrast sentence vectors by label; None: with few rows
+    contrastive: bool | None  # contrastive training as in SetFit; None: with few rows
     layer_decay: float  # each layer's learning rate relative to the layer above
     layers_transferred: int | None  # keep only the first n pre-trained layers
     rdrop: float  # weight of the divergence of two passes with different dropout
     class_weights: bool | None  # weight rare labels more; None: if labels are imbalanced
     label_thresholds: bool  # multi-label: one threshold per label, not one for all
     from_scratch: bool  # random initial weights, as a baseline for pre-training
-    holdout: float  # share of the rows held out to select by and, without dev, to judge by
-    metric: str  # the one that selects, and is reported first
+    holdout: float  # share of the rows held out for selection and, without dev, for evaluation
+    metric: str  # metric used for selection and reported first
     average: float  # share of the run, at its end, whose weights are averaged
     evaluations: int  # per epoch, on the held-out rows
     patience: int  # stop after this many evaluations without improvement; 0: never
     seed: int
     seeds: int  # number of runs; the first is kept
     init_seed: int | None  # of the new layer's weights; None: the seed
-    best: bool  # spend the minutes on trials of settings, and average the best
+    best: bool  # search settings for `minutes`, and average the best models
     grid: bool  # search BERT's learning rates, batch sizes and epochs; the best is kept
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool
-    skip_bad: bool  # leave bad rows out instead of stopping at the first
+    skip_bad: bool  # skip bad rows instead of stopping at the first
     track: str | Sequence[str]  # tensorboard, wandb, mlflow, trackio
 
 
@@ -155,22 +155,22 @@ class EvaluateOptions(ColumnOptions, total=False):
     """
 
     device: str | None
-    skip_bad: bool  # leave bad rows out instead of stopping at the first
-    train: "RowSource | None"  # rows that the examples of a prompt are drawn from
+    skip_bad: bool  # skip bad rows instead of stopping at the first
+    train: "RowSource | None"  # rows to draw few-shot examples from
     seed: int
     limit: int | None  # evaluate at most this many rows
-    score: str  # how the likelihoods of choices are compared
-    template: str | None  # another prompt
-    per_label: bool  # the metrics of each label too
-    beams: int  # of a model that translates: 4
-    reading: Literal["causal", "masked"]  # of a model that was trained both ways
+    score: str  # how choices are compared: total, token, byte, unconditional
+    template: str | None  # name or .toml file of another prompt template
+    per_label: bool  # also return metrics per label
+    beams: int  # of a translation model; default 4
+    reading: Literal["causal", "masked"]  # for a model trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None
-    contamination: Sequence[str]  # training text: score the items that are in it apart
+    contamination: Sequence[str]  # training text; items that occur in it are scored separately
 
 
 class DistilOptions(FinetuneOptions, total=False):
-    """The options of `compress(…, "distil")`, beside those of `finetune`."""
+    """The options of `compress(…, "distil")`, in addition to those of `finetune`."""
 
     data: Files
     dev: Files | None
@@ -197,21 +197,21 @@ class CorpusOptions(TypedDict, total=False):
     """The options of `build_corpus`."""
 
     quality_reference: Sequence[str]  # good text that the quality classifier learns from
-    decontaminate: Sequence[str]  # test sets whose words must go
+    decontaminate: Sequence[str]  # test sets whose text is removed
     workers: int  # processes
     executor: Literal["processes", "ray"]  # ray: tasks on a Ray cluster
     part: str  # "3/16": only every 16th shard from the third on, as one of several cluster jobs
     overwrite: bool  # discard the build in the folder and start over, instead of resuming it
-    steps: tuple[str, ...]  # of the work, in order
-    documents: str  # what a document is in plain text
-    text: str  # the key or column of JSON lines and tables
+    steps: tuple[str, ...]  # processing steps, in order
+    documents: str  # how plain text is split into documents
+    text: str  # column or key that holds the text
     seed: int
     language: str  # en, ko, …; empty: any
     min_words: int
     max_words: int  # 0: no limit
     links: str  # .csv, .tsv, .jsonl with url and score: only these pages are kept
-    min_score: float  # from this score on
-    block_domains: tuple[str, ...]  # left out; by default wikipedia.org with links
+    min_score: float  # minimum score of a link
+    block_domains: tuple[str, ...]  # domains to exclude; default with links: wikipedia.org
     weights: str  # web=0.6,books=0.4: shares of the output's characters
     size: int  # characters of the output; 0: as many as before mixing
     settings: Settings  # any setting by its name
@@ -224,29 +224,29 @@ class TokenizerOptions(TypedDict, total=False):
     vocab: int  # 30,000
     lowercase: bool | None  # None: only bpe lowercases
     min_frequency: int  # 2: merge only pairs that occur at least this often
-    special: Literal["none", "mask", "pad"]  # of a byte-bpe: for reading both ways, or to translate
-    morphemes: Literal["none", "kiwi"]  # kiwi: Korean is cut into morphemes first (kiwipiepy)
+    special: Literal["none", "mask", "pad"]  # extra token of a byte-bpe tokenizer: mask or padding
+    morphemes: Literal["none", "kiwi"]  # kiwi: split Korean into morphemes first (kiwipiepy)
 
 
 class ServeOptions(TypedDict, total=False):
     """The options of `serve`."""
 
     host: str  # 127.0.0.1: reachable from this machine only
-    port: int  # 8000; 0: any that is free
+    port: int  # 8000; 0: any free port
     api_key: str | None
-    cors: tuple[str, ...]  # origins whose pages may read answers
-    slots: int  # continuations that a model writes at once
-    queue: int  # requests that may wait for a slot
-    timeout: float  # seconds that one request may take
-    max_tokens: int  # that one request may ask for
-    max_read_tokens: int  # that one request may have a model read
-    max_body: int  # bytes of a request
-    body_timeout: float  # seconds in which a body must arrive
-    stall_timeout: float  # beyond timeout, for a client that reads slowly
-    time_slice: float  # seconds of computing before another client's turn
-    runs: Path | None  # training runs for the studio to show
+    cors: tuple[str, ...]  # allowed CORS origins
+    slots: int  # sequences decoded at the same time
+    queue: int  # maximum number of waiting requests
+    timeout: float  # seconds per request
+    max_tokens: int  # maximum new tokens per request
+    max_read_tokens: int  # maximum tokens that the model reads per request
+    max_body: int  # maximum bytes of a request
+    body_timeout: float  # seconds for a request body to arrive
+    stall_timeout: float  # extra seconds for a client that reads slowly
+    time_slice: float  # seconds of computation before another client's turn
+    runs: Path | None  # folder of training runs for the studio
     pairs: tuple[Path, ...]  # files of minimal pairs for the studio
-    served_model_name: tuple[str, ...]  # instead of the folder's name; more: aliases
+    served_model_name: tuple[str, ...]  # names in the API instead of the folder's
     log_level: Literal["debug", "info", "warning", "error"]  # info
     device: str | None
     dtype: str | None  # fp32, bf16, fp16, int8
@@ -256,8 +256,8 @@ class StudyOptions(TypedDict, total=False):
     """The options of `study`."""
 
     scale: str  # cpu, gpu-minutes or paper
-    seeds: int  # runs of each row; 0: the scale's
-    workers: int  # cells at a time, each in a process of its own
+    seeds: int  # runs per row; 0: default of the scale
+    workers: int  # cells to run in parallel, each in its own process
     device: str | None
 
 
@@ -267,14 +267,14 @@ PublicFunction = TypeVar("PublicFunction", bound=Callable[..., object])
 
 
 class _Default:
-    """The default of an option in a signature: what the recipe, the model or the server has."""
+    """Placeholder in a signature for a default that the recipe, the model or the server sets."""
 
     def __repr__(self) -> str:
         return "…"
 
 
 def lists_options(options: type) -> Callable[[PublicFunction], PublicFunction]:
-    """Shows every option in `help()` and in a notebook: in the signature and in the docstring."""
+    """Adds every option to the signature and the docstring, for `help()` and notebooks."""
 
     def listed(function: PublicFunction) -> PublicFunction:
         found = inspect.signature(function)
@@ -296,11 +296,11 @@ def lists_options(options: type) -> Callable[[PublicFunction], PublicFunction]:
 
 
 def _all_comments(options: type) -> dict[str, str]:
-    """The comments of the options, those of the bases first."""
+    """Returns the comment of each option, including those of base classes."""
     found: dict[str, str] = {}
     definition = ast.parse(inspect.getsource(options)).body[0]
     assert isinstance(definition, ast.ClassDef)
-    for base in map(ast.unparse, definition.bases):  # a TypedDict forgets its own before 3.12
+    for base in map(ast.unparse, definition.bases):  # a TypedDict drops its bases before 3.12
         if base != "TypedDict":
             found |= _all_comments(globals()[base])
     return found | field_comments(options)
@@ -318,7 +318,7 @@ def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> N
 
 
 def merge_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """Options with those under `settings` beside them."""
+    """Returns the options merged with those under `settings`."""
     given = current_fields("options", given)
     inner = given.pop("settings", None) or {}
     if not isinstance(inner, Mapping):

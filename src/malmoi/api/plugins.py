@@ -1,8 +1,8 @@
-"""What you add from outside: tasks, metrics, objectives, schedules and attention patterns.
+"""Registration of your own tasks, metrics, objectives, schedules and attention patterns.
 
-A registered name works wherever a name of the package does: in `finetune` and `evaluate`, in a
-recipe, in `settings`, and on the command line after `--plugin FILE.py`, or for an installed package
-with an entry point in the group "malmoi.plugins".
+A registered name works like a built-in one: in `finetune` and `evaluate`, in a recipe, in
+`settings`, and on the command line with `--plugin FILE.py`. An installed package can register names
+through an entry point in the group "malmoi.plugins".
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 def register_task(task: "Task") -> "Task":
-    """Makes a task known by its name.
+    """Registers a task under its name.
 
     Examples:
         >>> from dataclasses import replace
@@ -40,7 +40,7 @@ def register_task(task: "Task") -> "Task":
 
 
 def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metric:
-    """Makes a metric known by its function's name: (gold, predicted) → a number.
+    """Registers a metric, a function (gold, predicted) → number, under the function's name.
 
     Name it in a task's `metrics`; the first of them selects the best checkpoint.
 
@@ -61,10 +61,10 @@ def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metri
 
 
 def register_schedule(function: "Schedule") -> "Schedule":
-    """Makes a learning-rate schedule known by its function's name.
+    """Registers a learning-rate schedule under the function's name.
 
-    The function takes the share of the budget that is used, from 0 to 1 after the warm-up, and the
-    settings of training; it returns the rate as a share of its peak.
+    The function takes the used share of the budget, from 0 to 1 after the warm-up, and the training
+    settings; it returns the learning rate as a share of its peak.
 
     Examples:
         >>> @malmoi.register_schedule
@@ -80,7 +80,7 @@ def register_schedule(function: "Schedule") -> "Schedule":
 
 
 def register_pattern(make: "MakePattern") -> "MakePattern":
-    """Makes an attention pattern known by its function's name.
+    """Registers an attention pattern under the function's name.
 
     The function takes a `Layout` and the numbers after the colon; it returns a predicate (batch,
     head, query, key) → bool. See `malmoi.model.patterns`.
@@ -102,7 +102,7 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
 def register_objective(
     *, samples: Literal["lm", "mlm", "mlm+nsp", "both"]
 ) -> "Callable[[Callable[[], Objective]], Callable[[], Objective]]":
-    """Makes a pre-training objective known by its function's name.
+    """Registers a pre-training objective under the function's name.
 
     The function returns an `Objective`: ours add and scale, and a `Term` is a loss of your own (see
     `malmoi.training.losses`). `samples` is the objective of ours whose samples it learns from.

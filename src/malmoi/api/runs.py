@@ -131,7 +131,7 @@ COLUMNS = tuple(ColumnOptions.__annotations__)
 def _task(
     task: "str | Task | None", data: "RowSource", columns: Mapping[str, object]
 ) -> "str | Task":
-    """The task itself, by its name, or as guessed from the rows."""
+    """Returns the task: as given, by its name, or detected from the rows."""
     from malmoi.evaluation.guess import guess_task
 
     named = [name for name, value in columns.items() if value is not None]
@@ -175,7 +175,7 @@ def evaluate(
     progress: ProgressCallback | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> Metrics | list[Metrics]:
-    """The metrics of a model on a task's rows: {"accuracy": 0.91, …, "examples": 872}.
+    """Evaluates a model on a task and returns its metrics: {"accuracy": 0.91, …, "examples": 872}.
 
     `data` is files or rows in memory, as for `finetune`; without a task, it is the one that the
     model was fine-tuned for. A fine-tuned model is evaluated as it is. With `shots` (0, 1, K or
@@ -216,7 +216,7 @@ def _evaluated_task(
     data: "RowSource | None",
     columns: Mapping[str, object],
 ) -> "str | Task":
-    """The task, or the one that the model was fine-tuned for, on the columns that it reads."""
+    """Returns the task, by default the one the model was fine-tuned for, with its columns."""
     from malmoi.evaluation.guess import evaluated_task
 
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):

@@ -1,4 +1,4 @@
-"""Around a model: compress, export, plan, build_corpus, train_tokenizer, serve, and lists."""
+"""compress, export, plan, build_corpus, train_tokenizer, serve, recipes and tasks."""
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -87,13 +87,13 @@ def compress(
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> "CompressionResult":
-    """Writes a smaller model, and says what that saves and costs.
+    """Writes a smaller model and returns its size and quality before and after.
 
-    quantize: fewer bits a weight (bits=8 or 4; by GPTQ with calibration="text.txt"). prune: fewer
-    weights, layers, heads or neurons, one way at a time (sparsity=0.5, pattern="2:4",
+    quantize: fewer bits per weight (bits=8 or 4; GPTQ with calibration="text.txt"). prune: fewer
+    weights, layers, heads or neurons, one kind at a time (sparsity=0.5, pattern="2:4",
     layers=[0, 2], heads=0.5, neurons=0.5). distil: a student of fewer layers learns from the model
     (data=…, task=…). share: layers share their weights, as in ALBERT (groups=1, embedding=128). A
-    folder that holds something is refused unless overwrite=True; an unfinished student resumes.
+    folder that is not empty is rejected unless overwrite=True; an unfinished student resumes.
 
     Examples:
         >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])
@@ -117,7 +117,7 @@ def compress(
 
 
 def _folder_of(model: AnyModel) -> str | Path:
-    """The folder that a model was read from."""
+    """Returns the folder that a model was loaded from."""
     if isinstance(model, str | Path):
         return model
     if model.checkpoint.source is None:
@@ -134,10 +134,10 @@ def export(
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> "ExportResult":
-    """Writes a model as one file for ONNX Runtime or llama.cpp; the format is the file's suffix.
+    """Exports a model to one file for ONNX Runtime (.onnx) or llama.cpp (.gguf).
 
-    dtype: fp32 or int8 for ONNX; f32, f16, bf16 or q8_0 for GGUF. What ONNX Runtime answers is
-    compared with the model before the file is written.
+    dtype: fp32 or int8 for ONNX; f32, f16, bf16 or q8_0 for GGUF. The outputs of ONNX Runtime are
+    compared with the model's before the file is written.
 
     Examples:
         >>> malmoi.export("runs/tiny-gpt", "model.gguf", dtype="q8_0")
@@ -154,9 +154,9 @@ def export(
 def plan(
     recipe: "str | Recipe", *, gpus: int = 1, gpu: str = "h200", **options: Unpack[PlanOptions]
 ) -> "RunPlan":
-    """What a run would take on some GPUs: parameters, FLOPs, memory, time and cost.
+    """Estimates parameters, FLOPs, memory, time and cost of a run on given GPUs.
 
-    `malmoi plan` lists the GPUs; any other is described by gpu_memory and gpu_tflops.
+    `malmoi plan` lists the known GPUs; describe any other with gpu_memory and gpu_tflops.
 
     Examples:
         >>> made = malmoi.plan("gpt2-small", gpus=8, gpu="h100", price=2.5)
@@ -183,10 +183,11 @@ def build_corpus(
     progress: ProgressCallback | None = None,
     **options: Unpack[CorpusOptions],
 ) -> "CorpusResult":
-    """Cleans, filters, de-duplicates, decontaminates and mixes raw text into a folder of shards.
+    """Cleans, filters, deduplicates, decontaminates and mixes raw text into a folder of shards.
 
-    A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; another build
-    in the same folder is refused, unless overwrite=True. A `part` of a build has no shards yet.
+    A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; a different
+    build in the same folder is rejected unless overwrite=True. A `part` of a build has no shards
+    yet.
 
     Examples:
         >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
@@ -214,9 +215,9 @@ def train_tokenizer(
     overwrite: bool = False,
     **options: Unpack[TokenizerOptions],
 ) -> "Tokenizer":
-    """Learns a vocabulary from files, or from `texts` in memory, and writes it to a folder.
+    """Trains a tokenizer on files, or on `texts` in memory, and saves it to a folder.
 
-    `pretrain` takes the folder as `tokenizer`; without `out` nothing is written.
+    `pretrain` takes the folder as `tokenizer`; without `out` nothing is saved.
 
     Examples:
         >>> tokenizer = malmoi.train_tokenizer("book.txt", kind="byte-bpe", vocab=300)
@@ -244,10 +245,10 @@ def train_tokenizer(
 
 
 def recipes() -> "dict[str, Recipe]":
-    """The recipes that `pretrain` takes by name; each is a value that `override` changes.
+    """Returns the recipes that `pretrain` takes by name; `Recipe.override` changes a copy.
 
-    Three more names, gpt, bert and both, have no size of their own: `pretrain` chooses it for the
-    text, the minutes and the machine.
+    Three more names, gpt, bert and both, have no fixed size: `pretrain` chooses it for the text,
+    the minutes and the machine.
 
     Examples:
         >>> malmoi.recipes()["gpt2-small"].model.width
@@ -259,7 +260,7 @@ def recipes() -> "dict[str, Recipe]":
 
 
 def tasks() -> "dict[str, Task]":
-    """The tasks that `finetune` and `evaluate` take by name.
+    """Returns the tasks that `finetune` and `evaluate` take by name.
 
     Examples:
         >>> malmoi.tasks()["sst2"].kind
@@ -272,10 +273,9 @@ def tasks() -> "dict[str, Task]":
 
 @lists_options(ServeOptions)
 def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOptions]) -> None:
-    """Serves models over HTTP until it is stopped: OpenAI's API under /v1, the studio at /.
+    """Serves models over HTTP until interrupted: OpenAI's API under /v1, the studio at /.
 
-    The first model is the default. Only this machine can reach the server unless `host` says
-    otherwise.
+    The first model is the default. The server listens on localhost unless `host` is set.
 
     Examples:
         >>> malmoi.serve("runs/tiny-gpt", prot=8000)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from importlib.abc import Loader  # it would take a third of the time to import malmoi
+    from importlib.abc import Loader  # importing it takes a third of malmoi's import time
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def register_when_imported() -> None:
-    """Registers now what transformers has loaded, and the rest when it is."""
+    """Registers our classes with the loaded modules now, with the others once they are imported."""
     if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport())
     for name in (CONFIGS, MODELS):
@@ -31,7 +31,7 @@ def register_when_imported() -> None:
 
 
 class _AfterImport:
-    """Finds the Auto classes as usual, and has ours registered after they are executed."""
+    """Import hook that registers our classes after the modules of the Auto classes are executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -57,7 +57,7 @@ class _ThenRegister:
 
 
 def _register(name: str) -> None:
-    """An error here must not keep anybody from importing transformers."""
+    """Registers our classes; an error must not break the import of transformers."""
     try:
         from malmoi.api.transformers_config import MalmoiConfig
 

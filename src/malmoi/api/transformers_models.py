@@ -28,7 +28,7 @@ from malmoi.errors import UsageError
 from malmoi.model import Activations, FeatureConfig, Network, initialise
 from malmoi.system.machine import pick_device
 
-# arguments of from_pretrained that say where files are, or how transformers reads its own
+# arguments of from_pretrained that concern downloads or transformers' own loading
 HARMLESS = {
     "_from_auto", "adapter_kwargs", "attn_implementation", "cache_dir", "force_download",
     "local_files_only", "low_cpu_mem_usage", "proxies", "revision", "subfolder", "token",
@@ -37,7 +37,7 @@ HARMLESS = {
 
 
 class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no types
-    """What all of them share: the network, and folders as Malmoi reads and writes them."""
+    """Base class: holds the network, and loads and saves folders with Malmoi."""
 
     config_class = MalmoiConfig
     base_model_prefix = "network"
@@ -96,7 +96,7 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
     def _inputs(
         self, input_ids: Tensor, mask: Tensor | None, segments: Tensor | None
     ) -> dict[str, Any]:
-        """The network's inputs, from what a tokenizer of transformers gives."""
+        """Converts the output of a transformers tokenizer to the network's inputs."""
         padded = mask is not None and not bool(mask.all())
         keep = mask.bool() if mask is not None and padded else None
         segments = segments if self.network.config.segments else None
@@ -170,12 +170,12 @@ class MalmoiForCausalLM(MalmoiPreTrainedModel, GenerationMixin):  # type: ignore
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole text for every token: transformers' caches do not fit our patterns."""
+        """Passes the whole text at every step: transformers' caches do not support our patterns."""
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 class _LabelledModel(MalmoiPreTrainedModel):
-    """A head whose labels stand where its scores do."""
+    """Base class for heads with one label per row of scores."""
 
     output: type[ModelOutput]
 
