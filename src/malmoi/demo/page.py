@@ -17,21 +17,21 @@ from malmoi.training.log import read_metrics
 
 Matrix = Sequence[Sequence[float]]  # [queries][keys]
 DEMO_STYLE = """<style>
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem
-0 .5rem} .cards div{border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
-.cards
-b{display:block;font-size:1.6rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.25}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem 0 .5rem}
+.cards div{border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
+.cards b{display:block;font-size:1.6rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.25}
 .cards span,.note{color:var(--soft);font-size:.9rem}
 section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
 h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
-.chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid
-var(--line); border-radius:6px;padding:.12rem .4rem;font:13px
-ui-monospace,monospace;white-space:pre} blockquote{margin:.9rem 0;padding:.1rem 0 .1rem
-1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
-.heads{display:flex;gap:.7rem;align-items:center;margin:.5rem 0}.heads
-span{width:4rem;color:var(--soft); font-size:.9rem}.heads figure{margin:0;flex:1;max-width:96px}
+.chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid var(--line);
+border-radius:6px;padding:.12rem .4rem;font:13px ui-monospace,monospace;white-space:pre}
+blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
+.heads{display:flex;gap:.7rem;align-items:center;margin:.5rem 0}.heads span{width:4rem;color:var(--soft);
+font-size:.9rem}.heads figure{margin:0;flex:1;max-width:96px}
 .tag{display:inline-block;border-radius:6px;padding:.05rem .5rem;font-size:.85rem;
-background:color-mix(in srgb,var(--a) 14%,transparent)} .tag.wrong{background:color-mix(in srgb,var(--b) 18%,transparent)} </style>"""  # noqa: E501
+background:color-mix(in srgb,var(--a) 14%,transparent)}
+.tag.wrong{background:color-mix(in srgb,var(--b) 18%,transparent)}
+</style>"""  # noqa: E501
 SHOWN_EXAMPLES = 6
 
 

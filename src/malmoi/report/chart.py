@@ -20,8 +20,7 @@ ChartPoints = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """Points, and how they are drawn. One that is `beside` another has its colour and stands in no
-    legend."""  # noqa: E501
+    """Points, and how they are drawn. One that is `beside` another has its colour and stands in no legend."""  # noqa: E501
 
     points: ChartPoints
     errors: Sequence[float] = ()  # of each point, up and down
@@ -43,8 +42,8 @@ def chart(
     even: bool = False,
     share: bool = False,
 ) -> str:
-    """One colour a line, in order. `even`: the values across stand side by side; `share`: from 0 to
-    100 %."""  # noqa: E501 width, height = size
+    """One colour a line, in order. `even`: the values across stand side by side; `share`: from 0 to 100 %."""  # noqa: E501
+    width, height = size
     lines = {name: line for name, line in _lines(series).items() if line.points}
     if sum(len(line.points) for line in lines.values()) < 2:
         return ""

@@ -7,13 +7,13 @@ from malmoi.system.language import language, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
-:root{color-scheme:light
-dark;--ink:#1d2433;--soft:#5f6879;--line:#e0e4ec;--paper:#fbfbfd;--card:#fff;
+:root{color-scheme:light dark;--ink:#1d2433;--soft:#5f6879;--line:#e0e4ec;--paper:#fbfbfd;--card:#fff;
 --a:#2458c5;--b:#b94a12;--c:#2b7a4b}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9f0;--soft:#9aa3b6;--line:#2c3444;--paper:#12161e;--card:#1a202b; --a:#7ea6ff;--b:#ff9e64;--c:#74cf98}}
-body{font:16px/1.6 system-ui,"Noto Sans KR","NanumGothic","Apple SD Gothic Neo","Malgun
-Gothic",sans-serif;
-word-break:keep-all;overflow-wrap:break-word;color:var(--ink);background:var(--paper);max-width:860px;margin:2.5rem auto;padding:0 1.2rem} h1{font-size:1.75rem;line-height:1.25;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.4rem 0 .7rem}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9f0;--soft:#9aa3b6;--line:#2c3444;--paper:#12161e;--card:#1a202b;
+--a:#7ea6ff;--b:#ff9e64;--c:#74cf98}}
+body{font:16px/1.6 system-ui,"Noto Sans KR","NanumGothic","Apple SD Gothic Neo","Malgun Gothic",sans-serif;
+word-break:keep-all;overflow-wrap:break-word;color:var(--ink);background:var(--paper);max-width:860px;margin:2.5rem auto;padding:0 1.2rem}
+h1{font-size:1.75rem;line-height:1.25;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.4rem 0 .7rem}
 .wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.4rem .6rem;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
@@ -21,27 +21,21 @@ th{color:var(--soft);font-weight:500}
 .facts{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:.7rem;margin:1.4rem 0 0}
 @media(max-width:700px){.facts{--columns:2!important}}
 @media(max-width:600px){svg[viewBox^="0 0 820"] text{font-size:22px}}
-.facts div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:.65rem
-.85rem} .facts dt{color:var(--soft);font-size:.82rem}.facts
-dd{margin:0;font-size:1.2rem;font-variant-numeric:tabular-nums}
+.facts div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:.65rem .85rem}
+.facts dt{color:var(--soft);font-size:.82rem}.facts dd{margin:0;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .pair{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:1rem 2rem}
 svg{width:100%;height:auto;overflow:visible}svg text{fill:var(--soft);font-size:12px}
-.bars{margin:.6rem 0 1.2rem}.bars .row{display:grid;grid-template-columns:minmax(8rem,17rem) 1fr
-4rem;gap:.8rem; align-items:center;padding:.16rem 0}.bars
-b{font-weight:500;font-variant-numeric:tabular-nums;text-align:right}
-.bar{height:.7rem;border-radius:6px;background:color-mix(in srgb,var(--ink)
-7%,transparent);overflow:hidden} .bar
-i{display:block;height:100%;border-radius:6px;background:color-mix(in srgb,var(--soft)
-60%,transparent)} .bar.best i{background:var(--a)}.matrix td{text-align:right}
-@media(max-width:600px){.bars .row{grid-template-columns:1fr 4rem;row-gap:.1rem}.bars .row
-span{grid-column:1/-1} .rows tr{display:block;border-bottom:1px solid var(--line);padding:.5rem
-0}.rows tr:first-child{display:none} .rows
-td{display:inline;border:0;padding:0;color:var(--soft)}.rows
-td:first-child{display:block;color:var(--ink)} .rows td:nth-last-child(2)::before{content:" →
-"}.rows td:last-child::before{content:"  "}}
+.bars{margin:.6rem 0 1.2rem}.bars .row{display:grid;grid-template-columns:minmax(8rem,17rem) 1fr 4rem;gap:.8rem;
+align-items:center;padding:.16rem 0}.bars b{font-weight:500;font-variant-numeric:tabular-nums;text-align:right}
+.bar{height:.7rem;border-radius:6px;background:color-mix(in srgb,var(--ink) 7%,transparent);overflow:hidden}
+.bar i{display:block;height:100%;border-radius:6px;background:color-mix(in srgb,var(--soft) 60%,transparent)}
+.bar.best i{background:var(--a)}.matrix td{text-align:right}
+@media(max-width:600px){.bars .row{grid-template-columns:1fr 4rem;row-gap:.1rem}.bars .row span{grid-column:1/-1}
+.rows tr{display:block;border-bottom:1px solid var(--line);padding:.5rem 0}.rows tr:first-child{display:none}
+.rows td{display:inline;border:0;padding:0;color:var(--soft)}.rows td:first-child{display:block;color:var(--ink)}
+.rows td:nth-last-child(2)::before{content:" → "}.rows td:last-child::before{content:"  "}}
 summary{cursor:pointer;color:var(--soft)}pre,code{font:14px/1.5 ui-monospace,monospace}
-pre{background:color-mix(in srgb,var(--ink) 5%,transparent);padding:.8rem
-1rem;border-radius:8px;overflow:auto}
+pre{background:color-mix(in srgb,var(--ink) 5%,transparent);padding:.8rem 1rem;border-radius:8px;overflow:auto}
 """  # noqa: E501
 
 
