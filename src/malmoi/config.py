@@ -133,13 +133,13 @@ class ModelConfig(Config):
         64
     """
 
-    vocab: int
-    context: int = 1024
-    width: int = 768
-    depth: int = 12
+    vocab: int  # tokens in the vocabulary
+    context: int = 1024  # longest sequence in tokens
+    width: int = 768  # size of the hidden states
+    depth: int = 12  # layers
     # layers of an encoder whose states every block attends to (Vaswani et al. 2017); 0: none
     encoder_depth: int = 0
-    heads: int = 12
+    heads: int = 12  # attention heads per layer
     kv_heads: int = 0  # key/value heads (grouped-query attention); 0: as many as heads
     head_width: int = 0  # 0: width / heads
     # width inside the MLP; 0: 4 × width, or about 8/3 × width for a gated MLP, which has 3 matrices
@@ -161,27 +161,28 @@ class ModelConfig(Config):
     ] = "learned"
     memory: int = 0  # tokens of earlier segments that the next segment attends to (Transformer-XL)
     position_offset: int = 0  # rows of the table before the first token's (RoBERTa: pad id + 1)
-    rotary_base: float = 10_000.0
+    rotary_base: float = 10_000.0  # base of the rotary angles
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
     # stretches rotary positions to a longer context: "linear:4", "llama3:8,1,4,8192"; empty: off
     rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
-    norm_kind: Literal["layer", "rms"] = "layer"
-    norm_bias: bool = True
+    norm_kind: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    norm_bias: bool = True  # whether norms have a bias
     # norm before the first attention; ModernBERT, whose embedding is normalised, has none
     first_norm: bool = True
     # precomputed vectors before the text (images, audio): their number and width; 0: none
     feature_count: int = 0
-    feature_width: int = 0
+    feature_width: int = 0  # size of each of those vectors
     embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
-    embed_norm: bool = False
-    final_norm: bool = True
-    qk_norm: bool = False
-    eps: float = 1e-5
+    embed_norm: bool = False  # norm after the embeddings
+    final_norm: bool = True  # norm after the last block
+    qk_norm: bool = False  # norms on queries and keys
+    eps: float = 1e-5  # added to the variance in norms
+    # of the MLP; swiglu and geglu are gated
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu"] = (
         "gelu_tanh"
     )
-    bias: bool = True
+    bias: bool = True  # whether linear layers have a bias
     # every block adds the token embeddings to its input and, projected, to its values
     embedding_residual: bool = False
     # U-Net: each layer of the upper half adds the output of its mirror in the lower half
@@ -198,11 +199,11 @@ class ModelConfig(Config):
     head_transform: bool = False
     # width of ELECTRA's generator, as a share of the model's
     generator_share: float = 0.25
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    dropout: float = 0.1  # of embeddings and of what blocks add
+    attention_dropout: float = 0.1  # of attention weights
     # xavier: by the sizes of each matrix, the embedding N(0, 1/√width) (tensor2tensor)
     init: Literal["normal", "truncated", "xavier"] = "normal"
-    init_std: float = 0.02
+    init_std: float = 0.02  # standard deviation of initial weights
     # initialisation of weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"
 

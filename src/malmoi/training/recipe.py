@@ -22,9 +22,9 @@ OBJECTIVE_SAMPLES: Registry[str] = Registry("objective", {name: name for name in
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(Config):
-    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = "byte-bpe"
-    vocab: int = 50_257
-    lowercase: bool = False
+    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = "byte-bpe"  # how words are split
+    vocab: int = 50_257  # tokens to learn
+    lowercase: bool = False  # lower-case the text
     morphemes: Literal["none", "kiwi"] = "none"  # what cuts Korean words before the vocabulary
 
 
@@ -45,17 +45,17 @@ class DataConfig(Config):
     target: str = "target"  # … and to
     features: str = ""  # a .npy file with vectors for each line of the text, before it
     together: float = 0.5  # share of an MLM's rows that are both sides of a pair (XLM's TLM)
-    sentences: Literal["rules", "kiwi"] = "rules"
+    sentences: Literal["rules", "kiwi"] = "rules"  # what splits text into sentences
     document_mask: bool = False  # packed documents do not see one another
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
     shuffle: Literal["windows", "documents"] = "windows"
     short: float = 0.1  # share of pairs that are shortened on purpose
     # rows that the objective `both` trains causally; the others are masked
     causal_share: float = 0.5
-    mask_rate: float = 0.15
+    mask_rate: float = 0.15  # share of the tokens that are predicted (MLM)
     mask_token: float = 0.8  # share of the chosen tokens that become [MASK]
     mask_random: float = 0.1  # share that becomes a random token; the rest is kept
-    whole_word: bool = False
+    whole_word: bool = False  # mask all tokens of a word together
     packed: bool | None = None  # BERT without padding; none: if this device benefits
 
 
@@ -64,18 +64,19 @@ class TrainConfig(Config):
     """Optimisation, budget and checkpointing."""
 
     steps: int = 0  # the budget: one of steps, tokens, epochs, minutes
-    tokens: int = 0
-    epochs: float = 0.0
-    minutes: float = 0.0
+    tokens: int = 0  # the budget in tokens
+    epochs: float = 0.0  # the budget in epochs of the text
+    minutes: float = 0.0  # the budget in minutes
     batch: int = 32  # sequences per step over all processes
     fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
     batch_start: int = 0  # the batch grows from here …
     batch_ramp: float = 0.0  # … over this share of the budget
+    # muon: Muon for weight matrices, AdamW for the rest
     optimizer: Literal["adamw", "muon"] = "adamw"
-    lr: float = 1e-4
+    lr: float = 1e-4  # peak learning rate
     muon_lr: float = 0.02  # Muon's learning rate, for weight matrices; `lr` is for the rest
-    betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[float, ...] = (0.9, 0.999)  # of Adam
+    eps: float = 1e-8  # of Adam
     decay: float = 0.01  # weight decay; not for biases and norms
     muon_decay: float | None = None  # weight decay of Muon's matrices; none: as `decay`
     # apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
@@ -89,21 +90,21 @@ class TrainConfig(Config):
     decay_until: float = 1.0  # share of the budget at which the floor is reached
     cooldown: float = 0.4  # share of the budget over which wsd decays
     ema: float = 0.0  # average the weights over this last share of the budget; 0: off
-    seed: int = 0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    seed: int = 0  # of weights, order and masks
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 if the device computes in it
     compile: bool | None = None  # none: if it is faster
     micro: int = 0  # sequences in one pass; 0: as many as fit
     gradient_checkpointing: bool = False  # recompute activations to save memory
-    save_every: int = 1000
-    keep: int = 2
+    save_every: int = 1000  # steps between saved states
+    keep: int = 2  # saved states that are kept, besides the best
     snapshots: bool = False  # also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)
-    valid_every: int = 500
-    valid_batches: int = 16
-    log_every: int = 10
+    valid_every: int = 500  # steps between validations
+    valid_batches: int = 16  # batches per validation
+    log_every: int = 10  # steps between rows of metrics.jsonl
     # prompt of the sample at each validation; empty: one for the objective
     prompt: str = ""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    tensorboard: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # how processes share a run
+    tensorboard: bool = False  # also write TensorBoard events
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow, trackio: where metrics go too
 
     @property
