@@ -59,6 +59,32 @@ def test_lists_are_tags_or_several_labels(tmp_path: Path) -> None:
     assert guess_columns([several]).kind == "multilabel"
 
 
+def test_labels_that_are_separated(tmp_path: Path) -> None:
+    file = tmp_path / "films.csv"
+    kinds = ("war|drama", "war", "drama|sad", "sad")
+    rows = [f"a long review {i},{kinds[i % 4]}\n" for i in range(24)]
+    file.write_text("text,labels\n" + "".join(rows), "utf-8")
+    found = guess_columns([file])
+    assert (found.kind, found.separator) == ("multilabel", "|")
+    assert set(found.labels) == {"war", "sad", "drama"}
+    file.write_text("text;price\n" + "".join(f"a review {i};{i},5\n" for i in range(24)), "utf-8")
+    assert guess_columns([file], label="price").kind == "classification"
+
+
+@pytest.mark.parametrize("first", ["", "0,1\n", "text,label\n"])
+def test_a_table_without_a_header_keeps_its_first_row(
+    first: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "rows.csv"
+    rows = "".join(f"a review of film {i},{i % 2}\n" for i in range(1, 25))
+    file.write_text(first + rows, "utf-8")
+    found = guess_columns([file])
+    names = ("column1", "column2") if not first else tuple(first.strip().split(","))
+    assert (found.text, found.label) == names
+    assert found.baseline == 0.5
+    assert ("has no header" in caplog.text) == (not first)
+
+
 def test_what_cannot_be_guessed_names_the_option(tmp_path: Path) -> None:
     file = tmp_path / "ids.csv"
     file.write_text("a,b\n" + "".join(f"text {i},x{i}\n" for i in range(9)), "utf-8")

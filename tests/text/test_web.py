@@ -101,7 +101,7 @@ def test_a_damaged_record_is_skipped_alone(
     (line,) = reasons(reader)
     assert line.startswith(f"{tmp_path / f'a{suffix}'}:2: ")
     assert reason in line
-    assert "1 bad records skipped" in reader.describe()[-1]
+    assert "1 bad record skipped" in reader.describe()[-1]
 
 
 def test_a_damaged_gzip_member_is_skipped_alone(tmp_path: Path) -> None:
@@ -173,5 +173,5 @@ def test_a_corpus_keeps_the_urls(tmp_path: Path) -> None:
     done = run_build([str(tmp_path / "a.warc.wet")], out, min_words=5, steps="clean")
     rows = [json.loads(line) for line in (out / "shard-00000.jsonl").read_text().splitlines()]
     assert [row["url"] for row in rows] == ["https://a.org/1", "https://example.org/"]
-    assert "bad records skipped" in done["finished"]["bad"][-1]
+    assert "bad record skipped" in done["finished"]["bad"][-1]
     assert [d.url for d in read_documents(out / "shard-00000.jsonl")] == [r["url"] for r in rows]

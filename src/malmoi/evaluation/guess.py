@@ -55,6 +55,8 @@ def guess_task(
     named = {key: columns.get(key) for key in ("text", "pair", "label")}
     found = guess_columns(data, kind=name, **named)
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
+    if found.separator:
+        columns["separator"] = found.separator
     return task_on_columns(found.kind, **columns), found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import UsageError
-from malmoi.text.columns import CHAT_COLUMNS
+from malmoi.text.columns import CHAT_COLUMNS, split_labels
 from malmoi.text.messages import parse_messages
 from malmoi.text.rows import BadRow, DataRow, as_list
 
@@ -163,7 +163,7 @@ def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] 
         if column not in row.values:
             return None
         value = as_list(row[column])
-        given = value.split(separator) if isinstance(value, str) else value
+        given = split_labels(value, separator) if isinstance(value, str) else value
         if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
             raise BadRow(row.place, f"{column!r} must hold a list of labels, not {value!r:.40}")
         names = [str(one).strip() for one in given]

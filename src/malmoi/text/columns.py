@@ -3,6 +3,7 @@
 `malmoi finetune data.csv` says what was guessed, and every guess has an option.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,16 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from malmoi.errors import MalmoiError
+from malmoi.text.dialect import unnamed_columns
 from malmoi.text.rows import BadRow, RowSource, as_list, rows_of, source_name
+
+logger = logging.getLogger(__name__)
 
 READ_ROWS = 5000  # that a guess is made from
 MAX_LABELS = 200  # more are ids or free text
+LABEL_SEPARATORS = "|;,"
+MIN_JOINED = 0.05  # share of the rows with several labels
+MAX_NAME = 40  # characters of a label among others
 MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
 # Names that people give to such columns, the likeliest first; compared in lower case.
 LABEL_NAMES = (
@@ -56,6 +63,7 @@ class GuessedColumns:
     pair: str | None = None
     labels: tuple[str, ...] = ()  # the most frequent first
     baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
+    separator: str | None = None  # between the labels of a row
 
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
@@ -66,6 +74,8 @@ class GuessedColumns:
             return f"{said}, standard deviation {self.baseline:.3g}"
         if not self.labels:
             return said
+        if self.separator:
+            return f"{said} ({len(self.labels)} labels, separated by {self.separator!r})"
         if self.kind == "multilabel":
             return f"{said} ({len(self.labels)} columns of 0 and 1)"
         always = f"baseline {self.baseline:.0%} (always {self.labels[0]!r})"
@@ -84,6 +94,11 @@ def guess_columns(
     rows = first_rows(data)
     where = source_name(data)
     names = list(rows[0])
+    if names == unnamed_columns(len(names)):
+        logger.warning(
+            f"{where} has no header: its first line is a row, and its columns are called "
+            f"{', '.join(names[:3])}{' …' * (len(names) > 3)}."
+        )
     written = _writing(names, text, pair, label)
     if kind == "writing":
         if written is None:
@@ -102,7 +117,11 @@ def guess_columns(
     partner = PAIRS.get(text.lower())
     by_lower = {name.lower(): name for name in names}
     pair = pair or (by_lower.get(partner) if partner else None)
-    values = [row.get(label) for row in rows]
+    values = [as_list(row.get(label)) for row in rows]
+    if kind is None and pair is None and (separator := _separator(values)):
+        counts = Counter(one for value in values for one in split_labels(value, separator))
+        known = tuple(name for name, _ in counts.most_common())
+        return GuessedColumns("multilabel", text, label, pair, known, separator=separator)
     kind = kind or _kind(values, [row.get(text) for row in rows], pair)
     if kind == "regression":
         numbers = [float(str(value)) for value in values if _is_number(value)]
@@ -201,7 +220,6 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
 
 
 def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
-    values = [as_list(value) for value in values]
     if all(isinstance(value, list) for value in values):
         tagged = all(
             len(value) == len(text if isinstance(text, list) else str(text).split())
@@ -213,6 +231,25 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
     numbers = [float(value) for value in values if _is_number(value)]
     scale = any(n != int(n) for n in numbers) or len(set(numbers)) > MANY_NUMBERS
     return "regression" if len(numbers) == len(values) and scale else "classification"
+
+
+def _separator(values: Sequence[Any]) -> str | None:
+    """What separates a row's labels: with it, a few labels explain all combinations of them."""
+    if not all(isinstance(value, str) for value in values):
+        return None
+    for separator in LABEL_SEPARATORS:
+        joined = sum(separator in value for value in values)
+        parts = {one for value in values for one in split_labels(value, separator)}
+        few = 1 < len(parts) < len(set(values)) and max(map(len, parts)) <= MAX_NAME
+        decimals = separator == "," and all(part.isdigit() for part in parts)
+        if joined >= max(1, MIN_JOINED * len(values)) and few and not decimals:
+            return separator
+    return None
+
+
+def split_labels(value: str, separator: str) -> list[str]:
+    """The labels in a cell that has several."""
+    return [name for part in value.split(separator) if (name := part.strip())]
 
 
 def _is_number(value: Any) -> bool:

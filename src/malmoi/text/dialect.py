@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from pathlib import Path
 
 from malmoi.text.lines import SAMPLE_BYTES, encoding_of, open_bytes
@@ -19,6 +20,7 @@ class Semicolons(csv.excel):
     delimiter = ";"
 
 
+LONGEST_COLUMN_NAME = 200  # in characters; survey questions are long names
 Dialect = type[csv.Dialect]
 QuotedTabs = csv.excel_tab  # quoted where needed, as pandas and Excel write them
 Commas = csv.excel
@@ -46,6 +48,28 @@ def comma_dialect(path: Path) -> Dialect:
     if ";" not in header or ("," in header and _even(sample, Commas)):
         return Commas
     return Semicolons if _even(sample, Semicolons) else Commas
+
+
+def missing_header(path: Path, dialect: Dialect) -> list[str] | None:
+    """column1, column2… if the first line of a table is a row; None if it names the columns.
+
+    It is a row if it has a long text, or a value that comes again and again below it.
+    """
+    sample, _ = _sample(path)
+    rows = [row for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]
+    first = rows[0] if rows else []
+    if first == [str(number) for number in range(len(first))]:  # as pandas numbers columns
+        return None
+    counts = [Counter(column) for column in zip(*rows[1:], strict=False)]
+    pairs = zip(first, counts, strict=False)
+    again = any(cell.strip() and count[cell] > 1 for cell, count in pairs)
+    long = any(len(cell) > LONGEST_COLUMN_NAME for cell in first)
+    return unnamed_columns(len(first)) if again or long else None
+
+
+def unnamed_columns(count: int) -> list[str]:
+    """The names that columns of a table without a header get."""
+    return [f"column{number}" for number in range(1, count + 1)]
 
 
 def _sample(path: Path) -> tuple[str, str]:

@@ -12,7 +12,13 @@ from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
-from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, tab_dialect
+from malmoi.text.dialect import (
+    Dialect,
+    UnquotedTabs,
+    comma_dialect,
+    missing_header,
+    tab_dialect,
+)
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
 from malmoi.text.lines import COMPRESSED
 
@@ -234,10 +240,15 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
     book.close()
 
 
+def user_table_rows(path: Path, dialect: Dialect) -> Iterator[DataRow]:
+    """Yields the rows of a user's table, which may have no header."""
+    return table_rows(path, missing_header(path, dialect), dialect)
+
+
 ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
-    ".tsv": lambda path: table_rows(path, dialect=tab_dialect(path)),
-    ".txt": lambda path: table_rows(path, dialect=tab_dialect(path)),
-    ".csv": lambda path: table_rows(path, dialect=comma_dialect(path)),
+    ".tsv": lambda path: user_table_rows(path, tab_dialect(path)),
+    ".txt": lambda path: user_table_rows(path, tab_dialect(path)),
+    ".csv": lambda path: user_table_rows(path, comma_dialect(path)),
     ".jsonl": json_line_rows,
     ".json": json_array_rows,
     ".parquet": parquet_rows,
