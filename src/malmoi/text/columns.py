@@ -119,8 +119,8 @@ def guess_columns(
     pair = pair or (by_lower.get(partner) if partner else None)
     values = [as_list(row.get(label)) for row in rows]
     if kind is None and pair is None and (separator := _separator(values)):
-        counts = Counter(one for value in values for one in split_labels(value, separator))
-        known = tuple(name for name, _ in counts.most_common())
+        found = Counter(one for value in values for one in split_labels(value, separator))
+        known = tuple(name for name, _ in found.most_common())
         return GuessedColumns("multilabel", text, label, pair, known, separator=separator)
     kind = kind or _kind(values, [row.get(text) for row in rows], pair)
     if kind == "regression":
