@@ -14,8 +14,8 @@ from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model.int8 import memory_of
 
-SECONDS = 1.0  # to measure for, at least two rounds
-# tokens, if the context has room for them
+SECONDS = 1.0  # minimum measuring time; at least two rounds
+# in tokens, if the context has room
 PROMPT = 8
 WRITTEN = 16
 # the batch of an encoder
@@ -33,7 +33,7 @@ class Cost:
 
 
 def cost_of(model: Model) -> Cost:
-    """Measures briefly: the best of several rounds after a warm-up."""
+    """Measures memory and speed: the best of several rounds after a warm-up."""
     writes = "generate" in model.abilities
     count, work = _writing(model) if writes else (ROWS, _reading(model))
     unit = "tokens/s" if writes else "rows/s"

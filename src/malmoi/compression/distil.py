@@ -43,7 +43,7 @@ from malmoi.training.validate import validate
 TEXT_SOFT = 5 / 7
 COSINE_WEIGHT = 1 / 5
 TASK_SOFT = 0.5
-MAX_TEXT_TOKENS = 512  # tokens per text, if the teacher's own recipe does not say
+MAX_TEXT_TOKENS = 512  # tokens per text, unless the teacher's recipe sets them
 TextFiles = str | Path | Sequence[str | Path]
 TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # without a task
 
@@ -55,7 +55,7 @@ class DistilConfig:
     task: str | Task | None = None
     dev: TextFiles | None = None
     layers: int | Sequence[int] | None = None  # of the student; None: every second one
-    student: str | Path | None = None  # a student with a shape of its own
+    student: str | Path | None = None  # an existing student with its own architecture
     temperature: float = 2.0
     # weight of the teacher's scores in the loss; None: 5/7 for text, 1/2 for a task
     soft: float | None = None
@@ -65,7 +65,7 @@ class DistilConfig:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A teacher and its student, and where they are trained."""
+    """A teacher, its student, and the output folder and device."""
 
     teacher: Checkpoint
     student: Checkpoint
@@ -84,11 +84,11 @@ class Lesson:
 def distil_model(
     model: str | Path, out: str | Path, data: TextFiles, **options: Any
 ) -> CompressionResult:
-    """Trains a smaller student, given or made of every second layer of the teacher.
+    """Trains a smaller student: a given model, or every second layer of the teacher.
 
-    With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text
-    and the teacher an MLM or a language model. Options are the fields of `DistilConfig`, and
-    settings of `finetune` or of a recipe (which needs a budget: minutes=5).
+    With a task, `data` is its rows and the teacher must be fine-tuned for it; without one, `data`
+    is text and the teacher a masked or causal language model. Options are the fields of
+    `DistilConfig`, and settings of `finetune` or of a recipe (which needs a budget: minutes=5).
     """
     known = DistilConfig.__dataclass_fields__
     asked = DistilConfig(**{name: value for name, value in options.items() if name in known})
@@ -161,7 +161,7 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
-    """A student with a shape of its own; its vocabulary must be the teacher's."""
+    """Loads a given student, whose vocabulary must be the teacher's."""
     if layers is not None:
         raise UsageError(
             "Give either --layers or --student: a given student has its own number of layers."
@@ -170,7 +170,7 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
         raise UsageError(f"The student {found.source} is larger than its teacher; swap the two.")
     own = found.required_tokenizer
     wanted = teacher.required_tokenizer
-    if is_framed(wanted) and not is_framed(own):  # a GPT that was not fine-tuned yet
+    if is_framed(wanted) and not is_framed(own):  # a GPT that is not fine-tuned yet
         own = add_frame_tokens(own)
     if own.fingerprint() != wanted.fingerprint():
         raise UsageError(
@@ -295,7 +295,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
 def _held_out(
     teacher: Network, student: Network, kind: str, out: Path
 ) -> dict[str, tuple[float, float]]:
-    """Metrics of both on the text that the run held out; empty if that is too short."""
+    """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
     stores = [
@@ -314,7 +314,7 @@ def _held_out(
 
 
 def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
-    """The teacher's own recipe, if known, without next sentences (Sanh et al. 2019 §3)."""
+    """The teacher's recipe, if known, without next-sentence prediction (Sanh et al. 2019 §3)."""
     assert teacher.source is not None
     path = teacher.source / "recipe.json"
     model = pupil.network.config

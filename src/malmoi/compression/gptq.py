@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2023): rounding whose errors the weights not yet rounded make up for.
+"""GPTQ (Frantar et al. 2023): rounding in which the remaining weights compensate for errors.
 
-A linear map [O, I] is rounded one input at a time. The error of a column, seen through the inputs
-of a calibration text, is taken out of the columns still to come: Ŵ is chosen for Ŵx near Wx, not
-for Ŵ near W. O outputs, I inputs, G groups, N rows of activations.
+A linear map [O, I] is rounded one column at a time. The error of a column, weighted by the inputs
+of a calibration text, is subtracted from the remaining columns, so that Ŵx is close to Wx rather
+than Ŵ to W. O outputs, I inputs, G groups, N rows of activations.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from malmoi.text.documents import read_documents
 MAX_CALIBRATION_TOKENS = 16_384  # all of them pass through the network at once
 MAX_ROW_TOKENS = 512
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it (Frantar et al. 2023 §3.3)
-COLUMNS_AT_ONCE = 128  # whose errors reach the later columns in one product (their "lazy batch")
+COLUMNS_AT_ONCE = 128  # columns whose errors are applied in one product ("lazy batch")
 
 
 @torch.no_grad()
@@ -34,8 +34,8 @@ def round_calibrated(
 ) -> None:
     """Replaces the blocks' linear maps by 4- or 8-bit ones, fitted to the calibration text.
 
-    One forward pass: each map is rounded when its input arrives, which already has the errors of
-    the maps before it.
+    Takes one forward pass: each map is rounded when its input arrives, so that the input includes
+    the errors of earlier maps.
     """
     network = checkpoint.network
     _check(network, packing)
@@ -110,10 +110,10 @@ def _round_on_arrival(
 
 
 def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
-    """A weight [O, I] rounded for inputs x with the Hessian Σ x xᵀ [I, I].
+    """Rounds a weight [O, I] for inputs x with the Hessian Σ x xᵀ [I, I].
 
-    Scales are those of the weights as they were, so that columns can be taken by importance (the
-    largest of the diagonal first) and still be stored in order.
+    The scales are computed from the original weights, so that columns can be processed by
+    importance (largest diagonal entry first) and still be stored in order.
     """
     importance = hessian.diagonal()
     groups = weight.float().unflatten(1, (-1, group))
@@ -128,7 +128,7 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
 
 
 def _error_weights(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the damped inverse: row i has what column i's error costs."""
+    """Upper Cholesky factor of the damped inverse Hessian: row i weights the error of column i."""
     damped = hessian.to(float64_device(hessian.device)).double()
     diagonal = damped.diagonal()
     diagonal += DAMPING * diagonal.mean() + torch.finfo(torch.float32).tiny

@@ -1,4 +1,4 @@
-"""Shared by all ways to make a model smaller: opening the whole model, and evaluating both."""
+"""Shared by all compression methods: loading the model and evaluating it before and after."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from malmoi.text.documents import read_documents
 
 
 def open_whole(model: str | Path, out: Path) -> Checkpoint:
-    """Opens the whole model, after checking that it can be compressed and written to `out`."""
+    """Loads the full model after checking that it can be compressed and written to `out`."""
     if is_adapter(model):
         raise UsageError(
             f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
@@ -69,7 +69,7 @@ def paired(
 
 
 def remarks(out: Path) -> list[str]:
-    """Remarks on a smaller model's folder: what opens it."""
+    """Notes about which tools open a compressed model's folder."""
     values = read_model_json(out / "config.json")
     if values.get("model_type") != OWN_MODEL_TYPE:
         return []

@@ -1,4 +1,4 @@
-"""The options of each way to make a model smaller. No torch here."""
+"""The options of each compression method. No torch here."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class JudgedOptions(TypedDict, total=False):
-    """What a model is evaluated on before and after compression."""
+    """The data that a model is evaluated on before and after compression."""
 
     task: "str | Task | None"  # the task to evaluate rows by; None: text, by perplexity
     data: Path | None
@@ -23,11 +23,11 @@ class QuantizeOptions(JudgedOptions, total=False):
 
 
 class PruneOptions(JudgedOptions, total=False):
-    """One way to prune, and what the model is evaluated on."""
+    """One pruning method, and the data to evaluate on."""
 
     sparsity: float | None  # share of each linear map's weights to set to zero
     pattern: str | None  # "2:4" keeps two of every four
-    layers: str | Sequence[int] | None  # the ones to keep
+    layers: str | Sequence[int] | None  # layers to keep
     heads: float | None  # share to keep
     neurons: float | None  # share to keep
     train: Path | None  # text, or rows of the task, to rank heads and neurons by

@@ -33,7 +33,7 @@ def prune_model(
     out: str | Path,
     **options: Unpack[PruneOptions],
 ) -> CompressionResult:
-    """Prunes a model in exactly one way, saves it, and reports what that saves and costs.
+    """Prunes a model with exactly one method, saves it, and reports size and metrics.
 
     `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
     of every four. `layers` lists the layers to keep; `heads` and `neurons` are the shares to keep

@@ -28,7 +28,7 @@ def quantize_model(
     calibration: str | Path | None = None,
     **judged: Unpack[JudgedOptions],
 ) -> CompressionResult:
-    """Writes a model whose linear maps have 8 or 4 bits per weight; reports savings and costs.
+    """Quantizes the linear maps to 8 or 4 bits, saves the model, and reports size and metrics.
 
     At 8 bits each row has one scale, at 4 every 32 inputs of it; `group` sets another number of
     inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value;
@@ -59,7 +59,7 @@ def quantize_model(
 
 
 def _judged(folder: Path, judged: JudgedOptions) -> tuple[dict[str, float], Cost]:
-    """A model's quality and cost, opened as `malmoi.load` opens it."""
+    """Metrics and cost of a model, loaded as `malmoi.load` does."""
     opened = load(folder, device=judged.get("device"))
     data = judged.get("data")
     found = {} if data is None else measured(opened, judged.get("task"), data)

@@ -74,7 +74,7 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
 def _same(old: Network, new: Network) -> dict[str, Tensor]:
     """Tensors with the same shape in both networks, except the blocks.
 
-    An MLM head as wide as the embedding is initialised anew.
+    An MLM head as wide as the embedding is newly initialised.
     """
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
     state = old.state_dict().items()

@@ -1,1 +1,1 @@
-"""Reproduced tables and figures of the papers, ours beside theirs. One package per study."""
+"""Reproductions of tables and figures of papers, with the published numbers."""

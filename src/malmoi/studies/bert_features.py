@@ -1,4 +1,4 @@
-"""BERT table 7: frozen features of which layers, beside fine-tuning."""
+"""BERT table 7: features from different frozen layers, compared with fine-tuning."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""BERT table 8: what becomes of the tokens that an MLM predicts."""
+"""BERT table 8: masking strategies."""
 
 from collections.abc import Iterator
 

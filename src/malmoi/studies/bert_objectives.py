@@ -1,4 +1,4 @@
-"""BERT table 5: without next sentences, from left to right, and with a BiLSTM on top."""
+"""BERT table 5: without NSP, left-to-right, and with a BiLSTM on top."""
 
 from collections.abc import Iterator
 

@@ -8,7 +8,7 @@ from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import tuned_cell
 from malmoi.studies.table import Claim, StudyResults, Words
 
-MIN_DEPTH = 4  # of the base here: a quarter of its layers is one
+MIN_DEPTH = 4  # so that a quarter of the base's layers is one layer
 COLUMNS = ("perplexity", "MNLI", "MRPC", "SST-2")
 # (depth, width, heads) as shares of the base's → the paper's row
 SIZES = {
@@ -22,7 +22,7 @@ SIZES = {
 
 
 def mlm_perplexity(judged: JudgedModel) -> dict[str, float]:
-    """Of masked words of the validation text."""
+    """Perplexity of masked words in the validation text."""
     return {"perplexity": math.exp(judged.facts()["mlm_loss"])}
 
 

@@ -1,4 +1,4 @@
-"""BERT or GPT? Five models of one size on one text for the same minutes, and which is for what."""
+"""BERT or GPT? Five models compared at equal size, text and training time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,17 +30,17 @@ BOTH = "both at once"
 ELECTRA = "ELECTRA"
 LSTM = "LSTM"
 MODELS = {BERT: "bert", GPT: "gpt", BOTH: "both", ELECTRA: "electra", LSTM: "lstm"}
-WRITERS = (GPT, BOTH, LSTM)  # models of the next token
+WRITERS = (GPT, BOTH, LSTM)  # models that predict the next token
 WRITTEN_TOKENS = 32
 READ_TEXTS = 64
 
 
 def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
-    """Milliseconds to read a text of a few sentences and to write a token; memory in use."""
+    """Milliseconds to encode a few sentences and to generate a token; memory in use."""
     device = pick_device(judged.device)
     model = load(judged.folder, device=judged.device)
     words = text.read_text("utf-8").split()
-    each = model.config.context // 16  # words, which even a small vocabulary cuts into few tokens
+    each = model.config.context // 16  # in words, each a few tokens even with a small vocabulary
     texts = [" ".join(words[i * each : (i + 1) * each]) for i in range(READ_TEXTS)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -55,7 +55,7 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The fastest of three calls: others may use the machine too."""
+    """The fastest of three calls, because other processes may slow one down."""
     spent = []
     for _ in range(3):
         began = time.perf_counter()
@@ -93,7 +93,7 @@ def _cells(plan: StudyPlan) -> Iterator[Cell]:
 
 
 def _judges(plan: StudyPlan, row: str) -> Iterator["partial[dict[str, float]]"]:
-    """What a model can do without fine-tuning; ELECTRA's head tells no token's likelihood."""
+    """Judges that need no fine-tuning; ELECTRA's head gives no token likelihoods."""
     if row != ELECTRA:
         for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
             yield partial(minimal_pairs, task=task)
@@ -151,7 +151,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 
 def _notes(results: StudyResults) -> list[Words]:
-    """Which for what: the best model of each column, and those that cannot be told from it."""
+    """The best model of each column, and those within the error of it."""
     said_en = []
     said_ko = []
     for column in results.columns:
@@ -172,7 +172,7 @@ def _notes(results: StudyResults) -> list[Words]:
 
 
 def _overall(results: StudyResults) -> Iterator[Words]:
-    """The mean over tasks after fine-tuning, and what only a model of the next token can do."""
+    """The mean over tasks after fine-tuning, and the models that can generate text."""
     told = [c for c in results.columns if not lower_is_better(c) and _all_models(results, c)]
     if not told:
         return

@@ -1,4 +1,4 @@
-"""What makes a model smaller, what it saves and what it costs, on one task."""
+"""Compression methods compared by score, size and speed on one task."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,7 +28,7 @@ ROUNDED = "4 bits, rounded"
 GPTQ = "4 bits, GPTQ"
 SIZE = "MB"
 RATE = "rows per second"
-GROUP = 16  # inputs per scale: widths of small models are no multiple of 32
+GROUP = 16  # inputs per scale: widths of small models are not multiples of 32
 
 
 def _quantized(source: Path, out: Path, **options: Any) -> None:
@@ -50,7 +50,7 @@ def _shared(source: Path, out: Path) -> None:
 
 
 Change = Callable[[Path, Path], None]
-# of the pre-trained model, which is fine-tuned afterwards and so recovers
+# applied to the pre-trained model, which recovers during fine-tuning
 BEFORE_TUNING: dict[str, Change] = {
     HALF_LAYERS: _half_layers,
     "half of the heads": _half_heads,
@@ -67,7 +67,7 @@ ROWS = (WHOLE, *AFTER_TUNING, *BEFORE_TUNING, STUDENT)
 def compressed(
     judged: JudgedModel, row: str, task: StudyTask, options: dict[str, Any], text: Path
 ) -> dict[str, float]:
-    """Score, bytes and speed of a model made smaller in one way."""
+    """Score, bytes and speed of a model compressed with one method."""
     found = task.load()
     assert task.train is not None
     tuned = judged.folder / "tuned"  # shared by the rows that start from it
@@ -97,7 +97,7 @@ def compressed(
 def _cells(plan: StudyPlan) -> Iterator[Cell]:
     for task in plan.tasks("sentence")[:1]:
         for seed in plan.seeds:
-            depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is some layers
+            depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is two layers
             recipe = plan.scale.recipe("bert", seed, **{"model.depth": depth})
             for row in ROWS:
                 judge = partial(
@@ -135,7 +135,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 
 def _figure(results: StudyResults) -> str:
-    """The score over the size: the best are at the top left."""
+    """Score over size; the best are at the top left."""
     score = next((c for c in results.columns if c not in (SIZE, RATE)), "")
     lines = {}
     for row in results.rows:

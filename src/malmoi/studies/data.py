@@ -1,4 +1,4 @@
-"""A study's text and tasks: public data sets where a folder has them, else made from the text."""
+"""Text and tasks of a study: public data sets if a folder has them, else made from the text."""
 
 import json
 import random
@@ -17,18 +17,18 @@ from malmoi.text.rows import DataRow
 from malmoi.text.sentences import sentence_splitter
 
 BUILTIN = "builtin:sotu"
-HELD_OUT_EACH = 12  # one document in this many is no training text
-FEW_DOCUMENTS = 60  # of fewer, the end of each is held out instead
-MANY_DOCUMENTS = 2000  # of fewer, each is shortened where only a part of the text is used
+HELD_OUT_EACH = 12  # one document in this many is held out
+FEW_DOCUMENTS = 60  # with fewer, the end of each document is held out instead
+MANY_DOCUMENTS = 2000  # with fewer, each is shortened if only part of the text is used
 MADE_ROWS = {"train": 4000, "dev": 1000}
 WORDS_OF_A_SENTENCE = range(6, 30)
-FEWEST_CAPITALS = 3  # of a sentence: where almost no word has one, few steps teach to say never
+FEWEST_CAPITALS = 3  # per sentence; with fewer, short training learns to predict none
 MOST_ORDERED_WORDS = 14  # a pair has to fit into a small model's context
 
 
 @dataclass(frozen=True)
 class StudyTask:
-    """A task of a study: the name of its column, its role, its files and how many rows are used."""
+    """A task of a study: its column, its role, its files and the number of rows to use."""
 
     name: str
     role: str  # sentence, acceptability, pair, similarity, tokens, span, minimal pairs, last word
@@ -39,7 +39,7 @@ class StudyTask:
     dev_rows: int = 0
 
     def load(self) -> Task:
-        """The task, whose files have as many rows as the study uses, evenly from all of them."""
+        """Returns the task with files cut to the rows that the study uses, sampled evenly."""
         kind = self.task in KINDS
         pair = "pair" if self.role in ("pair", "minimal pairs") else None
         found = custom_task(self.task, text="text", pair=pair) if kind else named_task(self.task)
@@ -57,7 +57,7 @@ def _evenly(rows: Sequence[DataRow], count: int) -> Sequence[DataRow]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-# (column, role, task, folder or "", pattern of the training file, pattern of the judged file)
+# (column, role, task, folder or "", pattern of the training file, pattern of the test file)
 DATA_SETS = (
     ("SST-2", "sentence", "sst2", "SST-2", "train.*", "dev.*"),
     ("CoLA", "acceptability", "cola", "CoLA", "train.*", "dev.*"),
@@ -74,7 +74,7 @@ DATA_SETS = (
 
 @dataclass(frozen=True)
 class StudyData:
-    """Text to learn from, text that was held out, tasks, and the folders with data sets."""
+    """Training text, held-out text, tasks, and the folders with data sets."""
 
     text: tuple[str, ...]
     held_out: Path
@@ -85,9 +85,9 @@ class StudyData:
     def prepare(cls, out: Path, sources: Sequence[str], characters: int = 0) -> "StudyData":
         """Splits the text and makes the tasks that no folder has, once, in a folder.
 
-        Sources that are folders are searched for data sets in their public formats; other sources
-        are text, of which `characters` are used, evenly (0: all). Without text it is the folders'
-        `text/`, or the speeches of the demo.
+        Folders are searched for data sets in their public formats; other sources are text, of which
+        `characters` are used, sampled evenly (0: all). Without text, uses the folders' `text/` or
+        the demo's speeches.
         """
         folders = tuple(Path(one) for one in sources if Path(one).is_dir())
         texts = [one for one in sources if not Path(one).is_dir()]
@@ -108,7 +108,7 @@ class StudyData:
         return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
 
     def of(self, *roles: str, train_rows: int = 0, dev_rows: int = 0) -> list[StudyTask]:
-        """The first task of each role that there is."""
+        """The first available task of each role."""
         found = [next((t for t in self.tasks if t.role == role), None) for role in roles]
         return [
             replace(task, train_rows=train_rows, dev_rows=dev_rows)
@@ -117,7 +117,7 @@ class StudyData:
         ]
 
     def file(self, pattern: str) -> Path | None:
-        """The first file of the folders that matches, for what is no task: PTB, WikiText…"""
+        """The first matching file in the folders, for data that is not a task: PTB, WikiText…"""
         return next(
             (path for folder in self.folders for path in sorted(folder.rglob(pattern))), None
         )
@@ -190,7 +190,7 @@ def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
 
 
 def _part(texts: Sequence[str], share: float) -> list[str]:
-    """A share of the documents, evenly; of fewer documents, the beginning of each."""
+    """An evenly sampled share of the documents; if they are few, the beginning of each."""
     if len(texts) >= MANY_DOCUMENTS:
         count = int(share * len(texts))
         return [texts[i * len(texts) // count] for i in range(count)]
@@ -199,7 +199,7 @@ def _part(texts: Sequence[str], share: float) -> list[str]:
 
 
 def _sentences(text: str) -> Iterator[list[str]]:
-    """Sentences of a document as words, in order; an empty one between paragraphs."""
+    """Sentences of a document as lists of words, with an empty list between paragraphs."""
     split = sentence_splitter("rules")
     for paragraph in text.split("\n\n"):
         for sentence in split(" ".join(paragraph.split())):
@@ -261,7 +261,7 @@ ROW_MAKERS: dict[str, Callable[[Sentences, random.Random], Iterator[Row]]] = {
 
 
 def _eras(part: str) -> Iterator[Row]:
-    """The demo's task: when was a paragraph of a speech written?"""
+    """The demo's task: the period in which a paragraph was written."""
     documents = _split_documents(part)
     rows = [row for document in documents for row in document]
     for text, label in random.Random("era").sample(rows, len(rows)):

@@ -14,7 +14,7 @@ NO_LM = "no auxiliary LM"
 SCRATCH = "no pre-training"
 LSTM = "LSTM, auxiliary LM"
 THEIRS = {FULL: 74.7, SCRATCH: 59.9, NO_LM: 75.0, LSTM: 69.1}
-SHARES = (1 / 16, 1)  # of the training rows: the auxiliary LM helps large sets alone
+SHARES = (1 / 16, 1)  # of the training rows: the auxiliary LM helps only large sets
 
 
 def _cells(plan: StudyPlan) -> Iterator[Cell]:

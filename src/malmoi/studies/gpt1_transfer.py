@@ -1,4 +1,4 @@
-"""GPT-1 figure 2, left: how many pre-trained layers are kept for a task."""
+"""GPT-1 figure 2, left: task score by the number of transferred layers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,7 +7,7 @@ from malmoi.studies.grid import Cell, Study, StudyPlan
 from malmoi.studies.judges import tuned_cell
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure
 
-MIN_DEPTH = 4  # fewer layers make no curve
+MIN_DEPTH = 4  # fewer layers are too few for a curve
 SCRATCH = "nothing transferred"
 
 

@@ -1,4 +1,4 @@
-"""GPT-1 figure 2, right: tasks without fine-tuning, along pre-training."""
+"""GPT-1 figure 2, right: zero-shot scores during pre-training."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte, zero_shot
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure, lower_is_better
 
-MOST_UPDATES = 2**17  # of GPT-1's hundred epochs, looked at
+MOST_UPDATES = 2**17  # of GPT-1's 100 epochs, that are evaluated
 
 
 def _name(step: int) -> str:
@@ -20,7 +20,7 @@ def _name(step: int) -> str:
 def snapshot_scores(
     judged: JudgedModel, step: int, tasks: Sequence[StudyTask], text: Path
 ) -> dict[str, float]:
-    """Bits per byte and the tasks, of the model as it was after a step (0: at the end)."""
+    """Bits per byte and task scores of the model after a step (0: the final model)."""
     folder = judged.folder / "snapshots" / f"{step:06d}" if step else judged.folder
     then = replace(judged, folder=folder)
     scores = bits_per_byte(then, text)
@@ -67,7 +67,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 
 def _figure(results: StudyResults) -> str:
-    """Shares alone: bits per byte have another axis."""
+    """Plots scores in percent only: bits per byte would need another axis."""
     shares = [
         {**record, "values": {c: v for c, v in record["values"].items() if not lower_is_better(c)}}
         for record in results.records

@@ -1,4 +1,4 @@
-"""GPT-2 table 3: language modelling of text from elsewhere, without training on it, by size."""
+"""GPT-2 table 3: zero-shot language modelling by model size."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -35,7 +35,7 @@ TEXTS = (
 
 
 def sized_gpt(plan: StudyPlan, size: str, seed: int) -> Recipe:
-    """A GPT of one of the four sizes: narrower or wider, with heads of the same width."""
+    """Recipe of one of the four sizes: narrower or wider, with heads of the same width."""
     base = plan.scale.recipe("gpt", seed)
     share, _ = SIZES[size]
     heads = max(1, round(share * base.model.heads))
@@ -48,7 +48,7 @@ def millions(judged: JudgedModel) -> dict[str, float]:
 
 
 def text_perplexity(judged: JudgedModel, task: str, path: Path, column: str) -> dict[str, float]:
-    """Per word, with the data set's markup undone as in GPT-2 §3.1."""
+    """Perplexity per word, with the data set's markup removed as in GPT-2 §3.1."""
     model = load(judged.folder, device=judged.device)
     return {column: evaluate_model(model, task, path)[metric_names(named_task(task))[0]]}
 
@@ -79,7 +79,7 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 
 def _figure(results: StudyResults) -> str:
-    """Bits per byte, or perplexities where data sets were given, by size."""
+    """Bits per byte by size, or perplexities if data sets were given."""
     records = [
         {**r, "values": {c: v for c, v in r["values"].items() if lower_is_better(c)}}
         for r in results.records

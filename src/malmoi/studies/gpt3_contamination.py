@@ -1,4 +1,4 @@
-"""GPT-3 §4: a test set in the training text, and the score on its clean and its dirty items."""
+"""GPT-3 §4: scores on clean and dirty items when a test set leaked into the training text."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from malmoi.system.files import write_text
 
 CLEAN = "clean text"
 LEAKED = "half of the items in the text"
-COPIES = 8  # of a leaked item: a page is copied often
+COPIES = 8  # of a leaked item, as web pages are often duplicated
 
 
 def clean_and_dirty(judged: JudgedModel, task: StudyTask, leaked: Path) -> dict[str, float]:
-    """The task's first metric on all, clean and dirty items, as `evaluate --contamination` has it.
+    """The task's first metric on all, clean and dirty items, as in `evaluate --contamination`.
 
     For both models the dirty items are those that the second one could have seen.
     """
@@ -36,7 +36,7 @@ def clean_and_dirty(judged: JudgedModel, task: StudyTask, leaked: Path) -> dict[
 
 
 def write_leaked(task: StudyTask, path: Path) -> Path:
-    """Every second item of the judged rows, some times over, as documents."""
+    """Writes every second test item several times as documents."""
     texts = [example.text for example in load_examples(task.load(), task.dev).rows[::2]]
     lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     write_text(path, "".join(lines) * COPIES)

@@ -27,7 +27,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """L = (C / C₀)^−α: α, its standard error by bootstrap, and C₀."""
+    """L = (C / C₀)^−α: α, its bootstrap standard error, and C₀."""
 
     exponent: float
     error: float
@@ -44,7 +44,7 @@ def fit_power_law(points: Sequence[tuple[float, float]], seed: int = 0) -> Power
     slopes = []
     for _ in range(RESAMPLES):
         some = rng.choices(points, k=len(points))
-        if len({c for c, _ in some}) > 1:  # one compute alone has no slope
+        if len({c for c, _ in some}) > 1:  # a slope needs two values of compute
             slopes.append(_line([(math.log(c), math.log(loss)) for c, loss in some])[0])
     mean = sum(slopes) / len(slopes)
     error = math.sqrt(sum((one - mean) ** 2 for one in slopes) / max(1, len(slopes) - 1))

@@ -1,4 +1,4 @@
-"""GPT-3's banded layers and the Sparse Transformer's patterns beside dense, at equal compute."""
+"""GPT-3's banded layers and the Sparse Transformer's patterns against dense, at equal compute."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +11,7 @@ from malmoi.studies.table import Claim, StudyResults, Words
 from malmoi.training.prepare import read_recipe
 from malmoi.training.recipe import Recipe
 
-LONGER = 4  # times the scale's context, with as many fewer rows: short texts have nothing to skip
+LONGER = 4  # times the scale's context with fewer rows: sparsity saves nothing on short texts
 STRIDE = 8  # a context has this many strides
 SUMMARY = 4  # a stride has this many summary columns (Child et al. 2019: c of 8 to 32 for l of 128)
 
@@ -28,14 +28,14 @@ def patterns(context: int) -> dict[str, list[str]]:
 
 
 def training_flops(recipe: Recipe) -> float:
-    """Of a token."""
+    """FLOPs per token."""
     with without_weights():
         network = Network(recipe.model, {"lm": 0})
     return flops(network, recipe).exact
 
 
 def attended(judged: JudgedModel) -> dict[str, float]:
-    """Keys that a token sees on average, and the tokens that the compute paid for."""
+    """Mean number of keys per token, and the number of tokens trained on."""
     c = read_recipe(judged.folder / "recipe.json").model
     seen = [keys_seen(text, c.heads, c.context) for text in c.attention]
     return {

@@ -1,7 +1,7 @@
-"""A study: cells (a recipe, a seed, a judge), each run once, and a page of their results.
+"""Runs the cells of a study: a cell is a recipe, a seed and a judge, and is run once.
 
-A cell's result is kept under the hash of its recipe, its text, its judge and the files that the
-judge reads, so that a stopped study resumes, and studies that share a cache share their models.
+A result is cached under the hash of the recipe, the text, the judge and the files that the judge
+reads, so that an interrupted study resumes and studies with one cache share their models.
 """
 
 import gc
@@ -55,7 +55,7 @@ ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no judge re
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """What a judge gets: the pre-trained model's folder, and a scratch folder of its own."""
+    """Input of a judge: the folder of the pre-trained model, and a scratch folder."""
 
     folder: Path
     scratch: Path
@@ -69,7 +69,7 @@ class JudgedModel:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table at one seed: a recipe, the text that it learns from, and a judge.
+    """One row of the table with one seed: a recipe, its training text, and a judge.
 
     The judge is `partial(function, **options)` of a function at the top of a module, called with a
     `JudgedModel`; it returns a number for each of its columns. Without a recipe nothing is
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def sources(self) -> list[str | Path]:
-        """The text; files count by their content."""
+        """The text sources; files are identified by their content."""
         return [Path(one) if Path(one).exists() else one for one in self.text]
 
     @cached_property
@@ -104,7 +104,7 @@ def _digest(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON; a file counts by its content, a function by its name."""
+    """A value as JSON; a file is identified by its content, a function by its name."""
     if isinstance(value, partial):
         named = f"{value.func.__module__}.{value.func.__qualname__}"
         return [named, _plain(value.args), _plain(value.keywords)]
@@ -130,14 +130,14 @@ def _content(path: Path, size: int, changed: int) -> str:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What the cells of a study depend on."""
+    """Everything that the cells of a study depend on."""
 
     scale: Scale
     data: StudyData
     seeds: Sequence[int]
 
     def tasks(self, *roles: str) -> list[StudyTask]:
-        """The first task of each role that the data has, with as many rows as the scale uses."""
+        """The first available task of each role, cut to the rows that the scale uses."""
         return self.data.of(*roles, train_rows=self.scale.train_rows, dev_rows=self.scale.dev_rows)
 
 
@@ -160,7 +160,7 @@ class Study:
 
 
 def train_model(cell: Cell, cache: Path, device: str | None) -> None:
-    """Pre-trains a cell's model, or resumes it; only what a judge needs is kept."""
+    """Pre-trains or resumes a cell's model, and keeps only the files that judges need."""
     if cell.recipe is None:
         return
     folder = cache / "models" / cell.model_key
@@ -193,7 +193,7 @@ def _losses(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _shared_text(cell: Cell, recipe: Recipe, cache: Path) -> tuple[Path, Path]:
-    """The vocabulary and the encoded text that several models share, each made once."""
+    """The tokenizer and the encoded text that several models share, created once."""
     wanted = recipe.tokenizer
     special = SPECIAL.get(recipe.samples, "none")
     made_of = [wanted, special, *cell.sources]
@@ -225,7 +225,7 @@ def _shared_text(cell: Cell, recipe: Recipe, cache: Path) -> tuple[Path, Path]:
 
 
 def judge_cell(cell: Cell, cache: Path, device: str | None) -> None:
-    """Judges a cell's model and keeps the numbers."""
+    """Runs the judge of a cell and saves its results."""
     scratch = cache / "scratch" / cell.key
     scratch.mkdir(parents=True, exist_ok=True)
     folder = cache / "models" / cell.model_key if cell.model_key else scratch
@@ -247,7 +247,7 @@ def result_path(cell: Cell, cache: Path) -> Path:
 
 
 class _Here(Executor):
-    """Runs a job at once, in this process."""
+    """Executor that runs a job immediately in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -261,7 +261,7 @@ class _Here(Executor):
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the logs of each run: a study has many."""
+    """Silences the logs of single runs, of which a study has many."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -273,7 +273,7 @@ def quietly() -> Iterator[None]:
 def _worker_ready(threads: int) -> None:
     import torch
 
-    # a study is stopped by its own process; training in a worker also saves and stops by itself
+    # signals are handled by the main process; training in a worker also saves and stops on its own
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.disable(logging.WARNING)
@@ -289,7 +289,7 @@ def _executor(workers: int) -> Executor:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker does: judge a cell, or first train its model."""
+    """Work for a worker process: train a model, or run the judge of a cell."""
 
     cell: Cell
     judges: bool
@@ -307,7 +307,7 @@ def do_job(job: Job, cache: Path, device: str | None) -> int:
 
 
 def _free_gpu_memory() -> None:
-    """Gives back what a job's allocator holds: other workers share the card."""
+    """Releases the allocator's cached GPU memory, because other workers share the GPU."""
     import torch
 
     gc.collect()
@@ -317,7 +317,7 @@ def _free_gpu_memory() -> None:
 
 @dataclass
 class Grid:
-    """The cells that are not done yet; models before the cells that judge them."""
+    """Schedules the unfinished cells: models are trained before they are judged."""
 
     cells: Sequence[Cell]
     cache: Path
@@ -330,7 +330,7 @@ class Grid:
     failed: list[str] = field(default_factory=list)
 
     def run(self) -> list[str]:
-        """Does what is missing, and returns one sentence for each cell that failed."""
+        """Runs the missing cells and returns one message for each failed cell."""
         for name in ("models", "cells"):
             (self.cache / name).mkdir(parents=True, exist_ok=True)
         # studies may share cells
@@ -359,12 +359,12 @@ class Grid:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self._note(running.pop(future), future.exception())
                 if number := stop.number or (0 if future.exception() else future.result()):
-                    raise Stopped(number)  # once the cells that are running have saved their state
+                    raise Stopped(number)  # after running cells have saved their state
             left = len(self.waiting) + sum(job.judges for job in running.values())
             report_progress(Progress("study", total - left, total, "cells"))
 
     def _note(self, job: Job, error: BaseException | None) -> None:
-        """A model that could not be trained takes its cells with it."""
+        """Records a finished job; if a model failed to train, its cells fail too."""
         cell = job.cell
         if error is None:
             self.trained |= set() if job.judges else {cell.model_key}
@@ -380,7 +380,7 @@ class Grid:
         return (self.cache / "models" / cell.model_key / "facts.json").is_file()
 
     def _next(self) -> Job | None:
-        """A cell whose model is trained, or else a model to train."""
+        """The next job: a cell whose model is trained, otherwise a model to train."""
         for cell in self.waiting:
             if cell.model_key in self.trained:
                 self.waiting.remove(cell)
@@ -393,7 +393,7 @@ class Grid:
 
 
 def finished_cells(cells: Sequence[Cell], cache: Path) -> list[dict[str, Any]]:
-    """The records of the cells that are done."""
+    """Records of the finished cells."""
     paths = {cell: result_path(cell, cache) for cell in cells}
     return [
         {**read_object(path), "row": cell.row} for cell, path in paths.items() if path.is_file()

@@ -1,4 +1,4 @@
-"""Judges of a study's models: functions of a `JudgedModel` and options, to numbers by column.
+"""Judges: functions of a `JudgedModel` and options that return a number for each column.
 
 Shares (accuracy, F1, correlations) are in percent.
 """
@@ -20,7 +20,7 @@ BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
 def fine_tuned(
     judged: JudgedModel, task: StudyTask, options: dict[str, Any], column: str = ""
 ) -> dict[str, float]:
-    """The task's first metric on its judged rows after fine-tuning, in percent."""
+    """The task's first metric on its test rows after fine-tuning, in percent."""
     found = task.load()
     assert task.train is not None, f"{task.name} has no rows to learn from"
     result = run_finetuning(

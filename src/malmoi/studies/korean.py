@@ -1,4 +1,4 @@
-"""Korean vocabularies: WordPiece, BPE, bytes, characters and morphemes, for the same minutes."""
+"""Korean tokenizers compared at equal training time."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -47,7 +47,7 @@ def korean_tasks(plan: StudyPlan) -> list[StudyTask]:
 
 
 def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
-    """NSMC's training reviews without their labels, a line each, and some held out."""
+    """Writes NSMC's training reviews without labels, one per line, and a held-out part."""
     assert task.train is not None
     rows = (row.text("document").strip() for row in named_task(task.task).rows(task.train))
     texts = [" ".join(text.split()) for text in rows if text]
@@ -69,14 +69,14 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
 def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte, tokens per character and unknown tokens of held-out reviews.
 
-    Unknown tokens cost few bits and say nothing, so that bits per byte compare only without them.
+    Unknown tokens cost few bits and hide text, so bits per byte are comparable only without them.
     """
     model = load(judged.folder, device=judged.device)
     held_out = text.read_text("utf-8")[:BITS_CHARACTERS]
     tokenizer = model.tokenizer
     assert tokenizer is not None
     ids = tokenizer.ids([held_out])[0]
-    # a byte-level BPE names its end-of-text token as the unknown one, which no text becomes
+    # a byte-level BPE uses its end-of-text token as the unknown token, which text never produces
     unknown = sum(id == tokenizer.specials.unk for id in ids)
     return {
         "bits per byte": model.bits_per_byte(held_out),

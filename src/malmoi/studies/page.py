@@ -16,7 +16,7 @@ from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, result
 from malmoi.system.files import write_json, write_text
 from malmoi.system.language import plural
 
-SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page has these colours itself
+SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page defines the same colours
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -24,11 +24,11 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 @dataclass(frozen=True)
 class StudyPage:
-    """What a page shows, in Markdown or HTML."""
+    """The contents of a report page, in Markdown or HTML."""
 
     study: Study
     tables: Sequence[Table]
-    claims: Sequence[tuple[Words, Words]]  # what the paper found, and whether it is found here
+    claims: Sequence[tuple[Words, Words]]  # the paper's finding, and our verdict
     notes: Sequence[Words]
     figure: str
 
@@ -36,7 +36,7 @@ class StudyPage:
 def write_pages(
     study: Study, plan: StudyPlan, records: Sequence[Mapping[str, Any]], out: Path
 ) -> dict[str, Any]:
-    """Writes what the finished cells show, and returns results.json."""
+    """Writes the reports of the finished cells, and returns the path of results.json."""
     results = StudyResults(records)
     facts = {
         "study": study.name,
@@ -71,7 +71,7 @@ def write_pages(
 
 
 def _named(claim: Claim) -> Words:
-    """The claim and its column, unless it names that itself."""
+    """The claim with its column, unless the claim already names it."""
     if claim.column in claim.about.en:
         return claim.about
     return Words(f"{claim.about.en} ({claim.column})", f"{claim.about.ko} ({claim.column})")

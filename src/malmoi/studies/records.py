@@ -32,7 +32,7 @@ BLIMP_FILE = "blimp.jsonl.xz"
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Config):
-    """The fixed conditions of a competition."""
+    """The fixed conditions of a benchmark: text, budget and metric."""
 
     about: str
     minutes: float
@@ -55,8 +55,8 @@ class RecordEntry(Config):
     figure: float
     date: str
     commit: str
-    settings: dict[str, Any] = field(default_factory=dict)  # beyond the recipe's own
-    figures: dict[str, float] = field(default_factory=dict)  # the parts of the figure
+    settings: dict[str, Any] = field(default_factory=dict)  # changes to the recipe
+    figures: dict[str, float] = field(default_factory=dict)  # components of the score
 
 
 def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:

@@ -1,4 +1,4 @@
-"""Runs a study in a folder; cells that are done there are not repeated."""
+"""Runs a study in a folder without repeating finished cells."""
 
 import logging
 import time
@@ -32,26 +32,26 @@ class StudyResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRunConfig:
-    """How a study is run; none of these changes a cell's result but `scale` and `seeds`."""
+    """How a study is run; only `scale` and `seeds` change the results."""
 
     scale: str = "cpu"
     data: Sequence[str] = ()
-    seeds: int = 0  # 0: as many as the scale has
-    workers: int = 1  # cells at a time, each in a process of its own
+    seeds: int = 0  # 0: default of the scale
+    workers: int = 1  # cells to run in parallel, each in its own process
     device: str | None = None
-    cache: Path | None = None  # where models and cells are kept; None: in the study's folder
-    seconds: float = float("inf")  # no cell starts later than this
+    cache: Path | None = None  # cache of models and cells; None: the study's folder
+    seconds: float = float("inf")  # no cell starts after this time
 
 
 def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
-    """Does the cells that are missing, and writes the table, the figure and the pages."""
+    """Runs the missing cells, and writes the table, the figure and the pages."""
     return run_studies([study], {study.name: out}, options)[0]
 
 
 def run_studies(
     studies: Sequence[Study], outs: dict[str, Path], options: StudyRunConfig
 ) -> list[StudyResult]:
-    """Several studies at once, so that their cells fill the workers and share their models."""
+    """Runs several studies together, so that they share workers and models."""
     deadline = time.monotonic() + options.seconds
     scale = named_scale(options.scale)
     cache = options.cache or outs[studies[0].name] / "cache"
@@ -65,7 +65,7 @@ def run_studies(
         if not some:
             raise UsageError(f"The data has no task for the study {name}: give it with --data.")
     every = [cell for some in cells.values() for cell in some]
-    every.sort(key=lambda cell: cell.seed)  # all studies have a first seed before a second one
+    every.sort(key=lambda cell: cell.seed)  # the first seed of all studies before the second
     cache.mkdir(parents=True, exist_ok=True)
     with folder_lock(cache):
         failed = Grid(every, cache, options.workers, options.device, deadline).run()

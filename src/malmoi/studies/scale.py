@@ -1,4 +1,4 @@
-"""How large a study is: models, text, steps and rows of tasks, for minutes on a CPU or a GPU."""
+"""Scales of a study: sizes of models, text, steps and task rows."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainCon
 from malmoi.training.recipes import MODERN_GPT, named_recipe
 
 RARELY = 10**6  # steps between saves and validations of runs of seconds
-# BERT's segments and pooler with the layers of the demo's models, which learn in few updates
+# BERT's segments and pooler with the demo's blocks, which learn in few updates
 MODERN_TRUNK: dict[str, Any] = MODERN_GPT | dict(
     norm="pre", norm_kind="layer", embed_norm=False, final_norm=True, init="normal", eps=1e-6
 )
@@ -37,7 +37,7 @@ PAPER_RECIPES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of models and budgets; `paper` takes the recipes as the papers have them."""
+    """Sizes of models and budgets; `paper` uses the published recipes."""
 
     name: str
     seeds: int
@@ -87,12 +87,12 @@ class Scale:
         else:
             shape |= dict(depth=self.depth, heads=self.heads)
             model = preset("bert-tiny" if reads else "gpt2-small", **shape, **MODERN_TRUNK)
-        if kind == "ltr":  # its first token has seen nothing but itself
+        if kind == "ltr":  # the first token attends only to itself
             model = replace(model, attention=("causal",), pool="last", pooler="none")
         train = self.training()
         if kind == "lstm":
             train = replace(train, optimizer="adamw")
-        if kind == "gpt":  # one study looks back along the run, and others share its model
+        if kind == "gpt":  # one study needs snapshots, and others share its model
             train = replace(train, snapshots=True)
         return Recipe(
             name=f"study-{kind}",
@@ -123,7 +123,7 @@ class Scale:
         )
 
     def tuning(self, seed: int) -> dict[str, Any]:
-        """Options of `run_finetuning`: the paper's own, or a number of updates at a higher rate."""
+        """Options of `run_finetuning`: the paper's, or a number of updates at a higher rate."""
         if self.faithful:
             return {"seed": seed}
         return {
@@ -155,7 +155,7 @@ class Scale:
 SCALES = {
     scale.name: scale
     for scale in (
-        # checks that a study runs; its numbers mean nothing
+        # a smoke test: its numbers are meaningless
         Scale(
             "tiny", 1, width=48, depth=2, heads=3, context=128, vocab=2000, characters=300_000,
             batch=8, steps=4, minutes=0.02, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,

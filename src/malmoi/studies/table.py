@@ -1,4 +1,4 @@
-"""The results of a study: means over seeds, the paper's numbers beside them, and verdicts."""
+"""The results of a study: means over seeds, the paper's numbers, and verdicts."""
 
 import html
 import math
@@ -11,7 +11,7 @@ from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.report.chart import Line, chart, standalone_svg
 
 Values: TypeAlias = Mapping[str, float]
-# columns of which less is better end in one of these
+# suffixes of columns where lower is better
 LOWER_IS_BETTER = ("bits per byte", "perplexity", "loss", "seconds", "ms", "MB", "bits")
 
 
@@ -52,7 +52,7 @@ class StudyResults:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the table; those named "GROUP: part" are details, in a table of their own."""
+        """Columns of the main table; columns named "GROUP: part" go into a table of details."""
         return [column for column in self._every_column if ": " not in column]
 
     @property
@@ -72,11 +72,11 @@ class StudyResults:
         return len(self.table.get(row, {}).get(column, ()))
 
     def first_column(self, *names: str) -> str:
-        """The first of these columns that was measured: they depend on the data sets given."""
+        """The first measured one of these columns, which depend on the given data sets."""
         return next((name for name in names if name in self.columns), "")
 
     def facts(self, row: str) -> dict[str, float]:
-        """Means of what is known about a row's models: parameters, tokens, seconds."""
+        """Means over a row's models: parameters, tokens, seconds."""
         mine = [record["facts"] for record in self.records if record["row"] == row]
         names = dict.fromkeys(name for one in mine for name in one)
         values = {n: [one[n] for one in mine if one.get(n) is not None] for n in names}
@@ -84,7 +84,7 @@ class StudyResults:
 
 
 def number(value: float) -> str:
-    """Three digits: 84.2, 0.912, 5.84, 1,240."""
+    """Formats a number with three digits: 84.2, 0.912, 5.84, 1,240."""
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
@@ -158,7 +158,7 @@ PANELS_ACROSS = 3
 
 
 def dot_figure(results: StudyResults) -> str:
-    """A dot with an error bar per row, a panel per column: differences that are noise look it."""
+    """A dot with an error bar per row and a panel per column, which makes noise visible."""
     columns = results.columns
     rows = results.rows
     tall = DOT_TOP + DOT_ROW * len(rows) + 34
@@ -241,7 +241,7 @@ def curve_figure(
 def result_rows(
     results: StudyResults, theirs: Mapping[str, Values]
 ) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of the table: ours with their spread, then the paper's columns."""
+    """Header and rows of the table: our results with their spread, then the paper's columns."""
     paper = list(dict.fromkeys(column for row in theirs.values() for column in row))
     head = ["", *results.columns, *(f"paper: {column}" for column in paper)]
     rows = []
@@ -253,7 +253,7 @@ def result_rows(
 
 
 def detail_rows(results: StudyResults, group: str) -> tuple[list[str], list[list[str]]]:
-    """The parts of a group, one a line, such as the phenomena of BLiMP."""
+    """The parts of a group, one per row, such as the phenomena of BLiMP."""
     columns = results.details[group]
     rows = [row for row in results.rows if any(results.at(row, c) for c in columns)]
     body = [

@@ -18,12 +18,12 @@ from malmoi.system.files import replace_file
 
 # one word in this many is held out for questions; so are parameters of some rules
 HELD_OUT_EVERY = 8
-WORD_LETTERS = range(5, 8)  # of a word: sixteen examples of any rule fit into 512 characters
+WORD_LETTERS = range(5, 8)  # letters per word: sixteen examples fit into 512 characters
 NUMBER_RANGE = range(100, 900)
 MIN_WORDS = 100  # fewer are too few for a study
 EXAMPLES_PER_DOCUMENT = range(12, 25)
 INSTRUCTION_SHARE = 0.5  # share of the documents that have an instruction
-DOCUMENTS_PER_CHUNK = 500  # each from a seed of its own
+DOCUMENTS_PER_CHUNK = 500  # each with its own seed
 
 
 def held_out(value: Any) -> bool:

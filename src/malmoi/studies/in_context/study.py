@@ -30,7 +30,7 @@ from malmoi.training.recipes import fast_gpt
 
 CONTEXT_CHARACTERS = 512  # sixteen examples and a question
 CHARACTERS_PER_DOCUMENT = 350  # about
-TEXT_SHARE = 0.1  # natural text beside the documents of hidden rules
+TEXT_SHARE = 0.1  # natural text in addition to the documents of hidden rules
 ROWS_PER_TASK = 64  # questions of a task, and the pool of their examples
 MAX_ANSWER_CHARACTERS = 16  # a space, seven letters doubled, the end of the line
 RARELY = 10**6  # steps between saves and validations of runs of minutes
@@ -71,7 +71,7 @@ SIZES = {
     "large": GptSize(8, 512, 8, 2e-3, 0.02),
 }
 SCALES = {
-    # checks that the study runs; its numbers mean nothing
+    # a smoke test: its numbers are meaningless
     "tiny": InContextScale(
         {"small": GptSize(1, 16, 2, 5e-3, 0.03), "medium": GptSize(1, 32, 2, 3e-3, 0.025)},
         documents=60,
@@ -137,7 +137,7 @@ def asked_rules(names: Sequence[str]) -> list[HiddenRule]:
 def accuracy_by_examples(
     judged: JudgedModel, items: RuleItems, scale: InContextScale
 ) -> dict[str, float]:
-    """Exact answers in percent by the number of examples: over all rules, and rule by rule."""
+    """Percentage of exact answers by the number of examples, over all rules and for each."""
     model = load(judged.folder, device=judged.device)
     rules = asked_rules(scale.rules)
     plain = {rule.name: _accuracy(model, rule, items, scale, judged.seed) for rule in rules}
@@ -206,7 +206,7 @@ def _size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> 
 
 
 def study_text(plan: StudyPlan, items: RuleItems, scale: InContextScale) -> tuple[str, ...]:
-    """Writes documents of hidden rules, and natural text beside them, once for a study's folder."""
+    """Writes documents of hidden rules and natural text, once per study folder."""
     folder = plan.data.held_out.parent
     documents = folder / "rules.jsonl"
     if not documents.is_file():
