@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,14 @@ from typer.main import get_command
 from conftest import environment
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
-from malmoi.system.language import catalogue, language, translate, with_particles
+from malmoi.system.language import (
+    catalogue,
+    language,
+    setting_meaning,
+    translate,
+    with_particles,
+)
+from malmoi.training.recipes import named_recipe
 
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # sentences that typer says
@@ -60,7 +68,8 @@ def template(node: ast.AST) -> str:
 
 def sentences() -> set[str]:
     """Every string of the source; docstrings by paragraph."""
-    found: set[str] = set()
+    tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
+    found: set[str] = {track["about"] for track in tracks.values()}
     for node in nodes():
         if text := template(node):
             found |= {text, *(" ".join(part.split()) for part in text.split("\n\n"))}
@@ -107,6 +116,16 @@ def test_every_error_has_a_korean_sentence() -> None:
     )
     assert len(said) > 500
     assert said - known - TOO_GENERAL == set()
+
+
+def test_every_setting_has_a_korean_meaning() -> None:
+    recipe = named_recipe("bert-tiny").to_dict()
+    parts = {part: fields for part, fields in recipe.items() if isinstance(fields, dict)}
+    names = {f"{part}.{name}" for part, fields in parts.items() for name in fields} | {"objective"}
+    with environment(MALMOI_LANG="ko"):
+        assert {name for name in names if not setting_meaning(name, "")} == set()
+        assert setting_meaning("train.clip", "0: off") != "0: off"
+    assert setting_meaning("train.clip", "0: off") == "0: off"
 
 
 def test_the_language_follows_the_locale() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from malmoi import __version__
 from malmoi.cli import options as opt
-from malmoi.cli.output import print_json, print_table
-from malmoi.system.language import translate
+from malmoi.cli.output import print_facts, print_json
 from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
@@ -38,12 +37,9 @@ def doctor_command(json: opt.Json = False) -> None:
     if json:
         print_json({**found, "extras": extras})
         return
-    print_table(
+    print_facts(
         ("what", "found"),
-        [
-            *((topic, translate(said)) for topic, said in found.items()),
-            *((f"extra {name}", translate(said)) for name, said in extras.items()),
-        ],
+        [*found.items(), *((f"extra {name}", said) for name, said in extras.items())],
     )
 
 

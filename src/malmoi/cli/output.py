@@ -45,6 +45,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             print("\t".join(one_line(str(cell)) for cell in row))
 
 
+def print_facts(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table of words rather than of data: its cells are translated too."""
+    print_table(columns, [[translate(cell) for cell in row] for row in rows])
+
+
 def one_line(text: str) -> str:
     """The text without line breaks and tabs, which would split a row."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
@@ -74,7 +79,7 @@ def format_count(count: float) -> str:
 
 def format_span(seconds: float) -> str:
     """A time in words."""
-    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+    for span, length in (("{} days", 86_400), ("{} hours", 3600), ("{} minutes", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:,.{int(seconds < 10 * length)}f} {unit}"
+            return span.format(f"{seconds / length:,.{int(seconds < 10 * length)}f}")
     return f"{seconds:.0f} seconds"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
 from malmoi.cli.options import argument, option
-from malmoi.cli.output import format_count, format_span, print_json, print_table
+from malmoi.cli.output import format_count, format_span, print_facts, print_json, print_table
+from malmoi.system.language import translate
 from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:
@@ -86,18 +87,18 @@ def _list(json: bool) -> None:
         (gpu.name, *(f"{v:g}" for v in list(asdict(gpu).values())[1:])) for gpu in GPUS.values()
     ]
     print_table(columns, rows)
-    print(f"\nExample: {EXAMPLE}")
+    print(f"\n{translate('Example')}: {EXAMPLE}")
 
 
 def _tell(made: "RunPlan") -> None:
-    print_table(("what", "expected"), _rows(made))
+    print_facts(("what", "expected"), _rows(made))
     print()
     columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")
-    print_table(columns, [_row(one, made.fleet.room) for one in made.ways])
+    print_facts(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
     rows = [(str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()]
     print_table(("micro-batch", "activations", "checkpointed"), rows)
-    print("".join(f"\nnote: {note}" for note in made.notes))
+    print("".join(f"\n{translate('note: ')}{translate(note)}" for note in made.notes))
 
 
 def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
@@ -106,16 +107,17 @@ def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
     yield "recipe", f"{made.recipe.name} on {fleet.gpus:,} × {fleet.gpu.name}"
     yield "parameters", f"{made.parameters:,}"
     yield "of them", f"embedding {made.embedding:,}, blocks {made.blocks:,}, head {made.head:,}"
-    yield "tokens", f"{made.tokens:,}" + (f" in {made.steps:,} steps" if made.steps else "")
+    in_steps = f"{made.tokens:,} in {made.steps:,} steps"
+    yield "tokens", in_steps if made.steps else f"{made.tokens:,}"
     yield "FLOPs, 6·N·D", f"{f.rule * made.tokens:.3g}"
     again = f"; {f.again * made.tokens:.3g} more are recomputed" if f.again else ""
     exact = f"{f.exact * made.tokens:.3g}: every product, attention too"
-    yield "FLOPs, exact", exact + again
+    yield "FLOPs, exact", translate(exact) + translate(again)
     yield "tokens per parameter", _compared(made)
     yield "memory", _fit(made)
     speed = f"{made.tokens / made.seconds:,.0f} tokens per second"
-    pace = f"{fleet.utilisation:.0%} of {fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
-    yield "time", f"{format_span(made.seconds)}, {speed}, at {pace}"
+    pace = f"at {fleet.utilisation:.0%} of {fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
+    yield "time", ", ".join(map(translate, (format_span(made.seconds), speed, pace)))
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
         yield (
@@ -151,13 +153,15 @@ def _fit(made: "RunPlan") -> str:
     one = made.memory
     room = made.fleet.gpu.memory
     how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes per step {one.passes}"
-    said = f"about {format_size(one.total)} of {room:g} GB ({how})"
-    return f"fits: {said}" if made.fits else f"does not fit: {said}. {made.help}"
+    said = translate(f"about {format_size(one.total)} of {room:g} GB ({translate(how)})")
+    if made.fits:
+        return f"fits: {said}"
+    return f"{translate(f'does not fit: {said}')}. {translate(made.help)}"
 
 
 def _row(one: "MemoryUse", room: float) -> list[str]:
-    name = LAYOUT_NAMES[one.way] + (f" × {one.gpus}" if one.gpus > 1 else "")
-    name += ", checkpointed" if one.gradient_checkpointing else ""
+    name = translate(LAYOUT_NAMES[one.way]) + (f" × {one.gpus}" if one.gpus > 1 else "")
+    name += translate(", checkpointed") if one.gradient_checkpointing else ""
     model = sum(getattr(one, part) for part in MEMORY_PARTS)
     fits = "yes" if one.total <= room else "no"
     sizes = (model, one.activations, one.total)

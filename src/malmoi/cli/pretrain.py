@@ -10,8 +10,9 @@ import typer
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
 from malmoi.cli.options import option
-from malmoi.cli.output import format_span, print_json, print_table, say
+from malmoi.cli.output import format_span, print_facts, print_json, say
 from malmoi.errors import UsageError, nearest
+from malmoi.system.language import translate
 from malmoi.system.limits import format_size
 from malmoi.system.untrusted import read_object
 
@@ -167,7 +168,7 @@ def _explain(
         print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
     for sentence in sized.reasons:
-        print(sentence)
+        print(translate(sentence))
 
 
 def _foresee(
@@ -188,7 +189,7 @@ def _foresee(
         print_json({"recipe": recipe.to_dict(), **made.to_dict()})
         return
     parts = ("weights", "gradients", "optimizer", "activations")
-    memory = ", ".join(f"{part} {format_size(getattr(made, part))}" for part in parts)
+    memory = ", ".join(f"{translate(part)} {format_size(getattr(made, part))}" for part in parts)
     speed = f"{EXPECTED_UTILISATION:.0%} of {made.ceiling / 1e12:.2f} TFLOP/s measured"
     rows = [
         ("recipe", f"{recipe.name} (malmoi recipes {recipe.name} shows its settings)"),
@@ -196,9 +197,9 @@ def _foresee(
         ("tokens", f"about {made.tokens:,}"),
         ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
         ("memory", f"about {format_size(made.memory)}: {memory}"),
-        ("time", f"about {format_span(made.seconds)} at {speed}"),
+        ("time", f"about {translate(format_span(made.seconds))} at {translate(speed)}"),
     ]
-    print_table(("what", "expected"), rows)
+    print_facts(("what", "expected"), rows)
 
 
 def _tell(out: Path, json: bool) -> None:

@@ -11,7 +11,7 @@ from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import Config, ModelConfig, field_comments
-from malmoi.system.language import translate
+from malmoi.system.language import setting_meaning, translate
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -105,7 +105,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _show(recipe: "Recipe") -> None:
-    """Prints every setting by its --set name, with its comment from the source."""
+    """Prints every setting by its --set name, with its meaning: in English the source's comment."""
     print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
     print_table(("--set", "value", "meaning"), rows)
@@ -119,4 +119,5 @@ def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]
             yield from _settings(value, f"{prefix}{field.name}.")
         elif prefix or field.name == "objective":
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            yield f"{prefix}{field.name}", shown, comments.get(field.name, "")
+            name = f"{prefix}{field.name}"
+            yield name, shown, setting_meaning(name, comments.get(field.name, ""))

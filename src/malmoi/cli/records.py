@@ -8,6 +8,7 @@ from malmoi.cli.inputs import changes_of
 from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
+from malmoi.system.language import translate
 
 
 def records_command(
@@ -55,7 +56,7 @@ def _list(json: bool) -> None:
             print_json(entry.to_dict())
         return
     for name, track in tracks.items():
-        print(f"{name}: {track.about}")
+        print(f"{name}: {translate(track.about)}")
     print()
     rows = [(e.track, f"{e.figure:g}", e.recipe, e.machine, e.date, e.commit) for e in entries]
     print_table(("track", "figure", "recipe", "machine", "date", "commit"), rows)

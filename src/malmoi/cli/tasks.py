@@ -33,7 +33,7 @@ def tasks_command(
             }
             row["files"] = " ".join(one.files)
             print_json({"task": one.name, **row}) if json else print_table(
-                ("task", one.name), row.items()
+                ("task", one.name), [(translate(key), value) for key, value in row.items()]
             )
         return
     order = list(KIND_METRICS)
