@@ -449,7 +449,7 @@ _KORQUAD_MARKS = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))
 
 @lru_cache(maxsize=100_000)
 def normalize_korquad(text: str) -> str:
-    """KorQuAD 1.0's normalization: quotes and brackets are spaces, other punctuation goes."""
+    """KorQuAD 1.0's normalization: quotes and brackets become spaces, other punctuation is cut."""
     return " ".join(text.translate(_KORQUAD_MARKS).lower().translate(_UNPOINTED).split())
 
 

@@ -1,4 +1,4 @@
-"""The settings of an adapter, what is trained beside a frozen model. No torch here."""
+"""Settings of an adapter, which is trained while its base model is frozen. No torch here."""
 
 from dataclasses import dataclass
 from functools import partial

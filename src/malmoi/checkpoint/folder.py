@@ -98,7 +98,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     labels: tuple[str, ...] = ()  # of its classify or tag head
     generation: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what was missing or unused when it was read
+    notes: tuple[str, ...] = ()  # weights that were missing or unused
     # a task's own settings: config.json's "malmoi", and its problem_type
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from

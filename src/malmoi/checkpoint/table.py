@@ -1,4 +1,4 @@
-"""Reversible tables: how a family's config and weights are named elsewhere."""
+"""Reversible tables: names of a family's config fields and weights in other libraries."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -46,7 +46,7 @@ METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
 
 
 class Command(TyperCommand):
-    """A command whose help says FILE, TEXT and N instead of Python's types."""
+    """A command whose help shows FILE, TEXT and N instead of Python types."""
 
     def get_params(self, ctx: Any) -> Any:
         return [_tidy(param) for param in super().get_params(ctx)]
@@ -74,7 +74,7 @@ def _tidy(param: Any) -> Any:
     shown = getattr(param, "show_default", None)
     if isinstance(shown, str):
         param._get_default_string = lambda **_: default_words(shown)
-    if param.param_type_name == "argument":  # its name says what it is
+    if param.param_type_name == "argument":  # its name already describes it
         param.display_type_rich = lambda ctx: ""
         param._usage_display_name = lambda: param.metavar or param.name.upper()
     elif hasattr(param, "type_descriptor"):
@@ -86,7 +86,7 @@ def _tidy(param: Any) -> Any:
 
 
 def default_words(shown: str) -> str:
-    """The words as they are; for "module:Class.field" the value of that field."""
+    """The text itself; for "module:Class.field", the default of that field."""
     found = re.fullmatch(r"(malmoi\.[\w.]+):(\w+)\.(\w+)", shown)
     if found is None:
         return translate(shown)

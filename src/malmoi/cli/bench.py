@@ -59,7 +59,7 @@ def bench_command(
 
 
 def scripts() -> dict[str, Path]:
-    """The benchmarks by their names: within the package, or beside its sources."""
+    """The benchmark scripts by name, in the package or next to its sources."""
     package = Path(__file__).parents[1]
     folder = next(
         place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir()

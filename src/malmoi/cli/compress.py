@@ -180,7 +180,7 @@ def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
 
 
 def _remark(out: Path, *others: str) -> None:
-    """Prints what the user should know about the smaller model on stderr."""
+    """Prints notes about the smaller model on stderr."""
     from malmoi.compression.models import remarks
 
     for remark in (*remarks(out), *others):

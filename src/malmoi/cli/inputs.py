@@ -47,7 +47,7 @@ def complete_recipes(incomplete: str) -> Iterable[str]:
 
 
 def load_torch() -> None:
-    """Imports torch, which takes seconds, and says so on a terminal."""
+    """Imports torch, which takes seconds, with a status message on a terminal."""
     with waiting("Starting"):
         import torch  # noqa: F401
 

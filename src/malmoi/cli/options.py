@@ -30,7 +30,7 @@ def duration(text: str) -> float:
 
 
 def option(default: Any, help_: str, *names: str, shown: str | None = None, **settings: Any) -> Any:
-    """An option as a parameter's default; `shown` says in words what its value is."""
+    """An option as a parameter's default; `shown` describes a default that is not a constant."""
     return typer.Option(default, *names, help=help_, show_default=shown or True, **settings)
 
 

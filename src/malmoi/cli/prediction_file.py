@@ -103,7 +103,7 @@ def predict_file(
 
 
 def note_unknown(model: "Model", asked: Iterable[Any]) -> None:
-    """Says so if the model's vocabulary does not fit what it is asked."""
+    """Notes if the model's vocabulary does not cover the texts."""
     from malmoi.tokenizer.unknown import unknown_note
 
     parts = (part for one in asked for part in ([one] if isinstance(one, str) else one or ()))

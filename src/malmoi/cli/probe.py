@@ -1,4 +1,4 @@
-"""`malmoi probe`: what a linear reader finds in each layer."""
+"""`malmoi probe`: a linear probe on each layer."""
 
 from pathlib import Path
 

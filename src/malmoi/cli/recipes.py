@@ -72,7 +72,7 @@ def _about(recipe: "Recipe") -> str:
 
 
 def with_vocab(recipe: "Recipe") -> ModelConfig:
-    """The model with as many tokens as its tokenizer learns."""
+    """The model config with the vocabulary size of its tokenizer."""
     return replace(recipe.model, vocab=recipe.tokenizer.vocab or recipe.model.vocab)
 
 

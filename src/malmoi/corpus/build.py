@@ -294,7 +294,7 @@ def _shards(sources: Sequence[NamedSource], size: int) -> Iterator[list[Document
 
 
 def _prepare(plan: CorpusPlan, shards: range) -> None:
-    """Prepares what the filter and the final step need: menus, the classifier, the test sets."""
+    """Prepares inputs of the filter and the final step: menus, the classifier, the test sets."""
     work = plan.work
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))

@@ -17,7 +17,7 @@ class CorpusConfig(Config):
     """
 
     steps: tuple[str, ...] = DEFAULT_STEPS
-    documents: str = "auto"  # what a document is in plain text: blank, blanks, line, file, auto
+    documents: str = "auto"  # how plain text is split: blank, blanks, line, file, auto
     text: str = "text"  # the key or column of JSON lines and tables
     seed: int = 0
     shard: int = 1 << 23  # characters of raw text that are processed together and become one shard

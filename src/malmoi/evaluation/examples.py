@@ -72,7 +72,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
 
 
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
-    """The examples of valid rows, and what is wrong with the others."""
+    """Returns the examples of valid rows, and the errors of the others."""
     kind = kind_of(task)
     found: list[Example] = []
     bad: list[str] = []

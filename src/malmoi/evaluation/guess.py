@@ -37,7 +37,7 @@ def task_on_columns(name: str, **columns: Any) -> Task:
 def guess_task(
     name: str | None, data: RowSource, **columns: Any
 ) -> tuple[Task, GuessedColumns | None]:
-    """The task that was named, or the one that the table seems to ask, with what was guessed."""
+    """Returns the named task, or one detected from the table, with the detected columns."""
     folder = isinstance(data, str | Path) and Path(data).is_dir()
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)

@@ -39,7 +39,7 @@ from malmoi.training.losses.distil import (
     squared_distance,
 )
 
-# labels that say that no other label holds
+# labels that exclude all others
 NO_LABEL_NAMES = frozenset({"none", "clean", "no label", "없음", "해당 없음"})
 SPARE_TOKENS = 4  # that a written answer may have beyond a quarter more than the longest learnt
 
@@ -53,7 +53,7 @@ class Kind:
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
     template: Callable[[Columns], str] = lambda by: "{text}"  # a custom task's prompt
-    # what is wrong with an example; empty: nothing
+    # the error of an invalid example; empty if it is valid
     check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
     only_read: bool = False  # only the text's likelihood is measured: there is no label
@@ -78,7 +78,7 @@ class HeadKind(Kind):
     exclusive: bool = False  # each text has exactly one label
     # converts a label for the metrics, given the model's labels
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
-    windows: bool = False  # long texts are read in windows; or their features note what is cut
+    windows: bool = False  # whether long texts are read in windows instead of truncated
     by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     # selects thresholds or a temperature by an outcome, and applies them to a prediction; neither
     # needs the network
@@ -91,12 +91,12 @@ class HeadKind(Kind):
     # instead of `objective`: given which tokens a sentence encoder pools
     sentence_objective: Callable[[str], Objective] | None = None
     unselected: Mapping[str, Any] = field(default_factory=dict)
-    # further metrics, of the examples and what was predicted for them
+    # further metrics of examples and their predictions
     measure: Callable[[Sequence[Example], Sequence[ExamplePrediction]], dict[str, float]] = (
         lambda examples, said: {}
     )
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of `FinetuneConfig`
-    # what the task decides from its training rows
+    # settings of the task that depend on the training rows
     fit: Callable[[Task, Sequence[Example], Tokenizer], Task] = lambda task, rows, words: task
     by_vectors: str = ""  # the kind that a sentence encoder without this head does instead
     in_context: bool = False  # a model that was not fine-tuned for it is evaluated in context

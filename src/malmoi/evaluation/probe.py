@@ -1,4 +1,4 @@
-"""Probes: what a linear reader finds in each layer (Alain & Bengio 2016; Tenney et al. 2019).
+"""Linear probes on each layer (Alain & Bengio 2016; Tenney et al. 2019).
 
 N examples, D width, K labels, T tokens.
 """
@@ -48,7 +48,7 @@ class LayerScore(Result):
 
 @dataclass(frozen=True, repr=False)
 class Probe(Result):
-    """Accuracy of a linear reader on every layer, and what it is compared with."""
+    """Accuracy of a linear probe on every layer, with its baselines."""
 
     layers: tuple[LayerScore, ...]
     majority: float  # accuracy of the most frequent label
@@ -240,7 +240,7 @@ def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float = RIDGE) -> tupl
 
 
 def _with_control(examples: LayerVectors, known: LayerVectors, seed: int) -> LayerVectors:
-    """Each word with a random label of its own, drawn as often as in the rows."""
+    """Assigns each word a random label with the label frequencies of the rows."""
 
     def drawn(key: str) -> str:
         return random.Random(f"{seed} {key}").choice(known.labels)

@@ -20,7 +20,7 @@ from malmoi.system.language import translate
 
 JUDGED_SHARE = 0.1  # of the rows, if no file to judge by is given
 SELECTION_SHARE = 0.1
-MIN_SELECTION_ROWS = 50  # fewer say nothing about which of two runs is better
+MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
 MAX_SELECTION_ROWS = 2000
 LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held out
 # One temperature needs few rows, and every row that is held out is not learnt from: 4 % of RTE's
@@ -37,15 +37,15 @@ Rows = tuple[Example, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(Config):
-    """How many rows train, select and judge, and what is selected."""
+    """The numbers of training, selection and evaluation rows, and what is selected."""
 
     trained_on: int
     selected_on: int  # rows held out of the training set; 0: nothing is selected
     judged_on: int  # rows that are used for nothing else
     judged_rows: str  # "a file of their own", or "held out of the training rows"
-    selects: tuple[str, ...] = ()  # what the held-out rows choose
+    selects: tuple[str, ...] = ()  # settings selected on the held-out rows
     judged_twins: int = 0  # judged rows whose text is also in a training row, but for typos
-    trained_files: tuple[str, ...] = ()  # by name: a published folder tells nobody's paths
+    trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
         names = ", ".join(translate(name) for name in self.selects)
@@ -92,7 +92,7 @@ def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, need
 
 
 def judged_rows(count: int, settings: FinetuneConfig) -> int:
-    """How many rows are held out to judge by if there is no file for it."""
+    """Number of rows held out for evaluation if there is no separate file."""
     return max(1, round(count * (settings.holdout or JUDGED_SHARE)))
 
 

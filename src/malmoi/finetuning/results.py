@@ -1,4 +1,4 @@
-"""What a fine-tuning writes into its folder, and what a finished one is read back as."""
+"""Writes and reads the results in the folder of a fine-tuning run."""
 
 import json
 import logging

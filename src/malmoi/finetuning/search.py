@@ -176,7 +176,7 @@ class Search:
 
     @contextmanager
     def _overall_progress(self) -> Iterator[None]:
-        """Shows the budget, not each trial's steps, to whoever listens."""
+        """Reports progress over the whole budget instead of each trial's steps."""
         outside = copy_context()
         began = time.monotonic()
         before = self.spent

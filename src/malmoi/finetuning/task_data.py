@@ -196,7 +196,7 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
 def describe_run(
     work: FinetuneData, settings: FinetuneConfig, network: Network, items: Sequence[TrainingItem]
 ) -> None:
-    """Logs what is about to be trained, and anything worth knowing in advance."""
+    """Logs the data, the baselines and any warnings before training."""
     logger.info(work.protocol.describe())
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)

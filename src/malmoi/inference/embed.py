@@ -16,7 +16,7 @@ from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-Pool = Literal["auto", "mean", "cls", "none"]  # auto: as the folder says, else mean
+Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean
 
 
 # of a text's hidden states [T, D]

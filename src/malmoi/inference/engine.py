@@ -168,7 +168,7 @@ class Engine:
         return request.stream
 
     def close(self, *, drain: bool = True) -> None:
-        """Stops the engine, after draining the queue or cancelling what is left."""
+        """Stops the engine after draining the queue or cancelling the remaining requests."""
         with self.changed:
             self.closing = True
             for request in () if drain else (*self.waiting, *self.active.values()):
@@ -260,7 +260,7 @@ class Engine:
             request.finish("cancelled")
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
-        """Delivers what was generated and removes finished requests; a failure affects only one."""
+        """Delivers new text and removes finished requests; a failure affects only one request."""
         for written in results:
             request = self.active.get(written.sequence)
             if request is None:  # it left while these steps were in flight

@@ -129,7 +129,7 @@ def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
 
 
 def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int, int]]:
-    """An encoded row, and what is predicted where; a BERT's row gets its masks."""
+    """An encoded row with its target tokens and positions; a BERT's row is masked."""
     labelled = subject.labels_texts
     if labelled == isinstance(row, str):
         wanted = "a text with its label" if labelled else "a text"

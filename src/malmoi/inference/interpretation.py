@@ -1,4 +1,4 @@
-"""Methods of `Model` that look inside it: interventions and what they show."""
+"""Methods of `Model` for interpretation: interventions, importance, attributions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from malmoi.model.intervention import Intervention, Site
 
 
 class Interpretation:
-    """Methods of `Model` that look inside it."""
+    """Interpretation methods of `Model`."""
 
     checkpoint: Checkpoint
     network: Network

@@ -47,7 +47,7 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
         return [ONE_LABEL]
     problem = reading.problem_type
     if not problem and len(reading.labels) == 1:
-        problem = NUMBER.problem_type  # transformers' rule if config.json does not say
+        problem = NUMBER.problem_type  # transformers' default if config.json does not set it
     known = [one.problem_type for one in TEXT_HEADS]
     if problem and problem not in known:
         raise MalmoiError(

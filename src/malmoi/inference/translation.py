@@ -119,7 +119,7 @@ class Translator:
 
         Of the 2N likeliest continuations of a row's N beams, those that end compete with the
         row's finished texts by log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14), and the N
-        best of the others go on. A row is decided once no beam can beat its best text.
+        best of the others continue. A row is finished once no beam can beat its best text.
         """
         device = self.network.device
         total = len(memory.layers[0][0])
@@ -153,7 +153,7 @@ def _penalty(length: int, alpha: float) -> float:
 
 @dataclass
 class _Beams:
-    """The beams of R rows that go on, and the best finished text of each row."""
+    """The active beams of R rows, and the best finished text of each row."""
 
     tokens: Tensor  # [R, N, T], the start included
     logprobs: Tensor  # [R, N], best first
@@ -164,7 +164,7 @@ class _Beams:
     def start(cls, rows: int, beams: int, token: int, device: torch.device) -> "_Beams":
         tokens = torch.full((rows, beams, 1), token, device=device)
         logprobs = torch.full((rows, beams), -torch.inf, device=device)
-        logprobs[:, 0] = 0.0  # all beams are equal at first: only one goes on
+        logprobs[:, 0] = 0.0  # all beams are equal at first, so only one is kept
         return cls(tokens, logprobs, torch.full((rows,), -torch.inf, device=device), [[]] * rows)
 
     @property

@@ -31,7 +31,7 @@ class Reply(Result):
 
 
 def as_messages(asked: Any) -> list[Message]:
-    """The messages before the answer; a text, or a text and what it is about, is the user's."""
+    """The messages before the answer; a text, or a text with its context, is a user message."""
     if isinstance(asked, list):
         messages = parse_messages(asked)
         while messages and messages[-1]["role"] == "assistant":  # the answer itself
@@ -80,7 +80,7 @@ def encode_answer(
 
 
 def prompt_room(most: int, answer: int) -> int:
-    """The tokens that a prompt may have beside an answer of this many."""
+    """Maximum tokens of a prompt, given the tokens reserved for the answer."""
     return max(most - answer, most // 2)
 
 

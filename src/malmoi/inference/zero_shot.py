@@ -75,7 +75,7 @@ def _softmax_prediction(labels: Iterable[str], logits: Sequence[float]) -> Predi
 
 
 def label_words(labels: LabelWords) -> dict[str, str]:
-    """Each label's words: its own name, or what a mapping says."""
+    """The words for each label: its name, or the entry of a mapping."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
     if len(words) < 2 or not all(word.strip() for word in words.values()):
         raise UsageError("Give at least two labels, each of them a non-empty text.")
@@ -91,7 +91,7 @@ def entailment_class(checkpoint: Checkpoint) -> int | None:
 
 
 def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> list[str]:
-    """A sentence that says each label of the text, in its language; `prompt` has {label}."""
+    """A sentence for each label in the language of the text; `prompt` contains {label}."""
     form = prompt or ZERO_SHOT_PROMPTS[prompt_language(text)]["describe"]
     return [_put(form, label=word) for word in words.values()]
 

@@ -90,7 +90,7 @@ def fused_step(trunk: Transformer, keys: Tensor, values: Tensor) -> FusedStep | 
 
 
 def _is_plain(trunk: Transformer, keys: Tensor) -> bool:
-    """Whether the C code computes what the trunk's modules do."""
+    """Whether the C code supports this trunk."""
     c = trunk.config
     rotary = c.positions == "rotary"
     return (

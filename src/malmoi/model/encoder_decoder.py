@@ -17,7 +17,7 @@ from malmoi.model.transformer import Activations, Block, Transformer
 
 @dataclass
 class CrossActivations(Activations):
-    """Also what the decoder attended to in the source, if requested."""
+    """Activations that also include the cross-attention, if requested."""
 
     cross: list[Tensor] = field(default_factory=list)  # one [B, H, T, S] per layer
 

@@ -206,7 +206,7 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSpec:
-    """All that depends on which head a model has, apart from the names of its tensors elsewhere."""
+    """Everything that depends on the kind of head, except tensor names in other libraries."""
 
     build: Callable[[ModelConfig, nn.Embedding, int], nn.Module]  # the last is the classes
     pooled: bool = False  # it scores a text's pooled vector, not each token

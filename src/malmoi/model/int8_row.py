@@ -151,7 +151,7 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def why_not() -> str | None:
-    """Why there is no kernel, as the end of a sentence; None if there is one."""
+    """The reason why there is no kernel, as the end of a sentence; None if there is one."""
     machine = this_machine()
     if kernels() is not None:
         return None

@@ -50,7 +50,7 @@ class LSTM(nn.Module):
         self.backward = backward
         projected = width if units != width else 0
         if projected:
-            # torch says so once; there is no other implementation on a CPU
+            # torch warns once; there is no other implementation on a CPU
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         self.cells = nn.LSTM(width, units, batch_first=True, proj_size=projected)
 

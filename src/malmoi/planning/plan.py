@@ -1,4 +1,4 @@
-"""`plan`: what a recipe would take on some GPUs, without training or allocating weights."""
+"""`plan`: estimates a run on given GPUs without training or allocating weights."""
 
 import math
 from collections.abc import Iterator

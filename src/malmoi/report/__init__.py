@@ -1,1 +1,1 @@
-"""What people look at: progress on a terminal, charts, pages."""
+"""Progress on a terminal, charts and report pages."""

@@ -42,7 +42,7 @@ class Console(logging.Handler):
 
     @contextmanager
     def attached(self) -> Iterator["Console"]:
-        """While this is open, shows the log of `malmoi` and the progress of what it does."""
+        """Context manager that shows the log and the progress of `malmoi`."""
         level = LOGGER.level
         LOGGER.addHandler(self)
         LOGGER.setLevel(logging.INFO)
@@ -66,7 +66,7 @@ class Console(logging.Handler):
             self._ticker = Ticker()
 
     def __call__(self, event: Progress) -> None:
-        """How far it is: updated in place on a terminal, a line every few seconds elsewhere."""
+        """Shows progress: updated in place on a terminal, otherwise a line every few seconds."""
         if event.verb == VALIDATE:  # its metrics have a line of the log
             return
         now = time.monotonic()
@@ -77,7 +77,7 @@ class Console(logging.Handler):
             self._shown = False
         ends = event.total is not None and event.done >= event.total
         pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
-        # the end of what was shown is shown too; what takes no time is not shown at all
+        # a bar that was shown is also shown at its end; very short work is never shown
         if (now - self._last < pause or ends) and not (ends and self._shown):
             return
         self._last = now
@@ -149,7 +149,7 @@ class Ticker:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Shows on a terminal what is being waited for, and how long."""
+    """Shows a message and the elapsed seconds on a terminal while waiting."""
     if not _is_live():
         yield
         return

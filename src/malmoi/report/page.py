@@ -59,7 +59,7 @@ def heading(text: str) -> str:
 
 
 def fact_cards(pairs: Sequence[tuple[str, str]]) -> str:
-    """Numbers worth a glance, as cards."""
+    """Key figures as cards."""
     cards = "".join(f"<div><dt>{words(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in pairs)
     columns = len(pairs) if len(pairs) <= 7 else -(-len(pairs) // 2)
     return f'<dl class="facts" style="--columns:{columns}">{cards}</dl>'

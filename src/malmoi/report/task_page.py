@@ -74,7 +74,7 @@ class TaskPage:
         return Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
 
     def _against_baseline(self) -> str:
-        """Accuracy beside the most frequent label's share, and how sure that is."""
+        """Accuracy with its confidence interval, next to the baselines."""
         if not self.exclusive or not self.rows:
             return ""
         label, times = self._most_frequent()

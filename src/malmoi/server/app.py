@@ -32,7 +32,7 @@ from malmoi.server.registry import ModelRegistry
 from malmoi.server.studio import ablation, finetuned, minimal_pairs, probing, routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
-# load nothing from other hosts and run only our scripts, whatever a model or a user writes
+# block other hosts and inline scripts, because models and users write arbitrary text
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -95,14 +95,14 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.cors,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's client for JavaScript sends a dozen of its own
+            allow_headers=["*"],  # OpenAI's JavaScript client sends a dozen custom headers
             expose_headers=["X-Request-Id"],
         )
     return app
 
 
 class Studio(StaticFiles):
-    """The studio's static files; 404 for everything else, whatever the method."""
+    """The studio's static files; 404 for everything else, for any method."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if self.lookup_path(path)[1] is None:

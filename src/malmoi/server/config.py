@@ -16,9 +16,9 @@ class ServeConfig:
     """Safe by default: reachable from this machine only, and not readable by other origins."""
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: any that is free
+    port: int = 8000  # 0: any free port
     api_key: str | None = None
-    cors: tuple[str, ...] = ()  # origins whose pages may read answers; "*": all
+    cors: tuple[str, ...] = ()  # allowed CORS origins; "*": all
     slots: int = 16  # continuations that a model generates at the same time
     queue: int = 256  # requests that may wait for a slot
     timeout: float = 300.0  # seconds that one request may take
@@ -26,9 +26,9 @@ class ServeConfig:
     # tokens read per request, as for OpenAI's embeddings
     max_read_tokens: int = 300_000
     max_body: int = 4 * 2**20  # bytes of a request
-    body_timeout: float = 30.0  # seconds in which a body must arrive
+    body_timeout: float = 30.0  # seconds for a request body to arrive
     stall_timeout: float = 30.0  # beyond `timeout`, for a client that reads slowly
-    time_slice: float = 0.05  # seconds of computing before another client's turn
+    time_slice: float = 0.05  # seconds of computation before another client's turn
     runs: Path | None = None  # training runs for the studio to show
     pairs: tuple[Path, ...] = ()  # files of minimal pairs that it scores their snapshots on
     # instead of the folders' names: one for each model, or for a single model any number

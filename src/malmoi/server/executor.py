@@ -30,7 +30,7 @@ _thread = threading.local()
 
 
 class WorkCancelled(BaseException):
-    """Nobody waits for this work. A BaseException, like asyncio's, so that nothing handles it."""
+    """The work was cancelled. A BaseException, like asyncio's, so that handlers do not catch it."""
 
 
 def checkpoint() -> None:

@@ -23,7 +23,7 @@ class ServedModel:
 
     @property
     def writer(self) -> Engine:
-        """The engine, or an error where there is none."""
+        """The engine; raises an error if the model does not generate."""
         if self.engine is None:
             can = ", ".join(self.model.abilities)
             raise UsageError(f"The model {self.name!r} does not generate text. It can: {can}.")

@@ -33,7 +33,7 @@ def serve_models(
     from malmoi.server.studio.minimal_pairs import read_pairs
 
     for file in settings.pairs:
-        read_pairs(file)  # what is wrong with it is said now, not in the studio
+        read_pairs(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:

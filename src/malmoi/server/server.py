@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: ServeConfig) -> socket.socket:
-    """The socket to serve on, or an error that says why not."""
+    """Opens the socket to serve on."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

@@ -70,7 +70,7 @@ class _Worker:
             self.stop()
             command = [sys.executable, "-P", str(Path(__file__).with_name("confined_worker.py"))]
             command += [str(MAX_CONFINED_BYTES), str(int(2 * MAX_CONFINED_SECONDS))]
-            # in a session of its own, so that Ctrl-C in a terminal reaches only us
+            # in a new session, so that Ctrl-C in a terminal does not reach it
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

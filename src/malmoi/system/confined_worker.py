@@ -40,7 +40,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return {"refused": "it needs more memory than a model's code is allowed"}
     except RecursionError:
         return {"refused": "it recurses without end"}
-    # the program is untrusted: whatever it raises counts as its failure
+    # the program is untrusted: any exception counts as its failure
     except Exception as error:
         line = getattr(error, "lineno", None)
         return {"refused": str(getattr(error, "message", None) or error)[:1000], "line": line}

@@ -1,4 +1,4 @@
-"""Small HTML for notebooks: a table of facts, escaped, with nothing fetched from elsewhere."""
+"""Small HTML tables for notebooks, escaped and without external resources."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -9,7 +9,7 @@ BAR = "display:inline-block;height:0.7em;background:#4c78a8;vertical-align:basel
 
 
 def fact_table(title: str, facts: Iterable[tuple[str, object]]) -> str:
-    """A title and rows of name and value; a mapping of numbers is a table of its own."""
+    """A title and rows of name and value; a mapping of numbers becomes a nested table."""
     rows = "".join(
         f'<tr><td style="{CELL}">{escape(name)}</td><td style="{CELL}">{_value(value)}</td></tr>'
         for name, value in facts

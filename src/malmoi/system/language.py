@@ -16,7 +16,7 @@ LANGUAGES = ("en", "ko")
 SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
 PARTICLE = re.compile(r"은\(는\)|이\(가\)|을\(를\)|과\(와\)|\((?:으|이)\)")
-# what is not read aloud before a particle: quotes, and a parenthesis with what it holds
+# not read aloud before a particle: quotes, and parentheses with their contents
 SILENT = re.compile(r"(?:[\"'`“”‘’\]]|\([^()]*\))+$")
 
 
@@ -73,7 +73,7 @@ def _translated(text: str) -> str:
         return text
     if text in catalogue():
         return catalogue()[text]
-    # "where: what is wrong", each part in its own words
+    # "where: what is wrong": each part is translated separately
     where, colon, what = text.partition(": ")
     if where in catalogue():
         return f"{catalogue()[where]}{colon}{_clause(what)}"
@@ -99,7 +99,7 @@ def _filled(korean: str, values: Mapping[str, str]) -> str:
 
 
 def with_particles(text: str) -> str:
-    """이(가) and its kin become the form that the word before them needs."""
+    """Replaces 이(가) and similar particles by the form that the preceding word needs."""
     done = ""
     for part in re.split(f"({PARTICLE.pattern})", text):
         if PARTICLE.fullmatch(part):
@@ -127,7 +127,7 @@ def last_sound(text: str) -> str:
 
 
 def _clause(text: str) -> str:
-    """A part of a sentence, which the catalogue may have as a sentence of its own."""
+    """Translates a part of a sentence if the catalogue has it."""
     if " " not in text:
         return text
     found = _translated(text)

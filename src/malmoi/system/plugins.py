@@ -3,7 +3,7 @@
 A plugin is a Python file (`malmoi --plugin my_losses.py …`), a module that is imported, or an
 installed package with an entry point in the group "malmoi.plugins". It calls
 `malmoi.register_task` and its like. A run records the plugins that its names came from, so that
-resuming can say which is missing; nothing that a folder names is ever executed.
+resuming can name a missing one; code named in a folder is never executed.
 """
 
 import sys

@@ -77,7 +77,7 @@ def listening(callback: ProgressCallback | None) -> Iterator[None]:
 
 @contextmanager
 def part_of(verb: str, done: int, total: int) -> Iterator[None]:
-    """Reports events of this verb inside as a part of a larger whole, of which `done` is done."""
+    """Reports nested events of this verb as a part of a larger task, of which `done` is done."""
     outer = _listener.get()
 
     def pass_on(event: Progress) -> None:

@@ -1,6 +1,6 @@
 """What a table asks: which column is the text, which the label, and of what kind.
 
-`malmoi finetune data.csv` says what was guessed, and every guess has an option.
+`malmoi finetune data.csv` prints the detected columns, and an option overrides each.
 """
 
 import logging
@@ -24,7 +24,7 @@ LABEL_SEPARATORS = "|;,"
 MIN_JOINED = 0.05  # share of the rows with several labels
 MAX_NAME = 40  # characters of a label among others
 MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
-# Names that people give to such columns, the likeliest first; compared in lower case.
+# common names of such columns, most likely first; compared in lower case
 LABEL_NAMES = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "kind",
     "type", "tag", "tags", "emotion", "stars", "rating", "score", "gold_label", "y", "answer",
@@ -41,7 +41,7 @@ PAIRS = {
 }  # fmt: skip
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
-# the names that public sets give to a prompt and its answer, the likeliest first
+# column names of prompts and answers in public data sets, most likely first
 PROMPT_COLUMNS = (
     ("prompt", "answer"), ("prompt", "completion"), ("prompt", "response"),
     ("instruction", "output"), ("instruction", "response"), ("question", "answer"),
@@ -49,12 +49,12 @@ PROMPT_COLUMNS = (
     ("dialogue", "summary"), ("text", "summary"), ("input", "output"),
     ("질문", "답변"), ("원문", "번역"), ("본문", "요약"),
 )  # fmt: skip
-SECOND_COLUMNS = {"instruction": "input"}  # Alpaca's: what the instruction is about
+SECOND_COLUMNS = {"instruction": "input"}  # Alpaca: the input of an instruction
 
 
 @dataclass(frozen=True)
 class GuessedColumns:
-    """A task on a table's own columns, and what is already known of it."""
+    """The detected columns and kind of task of a table."""
 
     kind: str
     text: str
@@ -90,7 +90,7 @@ def guess_columns(
     pair: str | None = None,
     label: str | None = None,
 ) -> GuessedColumns:
-    """Guesses what was not given from the first rows of a table."""
+    """Detects the columns that were not given from the first rows of a table."""
     rows = first_rows(data)
     where = source_name(data)
     names = list(rows[0])
@@ -136,7 +136,7 @@ def guess_columns(
 def _writing(
     names: Sequence[str], text: str | None, pair: str | None, label: str | None
 ) -> GuessedColumns | None:
-    """Prompts and answers, or conversations; what was not given by the names of the columns."""
+    """Detects columns of prompts and answers, or conversations, by their names."""
     known = {name.lower(): name for name in names}
     chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
     if (text or chat or "").lower() in CHAT_COLUMNS:

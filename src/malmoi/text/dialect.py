@@ -82,6 +82,6 @@ def _sample(path: Path) -> tuple[str, str]:
 
 
 def _even(sample: str, dialect: Dialect) -> bool:
-    """Whether every row has as many fields as the header; the last one may have been cut."""
+    """Whether every row has the header's number of fields, except a truncated last one."""
     sizes = [len(row) for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]
     return bool(sizes) and all(size == sizes[0] for size in sizes[:-1])

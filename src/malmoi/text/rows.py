@@ -185,7 +185,7 @@ def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[
 
 
 def _object_row(value: Any, place: str) -> DataRow:
-    """An object as a row; a text says why there is none."""
+    """An object as a row, or the error as text."""
     if isinstance(value, dict):
         return DataRow(value, place)
     return BrokenRow({}, place, value if isinstance(value, str) else "not a JSON object")

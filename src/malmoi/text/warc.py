@@ -24,7 +24,7 @@ _BEGIN = re.compile(rb"WARC/\d\.\d\r?\n[\w-]+:")
 _BEGIN_BYTES = 64  # enough to hold that
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _NEWLINES = re.compile(rb"[\r\n]+")
-Damage = tuple[int, str]  # how many bytes came before it, and what it is
+Damage = tuple[int, str]  # byte offset and description
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class WarcRecord:
 
 
 def read_records(path: Path, bad: OnBadLine) -> Iterator[WarcRecord]:
-    """Yields the whole records of a file; each damaged one goes to `bad` with its number."""
+    """Yields the complete records of a file; damaged ones go to `bad` with their number."""
     by_member = path.suffix == ".gz"
     damages: list[Damage] = []
     with open_bytes(path, decompress=not by_member) as stream:
@@ -129,7 +129,7 @@ class _Records:
         self._report_lost_members()
 
     def _report_lost_members(self) -> None:
-        """Reports members of which nothing could be read, up to here."""
+        """Reports the gzip members so far of which nothing could be read."""
         while self._damages and self._damages[0][0] <= self._position:
             self._number += 1
             self._bad(self._number, self._damages.pop(0)[1])

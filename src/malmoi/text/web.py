@@ -74,7 +74,7 @@ def main_text_extractor(path: Path) -> Callable[[bytes], tuple[str, str]]:
 
 
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
-    """The type and the bytes of what a record holds; None if it is no document."""
+    """Type and bytes of a record's content; None if it is not a document."""
     kind = _media_type(record.headers.get("content-type", ""))
     if record.type in ("conversion", "resource"):
         return kind, record.body

@@ -25,7 +25,7 @@ class CallOptions(TypedDict, total=False):
     padding: bool | Literal["longest", "max_length"]  # False; True: to the longest
     truncation: bool  # False; True: to max_length, or else the model's
     max_length: int | None
-    add_special_tokens: bool  # True: [CLS] and [SEP], or what the tokenizer has
+    add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
 
 
 def call_rows(

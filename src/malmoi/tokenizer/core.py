@@ -1,4 +1,4 @@
-"""The tokenizer: encode, decode and truncate, whatever file it came from."""
+"""The tokenizer: encode, decode and truncate."""
 
 import hashlib
 import json
@@ -368,7 +368,7 @@ class Tokenizer:
         return_tensors: Literal["pt", "np"] | None = None,
         **options: Unpack[CallOptions],
     ) -> TensorRows | ArrayRows | Rows | dict[str, list[int]]:
-        """Inputs of a model, as transformers' tokenizers give them.
+        """Model inputs in the format of transformers' tokenizers.
 
         A dict of input_ids, attention_mask and, for a BERT, token_type_ids. Options: padding,
         truncation, max_length, add_special_tokens. Unlike in `encode`, names of control tokens in

@@ -1,4 +1,4 @@
-"""New tokens for a tokenizer, learnt from text: the ids of its old tokens stay as they are.
+"""Adds tokens learnt from text to a tokenizer, whose old tokens keep their ids.
 
 Words are cut by the old tokenizer, and the most frequent pairs of neighbouring pieces are merged,
 as byte-pair encoding would go on (Sennrich et al. 2016). The merges of a BPE are appended to its

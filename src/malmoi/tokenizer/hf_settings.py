@@ -92,7 +92,7 @@ def register(rust: Rust, settings: Settings) -> None:
     named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
     wanted = [added[id] for id in sorted(added, key=int)] + named
     names = {_content(token) for token in named}
-    for token in here.values():  # tokens with a role are special, whatever tokenizer.json says
+    for token in here.values():  # tokens with a role are special even if tokenizer.json disagrees
         if token.content in names and not token.special:
             flags = {
                 flag: getattr(token, flag)

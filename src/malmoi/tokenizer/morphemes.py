@@ -50,7 +50,7 @@ def _marked(run: str) -> str:
 
 
 def _bounds(morphemes: Iterable[Any], length: int) -> Iterable[tuple[int, int]]:
-    """The pieces of a run: a cut wherever a morpheme starts in a syllable of its own."""
+    """Splits a run wherever a morpheme starts at a syllable boundary."""
     cuts = [0]
     end = 0
     for morpheme in morphemes:

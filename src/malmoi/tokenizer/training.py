@@ -90,7 +90,7 @@ class Stream:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
-        self._context = copy_context()  # the trainer iterates in a thread of its own
+        self._context = copy_context()  # the trainer iterates in another thread
 
     def _report(self, event: Progress) -> None:
         self._context.run(report_progress, event)
@@ -203,7 +203,7 @@ def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dic
         raise UsageError(
             "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe."
         )
-    load_kiwi()  # a thread of the trainer could not say that it is missing
+    load_kiwi()  # raise here if it is missing, not in a thread of the trainer
     return _byte_morphemes if kind == "byte-bpe" else partial(_morphemes, kind)
 
 

@@ -36,7 +36,7 @@ class Execution:
     device: torch.device
     dtype: torch.dtype  # of matrix products; the weights are fp32
     compiled: bool
-    varied: bool = False  # batches of many shapes: cuDNN would plan its attention for each anew
+    varied: bool = False  # batches have many shapes, so cuDNN would replan its attention
 
     @property
     def half(self) -> bool:

@@ -40,7 +40,7 @@ class LossModule(nn.Module):
         }
 
     def load_memory(self, tensors: Mapping[str, Tensor]) -> None:
-        """Remembers what was saved, and nothing else."""
+        """Restores the saved memory and discards any other."""
         self.memories = {}
         for name, states in tensors.items():
             kind, *numbers = name.split(".")

@@ -1,4 +1,4 @@
-"""Optimizers, what they decay and what Muon updates; and the average of the last weights."""
+"""Optimizers, their parameter groups, and weight averaging."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -21,7 +21,7 @@ ABSURD_SECONDS = 5.0  # … at least this much longer: the machine slept, or the
 
 USEFUL_UPDATES = 300  # with fewer, a smaller batch learns more than the recipe's
 LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothing was learned
-FEW_UPDATES = 100  # with fewer, little is learned whatever the batch
+FEW_UPDATES = 100  # with fewer, little is learned with any batch size
 SMALLEST_BATCH = 8
 
 Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase

@@ -99,7 +99,7 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
 
 
 def _with_features(recipe: Recipe) -> Recipe:
-    """The recipe with as many vectors before each text, of the width, as the file has."""
+    """The recipe with the number and width of the feature vectors in the file."""
     if not recipe.data.features:
         return recipe
     _, count, width = open_features(recipe.data.features).shape
@@ -207,7 +207,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
 
 
 def _about(reader: DocumentReader) -> list[str]:
-    """Notes about the text: how documents were separated, what was left out."""
+    """Notes about the text: how documents were separated, and what was skipped."""
     if len(reader.rules) <= MAX_DESCRIBED_FILES:
         return reader.describe()
     counts = Counter(reader.rules.values())

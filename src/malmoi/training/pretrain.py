@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# what a run writes
+# files that a run writes
 RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
 RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
 
@@ -89,7 +89,7 @@ def run_pretraining(
 
 
 def discard_run(out: Path) -> None:
-    """Removes what a pre-training run wrote to the folder, and nothing else."""
+    """Removes the files of a pre-training run from the folder, and nothing else."""
     if not (out / "recipe.json").is_file():
         return
     with folder_lock(out):
@@ -119,7 +119,7 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
 
 
 def _plugins(recipe: Recipe) -> tuple[str, ...]:
-    """The plugins that registered what the recipe names."""
+    """The plugins that registered names used by the recipe."""
     patterns = set(re.findall(r"[A-Za-z_]\w*", " ".join(recipe.model.attention)))
     found = [OBJECTIVE_SAMPLES.origins.get(recipe.objective)]
     found += [SCHEDULES.origins.get(recipe.train.schedule)]
@@ -160,7 +160,7 @@ def explain_size(
 def size_run(
     asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
-    """Chooses a size for this text, these minutes and this machine, and says why."""
+    """Chooses a size for this text, time budget and machine, and logs the reasons."""
     given = _by_path(asked, overrides)
     if "train.minutes" not in given:
         raise UsageError(
@@ -204,7 +204,7 @@ def _find(name: str) -> Recipe:
     if not name.endswith(".json") and not folder:
         # the paper's batch assumes the paper's hardware
         named = named_recipe(name)
-        # rows that read on from segment to segment stay as many
+        # with a memory the number of rows is constant
         return named.override({"train.fit_batch": not named.model.memory})
     path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
     if not path.is_file():
@@ -213,7 +213,7 @@ def _find(name: str) -> Recipe:
 
 
 def _by_path(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides by path; a tokenizer to train has as many tokens as the model."""
+    """The overrides by path; a new tokenizer gets the model's vocabulary size."""
     paths = {_path(recipe, name): value for name, value in overrides.items() if value is not None}
     if "model.vocab" in paths:
         paths.setdefault("tokenizer.vocab", paths["model.vocab"])

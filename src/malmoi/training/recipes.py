@@ -1,4 +1,4 @@
-"""The recipes: faithful to their papers unless the name ends in -fast or they say otherwise."""
+"""The recipes: faithful to their papers unless the name ends in -fast or noted otherwise."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -52,7 +52,7 @@ class TrainingRun:
             write_checkpoint(checkpoint, self.out)
 
     def save_snapshot(self, step: int) -> None:
-        """Writes the model as it is after a step into a folder of its own, all or nothing."""
+        """Writes the model after a step to its own folder, atomically."""
         checkpoint = self._whole()
         if not self.group.first:
             return

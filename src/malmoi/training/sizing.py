@@ -294,7 +294,7 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
 def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
     """FLOP/s of a matrix product over all devices of the run.
 
-    If nothing can be measured, those of a slow core, and a sentence that says so.
+    If nothing can be measured, returns those of a slow core and a note.
     """
     execution = choose_execution(group.device, precision)
     kind = group.device.type

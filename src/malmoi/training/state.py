@@ -34,7 +34,7 @@ STATE_FORMAT = 1
 LATER_FIELDS = {"expected", "compiled", "threads", "averaged"}
 SPIKE_DEVIATIONS = 8.0  # a spike is this many standard deviations above the running mean, and …
 SPIKE_NATS = 1.0  # … at least this much
-SPIKE_WARMUP_STEPS = 100  # before this step the loss falls too fast to tell
+SPIKE_WARMUP_STEPS = 100  # before this step the loss falls too fast to detect spikes
 
 
 class CorruptState(MalmoiError):

@@ -52,7 +52,7 @@ from malmoi.training.validate import validate
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
-MAX_SECONDS_BETWEEN_SAVES = 300.0  # whatever save_every says
+MAX_SECONDS_BETWEEN_SAVES = 300.0  # upper limit for save_every
 # one graph compiles 20 s longer and saves a fifth of the time
 MIN_SECONDS_FOR_ONE_GRAPH = 120.0
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run

@@ -1,4 +1,4 @@
-"""Evaluation by lm-evaluation-harness: the task as its YAML, the model as one of its own."""
+"""Evaluation with lm-evaluation-harness, through its task YAML and model interface."""
 
 import json
 import tempfile

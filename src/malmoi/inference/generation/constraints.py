@@ -47,7 +47,7 @@ class Walk(NamedTuple):
 
 
 class Constraint(ABC):
-    """What a text may contain; each request advances a copy of its own, `new_state()`."""
+    """A constraint on the generated text; each request advances its own copy, `new_state()`."""
 
     @property
     def finished(self) -> bool:

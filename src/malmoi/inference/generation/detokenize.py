@@ -130,7 +130,7 @@ class TextWriter:
         return text, len(tokens)
 
     def end(self) -> str:
-        """Ends the text and returns what was held back."""
+        """Ends the text and returns the part that was held back."""
         self.ended = self.done = True
         return self.filter.flush()
 

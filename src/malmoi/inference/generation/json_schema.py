@@ -329,7 +329,7 @@ class SchemaCompiler:
 
 
 def _constraining(schema: Any) -> dict[str, Any]:
-    """The keywords of a schema that say something about values."""
+    """The keywords of a schema that constrain values."""
     if not isinstance(schema, Mapping):
         raise UsageError(f"A part of json_schema must be an object, not {shown(schema)}.")
     for name, kind in SHAPES.items():

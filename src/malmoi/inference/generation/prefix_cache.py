@@ -35,7 +35,7 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The prefix trie of one network; thread-safe, since lookups copy what they find."""
+    """The prefix trie of one network; thread-safe because lookups copy their results."""
 
     def __init__(self, network: Network, budget: int = PREFIX_CACHE_BYTES) -> None:
         # inference tensors never change and have no version counter

@@ -1,4 +1,4 @@
-"""POST /v1/completions, and what it shares with chat."""
+"""POST /v1/completions, and the code shared with chat."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ router = APIRouter()
     tags=["OpenAI"],
 )
 async def completions(ask: CompletionRequest, request: Request) -> Any:
-    """Continues a prompt, or each of several; as server-sent events where `stream` is true.
+    """Generates continuations of one or more prompts; with `stream`, as server-sent events.
 
     A text ends at the end of the model's context at the latest. `best_of` ranks by the mean
     log-probability per token.
@@ -77,7 +77,7 @@ def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
 
 
 def prompts_of(given: Any) -> list[str] | list[list[int]]:
-    """The prompts as a list of texts or of token lists, whatever form they were sent in."""
+    """The prompts as a list of texts or of token lists, from any of the accepted forms."""
     alone = isinstance(given, str) or isinstance(given[0], int)
     return [given] if alone else list(given)
 
@@ -133,7 +133,7 @@ class GenerationReply(ABC):
 
 
 async def respond(request: Request, reply: GenerationReply) -> Any:
-    """The response: events as they come, or everything at the end unless the client disconnects."""
+    """The response: a stream of events, or one body at the end unless the client disconnects."""
     generation = GenerationStream(request, reply.served, reply.jobs)
     if reply.ask.stream:
         return EventStream(generation, reply.stream(generation))
@@ -175,7 +175,7 @@ class CompletionReply(GenerationReply):
         return CompletionResponse(**self.head, choices=choices, usage=usage)
 
     def _shown(self, index: int, chunk: TextChunk) -> TextChunk:
-        """Counts new tokens; with max_tokens=0 one was generated, which is not shown."""
+        """Counts new tokens; with max_tokens=0 one token is generated but not returned."""
         new = self.echoed[index]
         self.echoed[index] = True
         if new and self.ask.limit == 0:

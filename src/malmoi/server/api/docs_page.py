@@ -1,4 +1,4 @@
-"""The page /docs: every endpoint with its fields and a curl line, with nothing from elsewhere."""
+"""The page /docs: every endpoint with its fields and a curl line, without external resources."""
 
 import html
 import json
@@ -52,7 +52,7 @@ def _endpoint(
 
 
 def _resolved(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference to a component of the schema refers to."""
+    """Resolves a reference to a component of the schema."""
     name = str(found.get("$ref", "")).rpartition("/")[2]
     resolved: Mapping[str, Any] = schema["components"]["schemas"][name] if name else found
     return resolved

@@ -18,7 +18,7 @@ ATTENTION_DIGITS = 6  # decimals of an attention weight
 
 @router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
 async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
-    """How much each token attends to each other one, in every head of every layer."""
+    """The attention of every head of every layer."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def see() -> str:

@@ -72,10 +72,10 @@ def count_tokens(model: Model, texts: Iterable[str]) -> int:
 
 @router.post("/v1/embeddings", response_model=EmbeddingList, tags=["OpenAI"])
 async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
-    """Texts as vectors: hidden states averaged over `layers` and pooled.
+    """Embeds texts: hidden states averaged over `layers` and pooled.
 
-    Only a sentence encoder whose folder says so, or `normalize`, scales them to length 1, also
-    after `dimensions` has cut them.
+    Vectors are scaled to length 1 only with `normalize` or if the folder of a sentence encoder
+    requires it, also after truncation to `dimensions`.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
@@ -146,10 +146,10 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
     tags=["Understand"],
 )
 async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
-    """Documents by relevance to a query, as a model fine-tuned for pairs of texts finds it.
+    """Ranks documents by relevance to a query, with a model fine-tuned on pairs of texts.
 
-    A model of two labels gives the probability of the second, a model of one label its value, as a
-    probability (by the sigmoid) unless it was trained for regression.
+    A model with two labels scores by the probability of the second; a model with one label by its
+    value, passed through a sigmoid unless it was trained for regression.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
     model = served.model
@@ -194,7 +194,7 @@ def _relevance(model: Model, found: Any) -> float:
 
 @router.post("/v1/fill", response_model=FillResponse, tags=["Understand"])
 async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
-    """The best tokens for each [MASK] in a text."""
+    """The most likely tokens for each [MASK] in a text."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     fill = served.model.fill_masks
     masks = await run_on_model(request, served, lambda: fill(ask.text, top=ask.top))
@@ -209,7 +209,7 @@ async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     tags=["Understand"],
 )
 async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
-    """Labels of each text: from the fine-tuned head, or the likeliest of the `labels` given."""
+    """Classifies texts with the fine-tuned head, or zero-shot with the given `labels`."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     texts = _pairs(ask)
 
@@ -258,7 +258,7 @@ def _flat(texts: Sequence[Any]) -> Iterator[str]:
 
 @router.post("/v1/ner", response_model=NerResponse, tags=["Understand"])
 async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
-    """The spans in each text that a tagger was fine-tuned to find, such as names."""
+    """Finds the spans that a tagger was fine-tuned for, such as names."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     _need(served, (TAGS,), "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
@@ -276,7 +276,7 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
 
 @router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
 async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
-    """The answer to a question: extracted from its context by a span head, else generated."""
+    """Answers a question: extracted from its context by a span head, otherwise generated."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     if served.model.task_head is not ANSWER:
         return await _written_answer(ask, served, request)
@@ -312,7 +312,7 @@ async def _written_answer(
 
 @router.post("/v1/score", response_model=ScoreResponse, tags=["Understand"])
 async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
-    """The log-probability of each continuation of a context, in total and per token."""
+    """Scores continuations of a context by log-probability, in total and per token."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def weigh() -> list[Any]:

@@ -1,4 +1,4 @@
-"""Break it: the answer under interventions beside the old one, and the maps of what matters."""
+"""The view Break it: the answer with and without interventions, and the importance maps."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -41,7 +41,7 @@ class InterventionFields(BaseModel):
 
 
 class AblationRequest(ApiRequest):
-    """A text, and what is changed while the model reads it."""
+    """A text and the interventions on the model."""
 
     text: ShortText
     interventions: list[InterventionFields] = Field(default_factory=list, max_length=5000)
@@ -73,7 +73,7 @@ class AblationView(BaseModel):
     positions: list[int]  # where the model answers; none for a classifier
     before: list[list[NamedGuess]]  # one list for each answer
     after: list[list[NamedGuess]]
-    moved: list[float]  # the share of the probability that went elsewhere
+    moved: list[float]  # the share of probability that moved to other tokens
 
 
 class ImportanceView(BaseModel):
@@ -95,7 +95,7 @@ class PatchingView(BaseModel):
 
 
 def ablation_view(model: Model, body: AblationRequest) -> AblationView:
-    """The model's answer as it is, and under the interventions."""
+    """The model's answer with and without the interventions."""
     interventions = [one.intervention() for one in body.interventions]
     before = model.run(body.text, top=body.top)
     after = model.run(body.text, interventions, top=body.top)

@@ -51,7 +51,7 @@ class AnswerChoice(BaseModel):
 class FewShotView(BaseModel):
     prompt: str  # everything the model reads before the answer
     examples: int  # K
-    most: int  # the largest K there is
+    most: int  # the largest possible K
     items: int
     scorings: list[str]
     choices: list[AnswerChoice]
@@ -163,5 +163,5 @@ def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
     except UsageError:
         raise
     except MalmoiError as error:  # the error is in the request
-        # its advice is about files and options, which a page has not
+        # its advice concerns files and options, which do not apply to the page
         raise UsageError(str(error).replace(FILE_ADVICE, " Correct that line.")) from None

@@ -1,4 +1,4 @@
-"""A fine-tuned model: what each word did, and its predictions of the rows it was tested on."""
+"""A fine-tuned model: word attributions, and its predictions on its test rows."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class AttributionRequest(ApiRequest):
 
     text: TextField
     method: AttributionMethod = "leave-one-out"
-    target: NameField | None = None  # none: what the model predicts
+    target: NameField | None = None  # none: the predicted label
 
 
 class TestedRequest(ApiRequest):
@@ -76,7 +76,7 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
 
 
 def view_of_tested(model: Model) -> TestedView:
-    """What fine-tuning wrote about the rows that it was tested on; empty if it wrote nothing."""
+    """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"
     if file is None or not file.is_file():
@@ -104,11 +104,11 @@ def _tested(row: DataRow) -> TestedRow:
 
 @router.post("/attributions")
 async def show_attributions(request: Request, body: AttributionRequest) -> AttributionView:
-    """What each word did for the answer."""
+    """Attributions: the contribution of each word to the answer."""
     return await show_view(request, body.model, attribution_view, body)
 
 
 @router.post("/tested")
 async def show_tested(request: Request, body: TestedRequest) -> TestedView:
-    """Predictions of the rows that a fine-tuned model was tested on."""
+    """Predictions of a fine-tuned model on its test rows."""
     return await show_view(request, body.model, view_of_tested)

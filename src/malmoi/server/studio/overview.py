@@ -1,4 +1,4 @@
-"""What is loaded: the page's first request."""
+"""The loaded models and settings: the page's first request."""
 
 from collections.abc import Iterable
 
@@ -29,19 +29,19 @@ class ModelFacts(BaseModel):
     attention: list[str]
     tokenizer: str | None
     template: bool  # whether it has a chat template
-    mask: str | None  # what is written for a missing word
+    mask: str | None  # the mask token, if there is one
     labels: list[str]
     knows: list[str]  # languages of SAMPLES that its tokenizer covers, the best covered first
     head: str  # of its fine-tuning: classify, tag, span…; empty without one
-    classifies: bool  # whether a text as a whole gets one of them, or several
-    several: bool  # … several
+    classifies: bool  # whether it classifies whole texts
+    several: bool  # whether a text may have several labels
 
 
 class Overview(BaseModel):
     version: str
-    samples: dict[str, str]  # a sentence to begin with, by language
+    samples: dict[str, str]  # a sample sentence by language
     models: list[ModelFacts]
-    runs: bool  # whether there is a folder of runs to watch
+    runs: bool  # whether a folder of runs was given
     tasks: list[str]  # of the few-shot lab
 
 

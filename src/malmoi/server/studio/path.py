@@ -151,7 +151,7 @@ def _attends(network: Network) -> bool:
 
 @contextmanager
 def _outputs(network: Network) -> Iterator[dict[str, list[Tensor]]]:
-    """What the attention and the MLP of every layer add, and what the layer puts out, in order."""
+    """The outputs of attention, MLP and block of every layer, in order."""
     found: dict[str, list[Tensor]] = {"attend": [], "mlp": [], "block": []}
     hooks = []
     for name, kept in found.items():

@@ -27,12 +27,12 @@ class DrawnPattern(BaseModel):
     at: int  # length for which the cost is computed
     pairs: int  # pairs of one head
     share: float  # share of all pairs
-    tiles: float  # share of the tiles of 128 × 128 that hold a pair: what a GPU computes
+    tiles: float  # share of 128 × 128 tiles that hold a pair, which a GPU computes
     memory: int  # bytes of the scores of all heads in bf16
 
 
 def draw_pattern(text: str, length: int, at: int, heads: int) -> DrawnPattern:
-    """The pattern over `length` tokens to look at, and its cost over `at` tokens."""
+    """Draws the pattern over `length` tokens and computes its cost over `at` tokens."""
     pattern = _read(text, heads)
     groups = text.count(";") + 1
     sizes = Tensor([sum(h * groups // heads == g for h in range(heads)) for g in range(groups)])

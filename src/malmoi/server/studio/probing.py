@@ -1,4 +1,4 @@
-"""Probes and replay: what each layer knows, and how a run came to what it says."""
+"""Probes of each layer, and replay of a training run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,7 +162,7 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
 
 
 def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
-    """What a snapshot makes of a text."""
+    """The outputs of a snapshot for a text."""
     with reading_snapshot(folder, body.run, body.step) as model:
         wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
@@ -190,7 +190,7 @@ def runs_folder(request: Request) -> Path:
 
 @router.post("/probe")
 async def show_probe(request: Request, body: ProbeRequest) -> ProbeView:
-    """What a linear reader finds in each layer."""
+    """Trains a linear probe on each layer."""
     return await show_view(request, body.model, probe_view, body)
 
 

@@ -77,7 +77,7 @@ class PatternRequest(StudioRequest):
 
     pattern: Annotated[str, Field(max_length=300)]
     length: int = Field(32, ge=1, le=128)  # tokens that are drawn
-    at: int = Field(2048, ge=1, le=8192)  # tokens that the cost is of
+    at: int = Field(2048, ge=1, le=8192)  # tokens for which the cost is computed
     heads: int = Field(12, ge=1, le=128)
 
 
@@ -119,7 +119,7 @@ async def show_view(
 
 @router.get("/about")
 def show_about(request: Request) -> Overview:
-    """What is loaded, and which views there are."""
+    """The loaded models and the available views."""
     models = ((served.name, served.model) for served in _registry(request))
     return overview(models, few_shot.LAB_TASKS, runs=request.app.state.settings.runs is not None)
 

@@ -34,7 +34,7 @@ class RunView(BaseModel):
     name: str
     objective: str | None  # of pre-training; none: a fine-tuning
     metrics: dict[str, list[tuple[float, float]]]  # of a fine-tuning's evaluations
-    changed: float  # when it last wrote, in seconds since 1970
+    changed: float  # time of the last write, in seconds since 1970
     step: int
     seconds: float
     tokens_per_second: float | None
@@ -63,7 +63,7 @@ def _fresh(file: Path, folder: Path, axis: Axis) -> RunView:
     return _run(file, folder, axis, state.st_mtime_ns, state.st_size)
 
 
-@lru_cache(maxsize=6 * MAX_RUNS)  # a run that has not written since is not read again
+@lru_cache(maxsize=6 * MAX_RUNS)  # an unchanged run is not read again
 def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunView:
     rows = read_metrics(file)
     last: dict[str, Any] = rows[-1] if rows else {}
@@ -88,11 +88,11 @@ def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunVi
 
 
 def _objective(folder: Path) -> str | None:
-    """What the run's recipe says it was trained for; fine-tuning has no recipe."""
+    """The objective in the run's recipe; fine-tuning has no recipe."""
     recipe = folder / "recipe.json"
     try:
         return read_object(recipe).text("objective", default=None) if recipe.is_file() else None
-    except MalmoiError:  # it is being written, or not ours
+    except MalmoiError:  # incomplete, or not a run of Malmoi
         return None
 
 

@@ -15,13 +15,13 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 
 class PromptBranch(BaseModel):
-    """A prompt as tokens: what was given, and what was generated after it."""
+    """A prompt as tokens: the given ones, and those generated after them."""
 
     tokens: list[int]
 
 
 def readable_token(tokenizer: Tokenizer, token: str) -> str:
-    """The text that a token writes; WordPiece is readable as it is."""
+    """The text of a token; WordPiece tokens are readable already."""
     id = tokenizer.id(token)
     return token if id is None or tokenizer.kind == "wordpiece" else token_name(tokenizer, id)
 

@@ -1,4 +1,4 @@
-"""A translation, and what each of its words attended to in the source."""
+"""A translation with its attention to the source."""
 
 from pydantic import BaseModel
 

@@ -101,7 +101,7 @@ class CharacterEncoder:
         try:
             codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         except UnicodeEncodeError:
-            return self._texts.encode(texts)  # raises an error that says where
+            return self._texts.encode(texts)  # raises an error with the position
         if not self._learn(np.unique(codes[self._ids[codes] < 0])):
             return self._texts.encode(texts)
         return self._ids[codes], np.fromiter(map(len, texts), np.int64, len(texts))

@@ -58,7 +58,7 @@ class BertBatches:
         width = round_up(tokens.shape[1], WIDTH_MULTIPLE)
         labels = _widen(labels, width, UNMASKED_LABEL)
         most = len(tokens) * self.masking.slots(width - 2)
-        # of pairs that count their positions anew in the second language
+        # of pairs whose positions restart in the second language
         given = {"positions": samples["positions"]} if "positions" in samples else {}
         return {
             **{name: _widen(rows, width, 0) for name, rows in given.items()},

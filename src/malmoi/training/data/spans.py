@@ -1,4 +1,4 @@
-"""Span corruption: an encoder reads text with gaps, a decoder writes what they held (T5).
+"""Span corruption (T5): an encoder reads text with gaps, and a decoder generates the spans.
 
 Raffel et al. 2020 §3.1.4: 15 % of the tokens in spans of 3 on average. Each span becomes one
 sentinel, and the target is every sentinel followed by its span. B windows, L their tokens.

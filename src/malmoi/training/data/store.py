@@ -27,7 +27,7 @@ def dtype_for(vocab: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Store:
-    """A memory-mapped corpus of tokens; opening one takes no time, whatever its size."""
+    """A memory-mapped corpus of tokens; opening one takes constant time."""
 
     folder: Path
     tokens: NDArray[Any]
