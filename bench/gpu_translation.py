@@ -23,7 +23,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.translation import ReferencePairs, corpus_bleu
 from malmoi.inference import Model
 from malmoi.model import Network, count_parameters, initialise
-from malmoi.training.log import read_metrics
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.pretrain import run_pretraining
 
 LANGUAGES = ("en", "de")

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from malmoi import pretrain
-from malmoi.training.log import read_metrics
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.loss_module import LossModule
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer

@@ -13,13 +13,13 @@ import malmoi
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
+from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.data.encode import build_stores
 from malmoi.training.data.loader import MaskedWindows
 from malmoi.training.data.mask import Masking
 from malmoi.training.data.windows import Windows
-from malmoi.training.log import read_metrics
 from malmoi.training.losses import ForwardPass, both
 from malmoi.training.signals import Stopped
 from tiny_runs import TINY, assert_equal_weights, losses, signalled, write_corpus

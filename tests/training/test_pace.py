@@ -21,8 +21,8 @@ from malmoi.errors import UsageError
 from malmoi.system.language import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.device import StepTimer, choose_execution
-from malmoi.training.log import read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipe import TrainConfig

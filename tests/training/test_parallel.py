@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 
 import malmoi
 from malmoi.errors import UsageError
+from malmoi.system.run_folder import read_metrics
 from malmoi.training import trainer
-from malmoi.training.log import read_metrics
 from malmoi.training.parallel import ProcessGroup, gradient_sync
 from malmoi.training.prepare import check_request
 from malmoi.training.recipes import named_recipe

@@ -10,8 +10,8 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
-from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import explain_size
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.sizing import (

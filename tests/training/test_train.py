@@ -29,10 +29,11 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.data.loader import LMBatches
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, batch_sizes
-from malmoi.training.log import RunLog, read_metrics
+from malmoi.training.log import RunLog
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup

@@ -2,8 +2,6 @@
 
 from malmoi.cli import options as opt
 from malmoi.cli.output import print_json
-from malmoi.errors import UsageError
-from malmoi.system.files import require_free
 
 
 def merge_command(
@@ -13,16 +11,7 @@ def merge_command(
 
     Example: malmoi merge --model runs/sst2-lora --out runs/sst2
     """
-    from malmoi.adapters import is_adapter
-    from malmoi.inference import load
+    from malmoi.inference.export import merge_adapter
 
-    if not is_adapter(model):
-        raise UsageError(
-            f"{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
-            "merge."
-        )
-    if is_adapter(out):
-        raise UsageError(f"{out} holds an adapter; choose another folder for the merged model.")
-    require_free(out, overwrite=overwrite)
-    load(model, device="cpu").save(out)
+    merge_adapter(model, out, overwrite=overwrite)
     print_json({"model": str(out)}) if json else print(out)

@@ -204,7 +204,7 @@ def _foresee(
 
 def _tell(out: Path, json: bool) -> None:
     """Prints the folder, its last validation (or training) metrics and the command to run next."""
-    from malmoi.training.log import read_metrics
+    from malmoi.system.run_folder import read_metrics
 
     rows = read_metrics(out / "metrics.jsonl")
     measured = [row for row in rows if "valid_loss" in row] or rows

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from malmoi.adapters import is_adapter
-from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.checkpoint.hf_tables import GPT2_TABLE
 from malmoi.compression.options import JudgedOptions
@@ -13,18 +12,14 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model, load
+from malmoi.inference.export import read_whole
 from malmoi.model.int8 import is_quantized
 from malmoi.text.documents import read_documents
 
 
 def open_whole(model: str | Path, out: Path) -> Checkpoint:
     """Loads the full model after checking that it can be compressed and written to `out`."""
-    if is_adapter(model):
-        raise UsageError(
-            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
-            f"{model} --out DIR"
-        )
-    checkpoint = read_checkpoint(model)
+    checkpoint = read_whole(model)
     checkpoint.network.require_attention("Compression")
     source = checkpoint.source
     if source is None or source.resolve() == out.expanduser().resolve():

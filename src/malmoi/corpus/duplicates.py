@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, hash_each, random_odd
-from malmoi.training.data.permute import mix_bits
+from malmoi.system.bits import mix_bits
 
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
 Signatures = NDArray[np.uint32]

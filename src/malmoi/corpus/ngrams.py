@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.training.data.permute import mix_bits
+from malmoi.system.bits import mix_bits
 
 PIECE_CHARACTERS = 1 << 20  # characters hashed together
 BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from malmoi.config import ModelConfig
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import (
     BERT_SIZES,
@@ -29,19 +28,18 @@ from malmoi.demo.story import (
 from malmoi.demo.texts import SPEECHES, DemoText
 from malmoi.evaluation.tasks import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
-from malmoi.inference import Model
-from malmoi.model import preset
+from malmoi.inference import Model, load
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.system.machine import pick_device
+from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import EXPECTED_UTILISATION
-from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt
+from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt, named_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +187,7 @@ def demo_recipes(plan: DemoConfig, rule: Literal["blank", "file"] = "file") -> d
     """A small GPT and BERT: the -fast recipes, with the norm that is fast without a compiler."""
     gpt = Recipe(
         name="demo-gpt",
-        model=_model("gpt2-small", plan.gpt, plan.vocab),
+        model=replace(named_recipe("gpt2-small").model, **_shape(plan.gpt, plan.vocab)),
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab),
         data=DataConfig(documents=rule, valid=0.03),
         train=_training(plan.gpt),
@@ -197,7 +195,7 @@ def demo_recipes(plan: DemoConfig, rule: Literal["blank", "file"] = "file") -> d
     bert = replace(
         gpt,
         name="demo-bert",
-        model=_model("bert-tiny", plan.bert, plan.vocab),
+        model=replace(named_recipe("bert-tiny").model, **_shape(plan.bert, plan.vocab)),
         tokenizer=TokenizerConfig(kind="wordpiece", vocab=plan.vocab),
         train=_training(plan.bert),
     )
@@ -213,11 +211,9 @@ def demo_recipes(plan: DemoConfig, rule: Literal["blank", "file"] = "file") -> d
     }
 
 
-def _model(name: str, size: DemoSize, vocab: int) -> ModelConfig:
+def _shape(size: DemoSize, vocab: int) -> dict[str, Any]:
     heads = max(1, size.width // 64)
-    return preset(
-        name, vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads
-    )
+    return dict(vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads)
 
 
 def _training(size: DemoSize) -> TrainConfig:
@@ -334,20 +330,6 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
 
 def _look(story: Story) -> None:
     """Records the attention of each head of the BERT on one sentence."""
-    import torch
-
-    from malmoi.checkpoint import read_checkpoint
-    from malmoi.model import Activations
-
-    checkpoint = read_checkpoint(story.out / "bert")
-    words = checkpoint.tokenizer or Tokenizer.load(story.out / "bert")
-    encoding = words.encode(story.text.attended)
-    activations = Activations(attention=[])
-    with torch.inference_mode():
-        checkpoint.network.trunk(
-            torch.tensor([encoding.tokens]),
-            segments=torch.tensor([encoding.segments]),
-            activations=activations,
-        )
-    story.tokens = _tokens(words, story.text.attended, specials=True)
-    story.attention = [layer[0].float().tolist() for layer in activations.attention or []]
+    model = load(story.out / "bert", device="cpu")
+    story.tokens = _tokens(model.tokenizer, story.text.attended, specials=True)
+    story.attention = model.attention(story.text.attended).tolist()

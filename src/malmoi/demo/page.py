@@ -6,14 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from malmoi.demo.story import Story
-from malmoi.metrics import confusion
 from malmoi.report.chart import chart
 from malmoi.report.console import format_duration
 from malmoi.report.page import bars, heading, html_page, html_table, machine_name, words
 from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
-from malmoi.training.log import read_metrics
+from malmoi.system.run_folder import read_metrics
 
 Matrix = Sequence[Sequence[float]]  # [queries][keys]
 DEMO_STYLE = """<style>
@@ -160,7 +159,7 @@ def _task(story: Story) -> str:
     names = story.text.labels
     gold = [row["label"] for row in story.said]
     said = [row["prediction"] for row in story.said]
-    matrix = confusion_table(names, confusion(gold, said, names).tolist())
+    matrix = confusion_table(names, gold, said)
     return _section(
         story.text.question,
         _note(*sentences),

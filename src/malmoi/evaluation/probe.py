@@ -16,13 +16,12 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.inference import Model
-from malmoi.model import Activations
+from malmoi.inference.embed import text_layers
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.columns import guess_columns
 from malmoi.text.rows import BadRow, any_rows, text_lines
 from malmoi.tokenizer import TokenRow
-from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
 from malmoi.tokenizer.windows import word_pieces
 
 # a text and its label, or the words of a sentence and a label for each
@@ -183,19 +182,9 @@ def _vectors(
     """The mean hidden state of each span in every layer, in the order of the rows."""
     network = model.network
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    lengths = [len(row.tokens) for row in rows]
-    for group in tracked(
-        length_batches(lengths, forward_limits(network.device)), "read", len(rows)
-    ):
-        states = Activations()
-        network.trunk(
-            **model_inputs([rows[i] for i in group], network.config, network.device),
-            activations=states,
-        )
-        layers = torch.stack([layer.float().cpu() for layer in states.hidden])  # [L + 1, B, T, D]
-        for at, i in enumerate(group):
-            means = [layers[:, at, start:end].mean(1) for start, end in places[i]]
-            found[i] = torch.stack(means, 1) if means else layers[:, at, :0]
+    for i, layers in text_layers(network, rows, "read"):
+        means = [layers[:, start:end].mean(1) for start, end in places[i]]
+        found[i] = torch.stack(means, 1) if means else layers[:, :0]
     if not found:
         return torch.empty(model.config.depth + 1, 0, model.config.width)
     return torch.cat(found, 1)

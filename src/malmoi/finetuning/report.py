@@ -18,7 +18,7 @@ from malmoi.report.page import machine_name
 from malmoi.report.task_page import TaskPage
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
-from malmoi.training.log import read_metrics
+from malmoi.system.run_folder import read_metrics
 
 
 def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> None:

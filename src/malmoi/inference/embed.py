@@ -1,6 +1,6 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -59,6 +59,18 @@ def embed_texts(
             vector = F.normalize(vector, dim=-1) if scaled else vector
             found[i] = vector.cpu().numpy()
     return found
+
+
+@torch.inference_mode()
+def text_layers(
+    network: Network, texts: Sequence[Encoding | TokenRow], verb: str
+) -> Iterator[tuple[int, Tensor]]:
+    """Each text's number and the hidden states of all its layers, on the CPU: [L + 1, T, D]."""
+    for group, given in model_batches(network, texts, verb):
+        activations = Activations()
+        network.trunk(**given, activations=activations)
+        states = torch.stack([layer.float().cpu() for layer in activations.hidden], 1)
+        yield from zip(group, states, strict=True)
 
 
 def check_layers(layers: Sequence[int], depth: int) -> None:

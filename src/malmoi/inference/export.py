@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-from malmoi.adapters import is_adapter
-from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.adapters import is_adapter, read_with_adapter
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import output_folder, require_free, write_text
@@ -28,6 +28,29 @@ class ExportResult(Result):
     format: ExportFormat
     bytes: int
     max_difference: float | None = None
+
+
+def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
+    """Opens a whole model; an adapter must be merged into its base first."""
+    if is_adapter(model):
+        raise UsageError(
+            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
+            f"{model} --out DIR"
+        )
+    return read_checkpoint(model, dtype=dtype)
+
+
+def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> None:
+    """Writes an adapter and its base as one model."""
+    if not is_adapter(model):
+        raise UsageError(
+            f"{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
+            "merge."
+        )
+    if is_adapter(out):
+        raise UsageError(f"{out} holds an adapter; choose another folder for the merged model.")
+    require_free(out, overwrite=overwrite)
+    write_checkpoint(read_with_adapter(model), out)
 
 
 def export_model(
@@ -49,12 +72,7 @@ def export_model(
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names a file here.")
     require_free(out, overwrite=overwrite)
-    if is_adapter(model):
-        raise UsageError(
-            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
-            f"{model} --out DIR"
-        )
-    checkpoint = read_checkpoint(model, dtype=torch.float32)
+    checkpoint = read_whole(model, torch.float32)
     for note in checkpoint.notes:
         logger.warning(note)
     far = None

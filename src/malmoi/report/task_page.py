@@ -139,8 +139,7 @@ class TaskPage:
     def _confusion(self) -> str:
         if not self.exclusive or not self.rows or len(self.labels) > MAX_LABELS:
             return ""
-        matrix = confusion(*self._gold_and_said(), self.labels).tolist()
-        return heading("Confusion matrix") + confusion_table(self.labels, matrix)
+        return heading("Confusion matrix") + confusion_table(self.labels, *self._gold_and_said())
 
     def _calibration(self) -> str:
         """Confidence against accuracy, in ranges of confidence (Guo et al. 2017)."""
@@ -218,8 +217,9 @@ class TaskPage:
         return "".join(parts)
 
 
-def confusion_table(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
+def confusion_table(labels: Sequence[str], gold: Sequence[Any], said: Sequence[Any]) -> str:
     """Gold labels in rows, predicted ones in columns; shaded by the share of the row."""
+    matrix = confusion(gold, said, labels).tolist()
     head = "".join(f"<th>{html.escape(name)}</th>" for name in labels)
     body = []
     for i, (name, row) in enumerate(zip(labels, matrix, strict=True)):

@@ -37,12 +37,12 @@ from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, listening, report_progress
+from malmoi.system.run_folder import read_metrics
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import read_documents
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data.encode import build_stores
-from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.run_tokenizer import SPECIAL

@@ -95,3 +95,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
+    rows = []
+    if not path.is_file():
+        return []
+    for line in path.read_text("utf-8", errors="replace").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+    return [row for row in rows if isinstance(row, dict) and "step" in row]

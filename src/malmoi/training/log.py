@@ -8,6 +8,7 @@ from typing import Any
 
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.trackers import Tracker, open_trackers
 
@@ -68,16 +69,3 @@ def _line(row: Mapping[str, Any]) -> str:
 def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
     """Identifies a row by its step and whether it is from validation."""
     return row["step"], "loss" in row
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
-    rows = []
-    if not path.is_file():
-        return []
-    for line in path.read_text("utf-8", errors="replace").split("\n"):
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
-    return [row for row in rows if isinstance(row, dict) and "step" in row]

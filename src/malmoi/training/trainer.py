@@ -15,6 +15,7 @@ from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
+from malmoi.system.run_folder import read_metrics
 from malmoi.training.device import (
     COMPILED_PAYS,
     StepTimer,
@@ -27,7 +28,7 @@ from malmoi.training.device import (
     thread_count,
 )
 from malmoi.training.feed import MicroBatch, Tensors, batch_sizes, samples_per_epoch
-from malmoi.training.log import RunLog, read_metrics
+from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation

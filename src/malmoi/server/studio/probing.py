@@ -25,7 +25,7 @@ from malmoi.server.studio.inspection import (
 from malmoi.server.studio.overview import known_languages
 from malmoi.server.studio.routes import StudioRequest, show_view
 from malmoi.server.studio.runs import RunView, list_runs
-from malmoi.training.log import read_metrics
+from malmoi.system.run_folder import read_metrics
 
 router = APIRouter(prefix="/studio", tags=["studio"])
 CONLLU_TABS = 9

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from malmoi.errors import MalmoiError
 from malmoi.report.chart import ChartPoints, smooth_points, thin_points
+from malmoi.system.run_folder import read_metrics
 from malmoi.system.untrusted import read_object
-from malmoi.training.log import read_metrics
 
 MAX_RUNS = 50  # runs that are shown, the latest first
 MAX_FOLDER_DEPTH = 3  # folders below the one that is named

@@ -7,18 +7,13 @@ The position in the data is computed from (seed, step), never replayed, so a run
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from malmoi.system.bits import mix_bits
+
 # a Feistel network of 4 rounds is pseudo-random; 6 also scrambles the 2- and 3-bit halves of tiny
 # sets
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-
-
-def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: every input bit changes about half of the output bits."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def permutation_key(*parts: int) -> int:
