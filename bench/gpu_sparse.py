@@ -1,11 +1,12 @@
-"""What sparse and linear attention save: forward and backward of one layer, by length and pattern.
+"""What sparse and linear attention save in one layer, by length and pattern.
 
     PYTHONPATH=src python bench/gpu_sparse.py --out results [--limit tiny] [--seconds 60]
 
-On a GPU in bf16: FlashAttention over all earlier tokens against FlexAttention's blocks. On a CPU in
-fp32, each measurement in a process of its own so that its memory can be read: the flash kernel
-over all earlier tokens against tiles, and against the same pattern as a whole mask. The last table
-is also written to OUT/sparse.json. `--seconds` stops beginning new measurements.
+Each is measured with and without the backward pass. On a GPU in bf16: FlashAttention over all
+earlier tokens against FlexAttention's blocks. On a CPU in fp32, each measurement in a process of
+its own so that its memory can be read: the flash kernel over all earlier tokens against tiles, and
+against the same pattern as a whole mask. Writes OUT/sparse.json and the plots OUT/time.svg and OUT/memory.svg. `--seconds` stops beginning new
+measurements; `--plot` draws the plots of an OUT/sparse.json that is there.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from torch import Tensor
 from malmoi.model import Layout, parse_pattern
 from malmoi.model.attention import Mask, attend, build_mask
 from malmoi.model.linear_attention import causal_linear_attention, feature_map
+from malmoi.report.chart import chart, standalone_svg
 
 GPU_PATTERNS = {
     "dense": "causal",
@@ -40,6 +42,7 @@ CPU_PATTERNS = {
     "band 256": "causal & local:256",
     "strided 128": "causal & strided:128",
     "fixed 128,8": "causal & fixed:128,8",
+    "block 256 + 16 global": "causal & (block:256 | prefix:16)",
     "two head sets": "causal & local:128 ; causal & column:128",
     "linear": "linear",
     "band 256 as a whole mask": "masked causal & local:256",
@@ -47,30 +50,39 @@ CPU_PATTERNS = {
 # FlexAttention compiles for every pattern and length, so that few are measured
 GPU_LENGTHS = {"dense": (1024, 4096, 8192, 16384, 32768), "linear": (1024, 8192, 32768)}
 GPU_LENGTHS |= {"band 512": (1024, 8192, 16384, 32768)}
+CPU_LENGTHS = (1024, 2048, 4096, 8192)
 HEADS = 12
 HEAD_WIDTH = 64
 
 
 def step_of(text: str, length: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """Forward and backward of one layer's attention."""
+    """Forward, and backward unless the text says otherwise, of one layer's attention."""
+    only_forward = text.startswith("forward ")
+    text = text.removeprefix("forward ")
     shape = (1, HEADS, length, HEAD_WIDTH)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     grad = torch.randn(shape, device=device, dtype=dtype)
+    run = _forward if only_forward else partial(_backward, inputs=inputs, grad=grad)
     if text == "linear":
-        return partial(_backward, lambda: _linear(q, k, v), inputs, grad)
+        return partial(run, lambda: _linear(q, k, v))
     pattern = parse_pattern(text.removeprefix("masked "), HEADS)
     layout = Layout(1, length, length)
     if text.startswith("masked "):
         mask = Mask.of(pattern.mask(layout, device))
     else:
         mask = build_mask(pattern, layout, device, None, 0.0)
-    return partial(_backward, lambda: attend(q, k, v, mask), inputs, grad)
+    return partial(run, lambda: attend(q, k, v, mask))
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     read, _ = causal_linear_attention(feature_map(q.float()), feature_map(k.float()), v.float())
     return read.to(q.dtype)
+
+
+def _forward(forward: Callable[[], Tensor]) -> None:
+    with torch.no_grad():
+        forward()
 
 
 def _backward(forward: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> None:
@@ -84,7 +96,7 @@ def measure(text: str, length: int, device: torch.device) -> dict[str, float]:
     times = []
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(10 if cuda else 2):
+    for _ in range(10 if cuda else 1 if length > 4096 else 3):
         if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter() if cuda else time.process_time()
@@ -124,37 +136,66 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def lengths_of(name: str, *, cuda: bool) -> tuple[int, ...]:
+    return GPU_LENGTHS.get(name, (32768,)) if cuda else CPU_LENGTHS
+
+
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """Plots time and memory by length, forward and backward."""
+    chosen = [row for row in rows if row["passes"] == "both" and "mask" not in row["pattern"]]
+    for name, unit, scale in (("time", "s", 1000), ("memory", "MB", 1)):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in chosen:
+            lines.setdefault(row["pattern"], []).append(
+                (row["length"], row["ms" if unit == "s" else "mb"] / scale)
+            )
+        picture = chart(lines, "tokens", unit, even=True)
+        (out / f"{name}.svg").write_text(standalone_svg(picture))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", help="not used: the inputs are random")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--limit", choices=["tiny"])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--plot", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("PATTERN", "LENGTH"))
     given = parser.parse_args()
     if given.one:
         torch.set_num_threads(1)
         print(json.dumps(measure(given.one[0], int(given.one[1]), torch.device("cpu"))))
         return
+    if given.plot:
+        draw(json.loads((given.out / "sparse.json").read_text()), given.out)
+        return
     cuda = torch.cuda.is_available()
     patterns = GPU_PATTERNS if cuda else CPU_PATTERNS
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
-    base = 0.0 if cuda else measure_apart("causal", 64)["mb"]
-    for name, text in patterns.items():
-        lengths = GPU_LENGTHS.get(name, (32768,)) if cuda else (1024, 2048, 4096, 8192)
-        for length in lengths[:1] if given.limit else lengths:
-            if time.monotonic() - begin > given.seconds:
-                break
-            found = (
-                measure(text, length, torch.device("cuda")) if cuda else measure_apart(text, length)
-            )
-            found["mb"] -= base
-            rows.append({"pattern": name, "length": length, **found})
-            print(rows[-1], flush=True)
+    least = {"both": "causal", "forward": "forward causal"}
+    base = {name: 0.0 if cuda else measure_apart(text, 64)["mb"] for name, text in least.items()}
+    cases = [
+        (name, text, length, passes)
+        for name, text in patterns.items()
+        for passes in ("both", "forward")
+        for length in lengths_of(name, cuda=cuda)[: 1 if given.limit else None]
+    ]
+    for name, text, length, passes in cases:
+        if time.monotonic() - begin > given.seconds:
+            break
+        asked = text if passes == "both" else f"forward {text}"
+        found = (
+            measure(asked, length, torch.device("cuda")) if cuda else measure_apart(asked, length)
+        )
+        found["mb"] -= base[passes]
+        rows.append({"pattern": name, "passes": passes, "length": length, **found})
+        print(rows[-1], flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "sparse.json").write_text(json.dumps(rows, indent=1))
-    print(table(rows))
+    for passes in ("both", "forward"):
+        print(f"\n{passes}\n\n{table([row for row in rows if row['passes'] == passes])}")
+    draw(rows, given.out)
 
 
 if __name__ == "__main__":

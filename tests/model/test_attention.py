@@ -295,8 +295,8 @@ def test_every_cache_gives_what_the_full_pass_gives(
     torch.testing.assert_close(torch.cat(chunks, 1), full, rtol=0, atol=1e-5)
 
     slots = KVSlots(network, rows=3, capacity=24)
-    slots.keys.normal_(std=30)  # what was left by others
-    slots.values.normal_(std=30)
+    for held in (*slots.keys, *slots.values):
+        held.normal_(std=30)  # what was left by others
     longer = [*text[::-1], *text][:24]
     prefill_rows(network, slots, [0, 2], [text[:cut], longer], [0, 0])
     branch = BranchCache(slots, torch.tensor([0]), torch.tensor([cut]))

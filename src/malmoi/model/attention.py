@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
-
-if TYPE_CHECKING:
-    from malmoi.model.tiled import Tiling
+from malmoi.model.tiled import Tiling, make_tiling
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class Mask:
     blocks: Any = None  # FlexAttention's BlockMask
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
-    tiles: "Tiling | None" = None  # the pairs to compute on a CPU
+    tiles: Tiling | None = None  # the pairs to compute on a CPU
     distances: Tensor | None = None  # int, broadcasts to [B, 1, T, K]: for relative positions
     tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
@@ -80,8 +78,6 @@ def build_mask(
         elif device.type == "cuda":
             return Mask(blocks=_blocks(pattern, layout, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
-            from malmoi.model.tiled import make_tiling  # loads torch's compiler: seconds
-
             tiles = make_tiling(pattern, layout.keys)
             if tiles is not None:
                 return Mask(tiles=tiles)
@@ -205,9 +201,8 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tenso
     each = q.size(1) // k.size(1)
     if each > 1:
         k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
-    from malmoi.model.tiled import attend_tiles
-
-    return cast(Tensor, attend_tiles(q, k, v, cast("Tiling", mask.tiles)))
+    tiling = cast(Tiling, mask.tiles)
+    return tiling.run(q, k, v, tiling)
 
 
 KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {

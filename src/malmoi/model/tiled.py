@@ -10,10 +10,11 @@ B batch, H heads, T tokens, E width of a head, n tiles, Q queries of a tile, W k
 """
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,11 +60,21 @@ class Tiling:
     pattern: Pattern
     length: int
     groups: tuple[HeadTiles, ...]
+    run: Callable[[Tensor, Tensor, Tensor, "Tiling"], Tensor]  # attend_tiles, never compiled
+
+
+def make_tiling(pattern: Pattern, length: int) -> Tiling | None:
+    """The tiles of a pattern, or None if they would hold most of the pairs."""
+    groups = _groups(pattern, length)
+    if groups is None:
+        return None
+    # a run that compiles something has loaded the compiler; others are spared its 80 MB
+    run = _uncompiled() if "torch._dynamo" in sys.modules else attend_tiles
+    return Tiling(pattern, length, groups, run)
 
 
 @lru_cache(maxsize=16)
-def make_tiling(pattern: Pattern, length: int) -> Tiling | None:
-    """The tiles of a pattern, or None if they would hold most of the pairs."""
+def _groups(pattern: Pattern, length: int) -> tuple[HeadTiles, ...] | None:
     texts = pattern.text.split(";")
     groups = []
     pairs = 0.0
@@ -75,7 +86,7 @@ def make_tiling(pattern: Pattern, length: int) -> Tiling | None:
         if pairs > MAX_TILED_SHARE * length**2:
             return None
         groups.append(HeadTiles(heads, parts))
-    return Tiling(pattern, length, tuple(groups))
+    return tuple(groups)
 
 
 def _parts(pattern: Pattern, length: int, together: int) -> Iterator[tuple[Bucket, ...]]:
@@ -102,7 +113,9 @@ def _buckets(sees: Predicate, order: Tensor, together: int) -> tuple[Bucket, ...
     keys = torch.arange(len(order), dtype=torch.int32)[None]
     by_size: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for queries in order.split(TILE_QUERIES):
-        seen = sees(0, 0, queries[:, None], keys).expand(len(queries), len(order))
+        # a few queries at a time: the predicate's numbers take far more memory than its answer
+        few = [sees(0, 0, part[:, None], keys).expand(len(part), -1) for part in queries.split(16)]
+        seen = torch.cat(few)
         columns = seen.any(0).nonzero().squeeze(1)
         if len(columns):
             tile = (queries.long(), columns, seen[:, columns])
@@ -206,7 +219,11 @@ def _untiled(y: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
     return split.permute(1, 2, 0, 3, 4)[:, :, bucket.real]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@cache
+def _uncompiled() -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compiler.disable(attend_tiles))
+
+
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
     """Attention of q, k and v [B, H, T, E] under a tiled pattern."""
     done = [

@@ -41,17 +41,18 @@ class KVSlots:
     """Preallocated keys and values of S rows; a spare place at the end of each takes padding.
 
     With `pass_tokens`, the most tokens of a pass, a layer with a causal window keeps only what the
-    next pass can see: its places are a ring, the token at position p has place p mod its size. The
-    places beyond it are never written, so that they take no memory (`lazy_zeros`).
+    next pass can see: its places are a ring, the token at position p has place p mod its size.
     """
 
     def __init__(self, network: Network, rows: int, capacity: int, *, pass_tokens: int = 0) -> None:
         check_causal(network)
         c: ModelConfig = network.config
         self.rings = _rings(network, capacity, pass_tokens)  # places by layer
-        shape = (c.depth, rows, c.key_heads, capacity + 1, c.cache_width)
-        self.keys = lazy_zeros(shape, network.dtype, network.device)
-        self.values = lazy_zeros(shape, network.dtype, network.device)
+        sizes = [self.rings.get(layer, capacity) + 1 for layer in range(c.depth)]
+        shapes = [(rows, c.key_heads, size, c.cache_width) for size in sizes]
+        # of each layer
+        self.keys = [lazy_zeros(shape, network.dtype, network.device) for shape in shapes]
+        self.values = [lazy_zeros(shape, network.dtype, network.device) for shape in shapes]
         states = (c.depth, rows, c.state_size)  # of recurrent layers, instead of keys and values
         self.states = torch.zeros(states, dtype=network.dtype, device=network.device)
         self.places = torch.arange(capacity + 1, device=network.device)
@@ -60,27 +61,22 @@ class KVSlots:
 
     @property
     def device(self) -> torch.device:
-        return self.keys.device
+        return self.numbers.device
 
     @property
     def max_bytes(self) -> int:
         """The memory of all places; on a CPU they take it as they are written."""
-        return self.keys.nbytes + self.values.nbytes + self.states.nbytes
+        return sum(held.nbytes for held in (*self.keys, *self.values, self.states))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first places of one row to another."""
         self.states[:, target] = self.states[:, source]
-        for held in (self.keys, self.values):
-            if not self.rings:
-                held[:, target, :, :length] = held[:, source, :, :length]
-                continue
-            for layer, places in enumerate(held):
-                count = min(length, self.rings.get(layer, length))
-                places[target, :, :count] = places[source, :, :count]
+        for held in (*self.keys, *self.values):
+            held[target, :, :length] = held[source, :, :length]
 
 
 def _rings(network: Network, capacity: int, pass_tokens: int) -> dict[int, int]:
-    if not pass_tokens or network.device.type != "cpu" or network.trunk.has_soft_tokens:
+    if not pass_tokens or network.trunk.has_soft_tokens:
         return {}
     patterns = network.trunk.patterns
     windows = {i: patterns[i % len(patterns)].window for i in range(network.config.depth)}
@@ -133,7 +129,7 @@ class SlotView(KVCache):
         size = self.slots.rings.get(layer)
         at = self.at
         if size is not None:
-            at = torch.where(at == self.slots.capacity, at, at % size)
+            at = torch.where(at == self.slots.capacity, size, at % size)
         used = slice(size or self.used)
         keys, values = (
             self._store(held[layer], new, at, used)
@@ -197,7 +193,7 @@ class BranchCache(KVCache):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         stems = (
-            held[layer, self.rows, :, : self.prefix]
+            held[layer][self.rows, :, : self.prefix]
             for held in (self.slots.keys, self.slots.values)
         )
         keys, values = (

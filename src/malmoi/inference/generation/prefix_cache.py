@@ -53,7 +53,8 @@ class PrefixCache:
         if not path or slots.rings:
             return 0
         held = torch.cat([node.held for node in path if node.held is not None], dim=3)
-        slots.keys[:, row, :, : held.size(3)], slots.values[:, row, :, : held.size(3)] = held
+        for target, found in zip((*slots.keys, *slots.values), held.flatten(0, 1), strict=True):
+            target[row, :, : found.size(1)] = found
         return held.size(3)
 
     def cached_length(self, tokens: Sequence[int]) -> int:
@@ -76,7 +77,12 @@ class PrefixCache:
         self, parent: PrefixNode, block: tuple[int, ...], slots: KVSlots, row: int, start: int
     ) -> PrefixNode:
         at = slice(start, start + BLOCK_TOKENS)
-        held = torch.stack((slots.keys[:, row, :, at], slots.values[:, row, :, at]))
+        held = torch.stack(
+            [
+                torch.stack([layer[row, :, at] for layer in part])
+                for part in (slots.keys, slots.values)
+            ]
+        )
         parent.children[block] = node = PrefixNode(block, parent, held)
         self.used += node.size
         return node
