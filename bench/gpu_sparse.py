@@ -5,8 +5,9 @@
 Each is measured with and without the backward pass. On a GPU in bf16: FlashAttention over all
 earlier tokens against FlexAttention's blocks. On a CPU in fp32, each measurement in a process of
 its own so that its memory can be read: the flash kernel over all earlier tokens against tiles, and
-against the same pattern as a whole mask. Writes OUT/sparse.json and the plots OUT/time.svg and OUT/memory.svg. `--seconds` stops beginning new
-measurements; `--plot` draws the plots of an OUT/sparse.json that is there.
+against the same pattern as a whole mask. Writes OUT/sparse.json and the plots OUT/time.svg and
+OUT/memory.svg. `--seconds` stops beginning new measurements; `--plot` draws the plots of an
+OUT/sparse.json that is there.
 """
 
 import argparse

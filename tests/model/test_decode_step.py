@@ -62,7 +62,7 @@ def test_a_fused_step_equals_the_modules(name: str) -> None:
                 view = SlotView(slots, 3, 120)
                 inputs = dict(keep=live[:, None], positions=at[:, None], cache=view)
                 found.append(network.trunk(tokens[:, None], **inputs)[:, 0])
-        caches.append((slots.keys[:, :, :, :120].clone(), slots.values[:, :, :, :120].clone()))
+        caches.append([held[:, :, :120].clone() for held in (*slots.keys, *slots.values)])
     for one, other in zip(found[:3], found[3:], strict=True):
         torch.testing.assert_close(one[live], other[live], rtol=0, atol=5e-4)
     torch.testing.assert_close(caches[0], caches[1], rtol=0, atol=5e-4)

@@ -6,7 +6,7 @@ width.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -56,18 +56,20 @@ class _Trunk(ctypes.Structure):
     )
 
 
-def fused_step(trunk: Transformer, keys: Tensor, values: Tensor) -> FusedStep | None:
+def fused_step(
+    trunk: Transformer, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> FusedStep | None:
     """tokens [B], positions [B], live [B] → hidden states [B, D], or None if only torch has it.
 
-    `keys` and `values` [depth, rows, G, S, E] are the cache that it extends and reads; the token
-    of a row is stored at its position. Hidden states are within 5e-4 of those of the modules:
+    `keys` and `values` [rows, G, S, E] of each layer are the cache that it extends and reads; the
+    token of a row is stored at its position. Hidden states are within 5e-4 of those of the modules:
     activations are rounded to 15 bits, at times the other way.
     """
     library = kernels()
-    if library is None or not this_machine().fused or not _is_plain(trunk, keys):
+    if library is None or not this_machine().fused or not _is_plain(trunk, keys[0]):
         return None
     layers = _layers(trunk, keys, values)
-    argument = _trunk_argument(trunk, layers, keys.size(3))
+    argument = _trunk_argument(trunk, layers, keys[0].size(2))
     address = ctypes.addressof(argument)
     call = library.malmoi_decode_step
     first = trunk.blocks[0]
@@ -100,7 +102,7 @@ def _is_plain(trunk: Transformer, keys: Tensor) -> bool:
         and not trunk.has_soft_tokens
         and trunk.skips is None
         and keys.dtype == torch.float32
-        and (not rotary or (trunk.local_rotary is None and keys.size(3) - 1 <= c.context))
+        and (not rotary or (trunk.local_rotary is None and keys.size(2) - 1 <= c.context))
         and (c.norm == "pre" or isinstance(trunk.norm, nn.Identity))
         and all(map(_is_plain_block, trunk.blocks))
     )
@@ -132,7 +134,9 @@ def _norm_argument(norm: nn.Module | None) -> _Norm:
     return _Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
 
 
-def _layers(trunk: Transformer, keys: Tensor, values: Tensor) -> "ctypes.Array[_Layer]":
+def _layers(
+    trunk: Transformer, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> "ctypes.Array[_Layer]":
     """The layers in order; norms are those of the input of each half."""
     c = trunk.config
     blocks = [cast(Block, trunk.blocks[i * c.distinct // c.depth]) for i in range(c.depth)]
