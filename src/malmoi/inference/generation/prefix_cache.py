@@ -77,12 +77,8 @@ class PrefixCache:
         self, parent: PrefixNode, block: tuple[int, ...], slots: KVSlots, row: int, start: int
     ) -> PrefixNode:
         at = slice(start, start + BLOCK_TOKENS)
-        held = torch.stack(
-            [
-                torch.stack([layer[row, :, at] for layer in part])
-                for part in (slots.keys, slots.values)
-            ]
-        )
+        layers = [layer[row, :, at] for layer in (*slots.keys, *slots.values)]
+        held = torch.stack(layers).unflatten(0, (2, -1))
         parent.children[block] = node = PrefixNode(block, parent, held)
         self.used += node.size
         return node
