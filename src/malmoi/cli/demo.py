@@ -6,9 +6,10 @@ from pathlib import Path
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import option
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import LANGUAGES, translate
+from malmoi.system.language import language as user_language
 
 
 def demo_command(
@@ -39,6 +40,11 @@ def demo_command(
         if language not in LANGUAGES:
             raise UsageError(f"There is no demo in {language!r}.{nearest(language, LANGUAGES)}")
         os.environ["MALMOI_LANG"] = language
+    if data is None and user_language() == "ko":
+        note(
+            "The built-in text is English. For Korean text, pass a file of bills with --data, or "
+            "use your own text: malmoi pretrain gpt my_texts/ --minutes 5"
+        )
     load_torch()
     from malmoi.demo.demo import run_demo
     from malmoi.demo.texts import bills
@@ -53,7 +59,9 @@ def demo_command(
         print_json(facts)
         return
     prompt, text = story.samples[0]
-    print_table(("what", "result"), [("sample of the GPT", prompt + text), *_lines(facts)])
+    print_table(
+        ("what", "result"), [(translate("sample of the GPT"), prompt + text), *_lines(facts)]
+    )
 
 
 def _lines(facts: dict[str, object]) -> list[tuple[str, str]]:
