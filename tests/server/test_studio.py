@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -82,6 +83,10 @@ STARTED = {"generate": "#write", "chat": "#send", "probe": "#probe"}  # work tha
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
 CHECKS = (Path(__file__).parents[1] / "studio_checks.js").read_text("utf-8")
+# npm install axe-core, in the project's folder or where AXE says
+AXE = (
+    Path(os.environ.get("AXE", Path(__file__).parents[2] / "node_modules")) / "axe-core/axe.min.js"
+)
 torch.set_num_threads(1)
 
 
@@ -669,7 +674,7 @@ def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
     )
     assert scales == pytest.approx([1.0] * 4, abs=0.01)  # drawn for their cards
     assert "two said this" in page.locator("#view").inner_text()
-    numbers = page.get_by_role("region", name="Runs to compare")
+    numbers = page.get_by_role("group", name="Runs to compare")
     numbers.focus()
     with (runs / "two" / "metrics.jsonl").open("a", encoding="utf-8") as file:
         row = {
@@ -815,6 +820,36 @@ def test_every_view_can_be_read_and_reached(
         )
     visitor.context.close()
     assert visitor.problems == []
+
+
+@pytest.mark.heavy  # every view four times, with all of axe's rules
+@in_browser
+@pytest.mark.skipif(not AXE.is_file(), reason="axe is not installed here: npm install axe-core")
+@pytest.mark.parametrize(
+    ("language", "scheme", "width"),
+    [("en", "light", 1200), ("ko", "dark", 1200), ("en", "dark", 360), ("ko", "light", 360)],
+)
+def test_axe_finds_nothing(
+    browser: Any, live: Live, language: str, scheme: str, width: int
+) -> None:
+    size = {"width": width, "height": 900}
+    look = {"locale": language, "color_scheme": scheme, "viewport": size}
+    visitor = Visitor(browser, live.url, **look, reduced_motion="reduce")
+    page = visitor.visit("home")
+    page.evaluate(AXE.read_text("utf-8"))
+    found: list[str] = []
+    for view in VIEWS:
+        for extra in ({"lesson": "4"}, {"compare": "small"}):
+            visitor.turn(view, **QUICK.get(view, {}), **extra)
+            for summary in page.locator("#view summary").all():
+                summary.click()
+            found += [
+                f"{view} {extra}: {rule['id']}: {node['html'][:300]}"
+                for rule in page.evaluate("axe.run().then((said) => said.violations)")
+                for node in rule["nodes"]
+            ]
+    visitor.context.close()
+    assert not found, "\n".join(found)
 
 
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:

@@ -14,13 +14,17 @@ const at = (id) => document.getElementById(id);
 const NOTHING = { version: null, models: [], tasks: [], runs: false, samples: {} };
 let about = null; // what is loaded; null until the server has said it
 let page = null;
+let turns = 0; // views shown so far
 
 /** Shows the view that the address names; `focus` goes there, or back to the field called `keep`. */
 async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
-  await dress(values);
-  state.lesson = values.lesson ?? null;
+  const mine = (turns += 1);
   page?.close();
+  state.lesson = values.lesson ?? null;
+  await dress(values);
+  if (about) await showLesson(at("lesson"), about); // before the view: it would push it down
+  if (mine !== turns) return; // another address came meanwhile
   const view = named(name) ?? VIEWS[0];
   const found = about ?? NOTHING;
   at("view").classList.remove("stale");
@@ -32,7 +36,6 @@ async function show({ focus = false, keep = null } = {}) {
   at("saves").toggleAttribute("hidden", true);
   page.say("");
   title(view.name);
-  if (about) showLesson(at("lesson"), about);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
   const served = page.models.length || view.alone?.(found);
   put(at("view"), served ? page.elements() : about && missing(view.name));

@@ -76,7 +76,7 @@ export function table(head, rows, label = head.filter(Boolean).slice(0, 2).join(
     row.map((value, i) => h(i ? name : "th", i || name === "th" ? {} : { scope: "row" }, value));
   return h(
     "div",
-    { class: "wide", tabindex: "0", role: "region", "aria-label": label },
+    { class: "wide", tabindex: "0", role: "group", "aria-label": label },
     h(
       "table",
       { class: "full" },

@@ -21,6 +21,7 @@ export function chart(series, { width, across, up, read = short, height = 280, f
   const right = Math.max(...xs);
   const ends = [room.left, width - room.right];
   const x = log ? powers(xs, ...ends) : scale(Math.min(...xs), right, ...ends, right);
+  x.whole = xs.every(Number.isInteger); // layers and steps have nothing between them
   const low = floor ?? Math.min(...ys);
   const y = scale(low, Math.max(...ys, low + 1e-9, ceiling ?? -Infinity), height - room.bottom, room.top);
   const label = `${up} / ${across}: ${shown.map((one) => `${one.name} ${read(one.points.at(-1)[1])}`).join(", ")}`;
@@ -46,7 +47,7 @@ function axes(x, y, { width, height, room, read, right }) {
     s("text", { class: "soft", x: room.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
   ]);
   let last = -Infinity; // where the number before it stands
-  const roomy = (value) => value <= right && x.at(value) - last >= 45 && ((last = x.at(value)), true);
+  const roomy = (value) => value <= right && (!x.whole || Number.isInteger(value)) && x.at(value) - last >= 45 && ((last = x.at(value)), true);
   const feet = x.ticks
     .filter(roomy)
     .map((value) => s("text", { class: "soft", x: x.at(value), y: height - 18, "text-anchor": "middle" }, short(value)));

@@ -48,7 +48,8 @@ function dot(text, [x, y], { anchor, dx, dy, free }, choose) {
   };
   return s(
     "g",
-    { class: `dot${free ? "" : " crowded"}`, tabindex: "0", role: "button", "aria-label": text, onclick: choose, onkeydown },
+    { class: `dot${free ? "" : " crowded"}`, tabindex: "0", role: "button", "aria-label": short(text), onclick: choose, onkeydown },
+    s("title", {}, text),
     s("circle", { cx: x, cy: y, r: 7 }),
     s("text", { class: "soft", x: x + dx, y: y + dy, "text-anchor": anchor }, short(text)),
   );

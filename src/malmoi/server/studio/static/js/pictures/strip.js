@@ -17,7 +17,7 @@ export function strip(labels, rows, { width, label, choose }) {
     s("text", { class: "soft", x: left - 8, y: LINE * (i + 0.5) + 4, "text-anchor": "end" }, name),
   ]);
   const feet = [0, 0.5, 1].map((value) =>
-    s("text", { class: "soft", x: x(value), y: height - 8, "text-anchor": "middle" }, percent(value)),
+    s("text", { class: "soft", x: x(value), y: height - 8, "text-anchor": value === 1 ? "end" : "middle" }, percent(value)),
   );
   const dots = rows.map((row, i) =>
     s("circle", {

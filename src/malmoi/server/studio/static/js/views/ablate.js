@@ -136,7 +136,7 @@ class Ablation {
     put(
       this.patched,
       h("p", {}, label),
-      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, matrix([...names].reverse(), shares, label, 0, tokens)),
+      h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, matrix([...names].reverse(), shares, label, 0, tokens)),
     );
   }
 }

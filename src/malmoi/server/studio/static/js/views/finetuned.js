@@ -172,7 +172,7 @@ function matrix(labels, counts) {
   const label = t("finetuned.confusion");
   return h(
     "div",
-    { class: "wide", tabindex: "0", role: "region", "aria-label": label },
+    { class: "wide", tabindex: "0", role: "group", "aria-label": label },
     h("table", { class: "confusion" }, h("thead", {}, head), h("tbody", {}, body)),
   );
 }

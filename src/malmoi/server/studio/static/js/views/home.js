@@ -50,7 +50,7 @@ function step(name, { shape, values = {}, links = [], met }, ...pictures) {
 class Path {
   constructor(page) {
     this.page = page;
-    this.flow = h("nav", { class: "flow", "aria-label": t("home.title") });
+    this.flow = h("div", { class: "flow", role: "group", "aria-label": t("home.title") });
     this.steps = h("ol", { class: "path" });
     this.sizes = h("div");
     page.work = (signal) => this.read(signal);
@@ -171,7 +171,7 @@ class Path {
           type: "button",
           class: "quiet",
           "aria-pressed": String(i + 1 === at),
-          "aria-label": t("lens.layer", { layer: i + 1 }),
+          "aria-label": `${t("field.layer")} ${i + 1}`,
           onclick: () => this.page.changed("layer", i + 1),
         },
         String(i + 1),
@@ -207,7 +207,7 @@ class Path {
     const label = t("home.looks", { token: visible(tokens[this.chosen]) });
     return [
       h("p", {}, label),
-      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: "looks" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, tokens.map(line)))),
+      h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, h("table", { class: "looks" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, tokens.map(line)))),
     ];
   }
 

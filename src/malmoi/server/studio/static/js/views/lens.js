@@ -12,7 +12,7 @@ const named = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding
 class Lens {
   constructor(page) {
     this.page = page;
-    this.grid = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": t("lens.title") });
+    this.grid = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": t("lens.title") });
     this.panel = h("div", { "aria-live": "polite" });
     page.work = (signal) => this.read(signal);
   }

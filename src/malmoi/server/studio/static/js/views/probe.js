@@ -6,6 +6,7 @@ import { percent } from "../numbers.js";
 import { table } from "../parts.js";
 import { chart } from "../pictures/chart.js";
 import { fit } from "../pictures/fit.js";
+import { languageFor } from "../state.js";
 import { t } from "../words.js";
 
 const COLUMNS = ["upos", "xpos", "deprel"];
@@ -40,7 +41,7 @@ export default {
   name: "probe",
   waits: true,
   needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
-  defaults: () => ({ labelled: t("probe.sample"), column: "upos" }),
+  defaults: ({ model }) => ({ labelled: t(`probe.sample.${languageFor(model)}`), column: "upos" }),
 
   build(page) {
     const probe = new Probe(page);

@@ -160,7 +160,7 @@ class Replay {
     const name = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding"));
     const body = layers.map((places, layer) => h("tr", {}, h("th", { scope: "row" }, name(layer)), places.map(cell))).reverse();
     const head = h("tr", {}, h("td"), tokens.map((token) => h("th", { scope: "col" }, visible(token))));
-    const given = { class: "wide", tabindex: "0", role: "region", "aria-label": t("replay.layers") };
+    const given = { class: "wide", tabindex: "0", role: "group", "aria-label": t("replay.layers") };
     return h("div", given, h("table", { class: "lens shaded" }, h("thead", {}, head), h("tbody", {}, body)));
   }
 }

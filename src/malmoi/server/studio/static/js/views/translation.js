@@ -3,7 +3,7 @@ import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, number, row } from "../fields.js";
 import { fixed } from "../numbers.js";
-import { table } from "../parts.js";
+import { table, visible } from "../parts.js";
 import { matrix } from "../pictures/matrix.js";
 import { t } from "../words.js";
 
@@ -20,8 +20,8 @@ export default {
       const seen = await post("studio/translation", { model, text, layer }, signal);
       said.textContent = seen.translation;
       put(large, matrix(seen.target, seen.weights, t("translation.title"), 0, seen.source));
-      const rows = seen.weights.map((values, i) => [seen.target[i], ...values.map((value) => fixed(value))]);
-      put(numbers, table([t("attention.from"), ...seen.source], rows));
+      const rows = seen.weights.map((values, i) => [visible(seen.target[i]), ...values.map((value) => fixed(value))]);
+      put(numbers, table([t("attention.from"), ...seen.source.map(visible)], rows));
     };
     return [
       card(area(page, "text", 2), row(modelField(page), number(page, "layer"))),
