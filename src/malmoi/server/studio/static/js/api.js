@@ -1,4 +1,4 @@
-// Asking the server. A refusal is its sentence and the names of what is wrong; a stream is its events, one by one.
+// Requests to the server. An error carries the server's message, code and type; a stream yields its events.
 export class Refused extends Error {
   constructor({ message, code, type, param }, status) {
     super(message);
@@ -6,7 +6,7 @@ export class Refused extends Error {
   }
 }
 
-// Which tab asks, and in which of its runs: with a newer one the server gives up what the older ones asked.
+// Identifies the tab and its latest run: the server cancels requests of older runs.
 const TAB = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let run = 0;
 export const newRun = () => (run += 1);

@@ -1,4 +1,4 @@
-// Elements in one line each. Text is always text: nothing here reads HTML.
+// Creates elements. Text is always inserted as text, never parsed as HTML.
 const SVG = "http://www.w3.org/2000/svg";
 
 export function h(name, given = {}, ...children) {

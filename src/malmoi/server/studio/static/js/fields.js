@@ -29,7 +29,7 @@ export function line(page, name, given = {}) {
 
 export const number = (page, name, given = {}) => line(page, name, { type: "number", ...given });
 
-/** A slider that says its value; `read` puts it in words, `then` is done in place of the page's work. */
+/** A slider that shows its value, formatted by `read`; `then` replaces the page's work on change. */
 export function range(page, name, given, read = (value) => value, then = null) {
   page.number(name, Number(given.min), Number(given.max)); // a link may hold another
   const shown = h("output", {}, read(page.values[name]));
@@ -50,7 +50,7 @@ export function range(page, name, given, read = (value) => value, then = null) {
   return field;
 }
 
-/** One of some: [value, words] each. */
+/** A select field; each option is [value, label]. */
 export function pick(page, name, options) {
   const control = h(
     "select",
@@ -67,7 +67,7 @@ export function pick(page, name, options) {
   return labelled(page, name, control);
 }
 
-/** Which model, and which one beside it; another one may need other fields. */
+/** The model and the model to compare with; another model may need other fields. */
 export function modelField(page) {
   const { model: before } = page.values;
   const other = page.values.compare;
@@ -96,5 +96,5 @@ export const button = (words, onclick, given = {}) => h("button", { type: "butto
 export const act = (...children) => h("div", { class: "row act" }, ...children);
 export const row = (...children) => h("div", { class: "row" }, ...children);
 export const card = (...children) => h("section", { class: "card" }, ...children);
-/** A card that is there once, however many models are shown. */
+/** A card that is shown once even when two models are compared. */
 export const shared = (...children) => h("section", { class: "card shared" }, ...children);

@@ -1,4 +1,4 @@
-// Words of the field, explained where they stand: the first of each in a text can be opened.
+// Explains technical terms in place: the first occurrence of each in a text can be opened.
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
 
@@ -9,14 +9,14 @@ export async function learn(language) {
   terms = await get(`words/glossary.${language}.json`);
   const forms = Object.values(terms).flatMap(({ forms: some }) => some);
   const ordered = forms.sort((one, other) => other.length - one.length).map((form) => form.replace(/[[\]]/g, "\\$&"));
-  // an English word is whole; a Korean one may have a particle after it
+  // match whole English words; a Korean word may be followed by a particle
   const [before, after] = language === "ko" ? ["", ""] : ["(?<![\\p{L}-])", "(?![\\p{L}-])"];
   finder = new RegExp(`${before}(?:${ordered.join("|")})${after}`, language === "ko" ? "gu" : "giu");
 }
 
 const named = (form) => Object.keys(terms).find((id) => terms[id].forms.some((one) => one.toLowerCase() === form.toLowerCase()));
 
-/** A text in which the first of each word that is explained can be opened; `met` are those that were before it. */
+/** A text in which the first occurrence of each term can be opened; `met` holds the terms that occurred before. */
 export function gloss(text, met = new Set()) {
   const parts = [];
   let from = 0;
@@ -30,7 +30,7 @@ export function gloss(text, met = new Set()) {
   return [...parts, text.slice(from)];
 }
 
-/** A question mark beside a field whose name is explained, or nothing. */
+/** A question mark next to a field whose name is in the glossary, or nothing. */
 export function help(field, label) {
   const id = Object.keys(terms).find((one) => terms[one].fields.includes(field));
   if (!id) return null;
@@ -38,14 +38,14 @@ export function help(field, label) {
   return node;
 }
 
-/** A word in a line: not a button, which would be a box of its own beside which the line may break. */
+/** An inline term. Not a button, which would be a box that allows line breaks around it. */
 function word(id, words) {
   const onkeydown = (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), open(node, id));
   const node = h("span", { class: "glossed", role: "button", tabindex: "0", onclick: () => open(node, id), onkeydown }, words);
   return node;
 }
 
-/** Shows what a word means, below where it stands. */
+/** Shows the explanation of a term below it. */
 function open(node, id) {
   const box = document.getElementById("meaning");
   put(box, h("b", {}, terms[id].forms[0]), " ", terms[id].says);

@@ -1,4 +1,4 @@
-// The guided hour: a strip above the view with something to read, to try and to check. Which lesson is in the address.
+// The guided hour: a panel above the view with a text, a question and its answer. The URL holds the lesson.
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
@@ -12,7 +12,7 @@ const loaded = {}; // by language
 
 const lessons = async () => (loaded[state.lang] ??= await get(`lessons/${state.lang}.json`));
 
-/** Where a lesson is: its view with its values, and its sentence in a language that the model knows. */
+/** The URL of a lesson: its view with its values, and its sentence in a language that the model knows. */
 function place(lesson, number, about) {
   const views = lesson.views.map(named).filter(Boolean);
   const view = views.find((one) => modelsFor(one, about).length || one.alone?.(about)) ?? views[0];
@@ -27,7 +27,7 @@ function place(lesson, number, about) {
   return linkTo(view, about, { ...values, ...text, ...models, lesson: String(number) });
 }
 
-/** Shows the lesson that the address names, or nothing. */
+/** Shows the lesson in the URL, if there is one. */
 export async function showLesson(node, about) {
   const number = Number(state.lesson);
   const all = number ? await lessons() : [];
@@ -68,5 +68,5 @@ export async function showLesson(node, about) {
   );
 }
 
-/** The address of the first lesson. */
+/** The URL of the first lesson. */
 export const firstLesson = async (about) => place((await lessons())[0], 1, about);

@@ -1,4 +1,4 @@
-// The studio: which view is shown, in which language and light.
+// Entry point: shows the current view in the chosen language and theme.
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
@@ -16,7 +16,7 @@ let about = null; // what is loaded; null until the server has said it
 let page = null;
 let turns = 0; // views shown so far
 
-/** Shows the view that the address names; `focus` goes there, or back to the field called `keep`. */
+/** Shows the view in the URL; moves the focus to it, or back to the field `keep`. */
 async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
   const mine = (turns += 1);
@@ -44,7 +44,7 @@ async function show({ focus = false, keep = null } = {}) {
   if (served && !view.waits) await page.run();
 }
 
-/** Asks what is loaded, and shows the view anew. */
+/** Requests the loaded models and shows the view again. */
 async function reload() {
   try {
     about = await get("studio/about");
@@ -55,7 +55,7 @@ async function reload() {
   await show({ keep: document.activeElement?.id });
 }
 
-/** The language and the theme that a link asks for. */
+/** The language and the theme in the URL. */
 async function dress({ lang, theme }) {
   if (["light", "dark"].includes(theme)) light(theme);
   if (LANGUAGES.includes(lang) && lang !== state.lang) await talk(lang);
@@ -83,7 +83,7 @@ function mark(known) {
   }
 }
 
-/** What to load, where nothing that is loaded can do this. */
+/** Shown when no loaded model supports the view: which model to load. */
 function missing(name) {
   const loaded = about.models.map((model) => model.name).join(", ") || "–";
   return h(
@@ -116,7 +116,7 @@ function furnish() {
   at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");
 }
 
-/** Links carry the sentence, the model, the language and the theme: they are written as they are used. */
+/** Links include the sentence, the model, the language and the theme, so they are computed when used. */
 function carry(event) {
   const link = event.target.closest?.("a[data-view]");
   if (link && about) link.setAttribute("href", linkTo(named(link.dataset.view), about));
@@ -131,7 +131,7 @@ function light(theme) {
   at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");
 }
 
-/** Shows the view anew; what nobody has changed follows the language. */
+/** Shows the view again; settings that the user has not changed follow the language. */
 async function anew() {
   const changed = Object.entries(page.values).filter(([name, value]) => value !== page.defaults[name]);
   history.replaceState(null, "", linkTo(page.view, about ?? page.about, Object.fromEntries(changed)));

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 export const percent = (p) =>
   p >= 0.9995
     ? "100%"
@@ -32,5 +32,5 @@ export function bytes(n) {
   return `${n} B`;
 }
 
-/** How strongly a probability is coloured: by its logarithm, from 1 down to 1 in 10,000. */
+/** Colour strength of a probability, by its logarithm from 1 to 1 in 10,000. */
 export const strength = (p) => Math.max(0, Math.min(1, 1 + Math.log10(Math.max(p, 1e-9)) / 4));

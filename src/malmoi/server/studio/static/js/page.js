@@ -1,4 +1,4 @@
-// What a view is given: its settings (kept in the address), the models it may use, and one piece of work at a time.
+// The context of a view: its settings (kept in the URL), the models it may use, and one task at a time.
 import { Refused, get, newRun, post } from "./api.js";
 import { h, put } from "./dom.js";
 import { comparable, modelsFor, sampleFor, state, usable, write } from "./state.js";
@@ -10,7 +10,7 @@ const LONGEST_PAUSE = 3000; // of a model that takes long
 const RETRY = 2000; // ms between two looks for a server that is gone
 
 export class Page {
-  /** `status` is where it says how things are, `notice` what is odd about them, `shown` where its pictures are. */
+  /** `status` and `notice` are the elements for status and warnings, `shown` the element for the output. */
   constructor(view, about, given, { status, notice, shown }) {
     Object.assign(this, { view, about, status, notice, shown });
     this.models = modelsFor(view, about);
@@ -27,7 +27,7 @@ export class Page {
     this.settle(given);
   }
 
-  /** The settings: the link's, else what is shared, else the view's own. */
+  /** The settings: from the URL, else shared between views, else the view's defaults. */
   settle(given) {
     this.values = { model: this.chosenModel(given.model) };
     this.values.compare = this.chosenOther(given.compare ?? given.second); // `second`: its name in older links
@@ -42,7 +42,7 @@ export class Page {
     if (this.about.version !== null) write(this.view.name, this.values, this.defaults);
   }
 
-  /** The link's model where there is one of that name that can do this, else the shared one; a change is said. */
+  /** The model in the URL if it is loaded and supports this view, else the shared one with a notice. */
   chosenModel(name) {
     const fallback = usable(this.view, this.about)?.name ?? "";
     if (!name || name === fallback) return fallback;
@@ -52,7 +52,7 @@ export class Page {
     return fallback;
   }
 
-  /** The link's model to compare with, where this view can show it beside the chosen one; "" for none. */
+  /** The model in the URL to compare with, if this view can show it; "" for none. */
   chosenOther(name = "") {
     const others = comparable(this.view, this.about, this.values.model);
     if (others.includes(name)) return (state.compare = name);
@@ -65,12 +65,12 @@ export class Page {
     return this.models.find((model) => model.name === this.values.model);
   }
 
-  /** Whether this is so of one of the models that are shown. */
+  /** Whether the condition holds for one of the shown models. */
   some(test) {
     return this.models.some((model) => [this.values.model, this.values.compare].includes(model.name) && test(model));
   }
 
-  /** The view's elements. Where two models are compared, what is below the fields is there for each, side by side. */
+  /** The view's elements. When two models are compared, everything below the fields appears once per model. */
   elements() {
     const [key, other] = this.view.twin?.(this) ?? ["model", this.values.compare];
     const [fields, ...own] = this.view.build(this);
@@ -85,12 +85,12 @@ export class Page {
     return [this, this.twin].filter(Boolean);
   }
 
-  /** Draws all sides anew, without asking anything. */
+  /** Redraws all sides without a request. */
   redraw() {
     for (const one of this.sides) one.draw?.();
   }
 
-  /** A number among the settings, kept within bounds; that it was outside is said. */
+  /** A numeric setting, clamped to its bounds with a notice. */
   number(name, low, high) {
     const value = Number(this.values[name]);
     const kept = Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : Number(this.defaults[name]);
@@ -109,13 +109,13 @@ export class Page {
     write(this.view.name, this.values, this.defaults);
   }
 
-  /** Another model for all views; a sample sentence that nobody has touched becomes one that it knows. */
+  /** Changes the model for all views; an unedited sample sentence follows the model's language. */
   turnTo(name) {
     state.model = name;
     if ("text" in this.defaults && state.text === null) this.values.text = sampleFor(this.model, this.about);
   }
 
-  /** A setting was changed by hand: what is shown is not about it any more; work soon, once. */
+  /** Called when the user changes a setting: marks the output as outdated and schedules the work. */
   changed(name, value) {
     this.set(name, value);
     this.notices.clear();
@@ -126,20 +126,20 @@ export class Page {
     this.timer = setTimeout(() => this.run(), this.pause);
   }
 
-  /** Who took long is asked less often: the next key may come before it would be done. */
+  /** Delays slow work longer, because the next keystroke may arrive before it finishes. */
   get pause() {
     return Math.min(LONGEST_PAUSE, Math.max(PAUSE, this.took));
   }
 
-  /** Old pictures must not pass for new ones. */
+  /** Dims outdated output. */
   outdate() {
     this.shown.classList.add("stale");
     this.say(t("busy"));
   }
 
   /**
-   * Does the view's work for each model that is shown, or what else of the view is named, or a function; what was under
-   * way is given up. `quiet` work only tells what goes wrong.
+   * Runs the view's work for each shown model, or another method of the view by name, or a function, and cancels
+   * running work. With `quiet`, only errors are reported.
    */
   async run(name = "work", { quiet = false } = {}) {
     const works = typeof name === "function" ? [name] : this.sides.map((one) => one[name]).filter(Boolean);
@@ -164,7 +164,7 @@ export class Page {
     }
   }
 
-  /** What is shown is what was asked for. */
+  /** Marks the output as up to date. */
   refresh(took) {
     this.took = took;
     this.shown.classList.remove("stale");
@@ -180,7 +180,7 @@ export class Page {
     this.control.abort();
   }
 
-  /** Says how much of the text the models do not know; `view.reads` names them where it is not the one chosen. */
+  /** Warns how much of the text is unknown to the models; `view.reads` names them if not the chosen one. */
   async cover(signal) {
     if (!("text" in this.values) || !this.model) return;
     const models = this.view.reads?.(this) ?? [this.values.model, this.values.compare].filter(Boolean);
@@ -189,7 +189,7 @@ export class Page {
     this.tell();
   }
 
-  /** Something odd that does not stop the work: a link's value that cannot be. */
+  /** A warning that does not stop the work, such as an invalid value in a link. */
   warn(sentence) {
     this.notices.add(sentence);
     this.tell();
@@ -215,7 +215,7 @@ export class Page {
     else if (error.code === "model_not_found") this.offerReload();
   }
 
-  /** The server is gone: looks for it until it is back. */
+  /** Polls the server until it is reachable again. */
   awaitServer() {
     this.offerReload();
     const { signal } = this.control;
@@ -244,7 +244,7 @@ export class Page {
   }
 }
 
-/** The same page for another model (`key` says which setting it is): it reads the page's settings, and changes them. */
+/** The page for a second model (`key` is its setting); it reads and changes the same settings. */
 function twin(page, key, name) {
   const other = Object.assign(Object.create(page), { suffix: "-2", work: null, draw: null });
   other.values = Object.create(page.values, { [key]: { value: name } });
@@ -254,7 +254,7 @@ function twin(page, key, name) {
 
 const side = (name, node) => h("div", { class: "side", "data-model": name }, h("p", { class: "whose" }, name), node || null);
 
-/** A sentence where much of a text is unknown to a model, or cut into bytes. */
+/** A warning if much of a text is unknown to a model or split into bytes. */
 function uncovered({ name, words, unknown, characters, tokens }) {
   if (unknown) return t("unknown.words", { name, unknown, words });
   return tokens > 1.5 * characters ? t("unknown.bytes", { name, tokens, characters }) : "";

@@ -1,10 +1,10 @@
-// Small pictures that several views share: bars, numbers, masks.
+// Small components that several views share: bars, numbers, masks.
 import { h, s } from "./dom.js";
 import { percent } from "./numbers.js";
 
 /**
- * Shares as bars: {name, share, value?, right?, mine?, kind?}; with `choose`, names are buttons. The largest is coloured
- * where it is the `best`; a `right` one is ticked, a `mine` one is marked.
+ * Bars: {name, share, value?, right?, mine?, kind?}; with `choose`, names are buttons. The largest is highlighted
+ * with `best`; `right` adds a tick, `mine` a mark.
  */
 export function bars(rows, choose, { best = true } = {}) {
   const ranked = rows.filter((row) => row.kind !== "rest").map((row) => row.share);
@@ -26,7 +26,7 @@ export function bars(rows, choose, { best = true } = {}) {
 const SPACES = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "\u3000": "␣" };
 const hex = (mark) => `⟨${mark.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`;
 
-/** A token that can be seen, whatever it is made of: a leading space as ·, spaces alone as ␣, bytes as ⟨EC 96⟩. */
+/** A visible form of a token: a leading space as ·, only spaces as ␣, bytes as ⟨EC 96⟩. */
 export function visible(name) {
   if (name.startsWith("bytes:")) return `⟨${name.slice(6).replaceAll("\\x", " ").trim().toUpperCase()}⟩`;
   const alone = /^\s+$/.test(name);
@@ -47,7 +47,7 @@ export function facts(pairs) {
   );
 }
 
-/** Who sees whom: rows of 0 and 1. One path for all cells, so that large ones stay light. */
+/** An attention mask from rows of 0 and 1. All cells are one path, to keep large masks fast. */
 export function maskPicture(rows, label, now = -1) {
   const size = rows.length;
   const gap = size > 40 ? 0.06 : 0.1;
@@ -70,7 +70,7 @@ export function maskPicture(rows, label, now = -1) {
   return svg;
 }
 
-/** A table of numbers for those who would rather read than look. */
+/** The same numbers as an accessible table. */
 export function table(head, rows, label = head.filter(Boolean).slice(0, 2).join(", ")) {
   const cells = (row, name) =>
     row.map((value, i) => h(i ? name : "th", i || name === "th" ? {} : { scope: "row" }, value));

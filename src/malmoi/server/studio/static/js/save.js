@@ -1,5 +1,5 @@
-// A picture as a file: SVG with its colours written out, or PNG drawn from that. What is HTML (bars, tokens, tables) is
-// drawn anew as SVG from where it stands on the page.
+// Saves a picture as SVG with inlined colours, or as PNG. HTML parts (bars, tokens, tables) are
+// redrawn as SVG at their position on the page.
 import { s } from "./dom.js";
 
 const KEPT = [
@@ -33,7 +33,7 @@ function written(node) {
   return new XMLSerializer().serializeToString(svg);
 }
 
-/** The picture by itself: what style sheets say of it becomes its own. */
+/** A standalone picture with inlined styles. */
 function standalone(svg) {
   const copy = svg.cloneNode(true);
   const copies = [copy, ...copy.querySelectorAll("*")];
@@ -48,7 +48,7 @@ function standalone(svg) {
   return copy;
 }
 
-/** Elements as rectangles, words and pictures, where they stand; of a view, what is below its fields. */
+/** Elements as rectangles, text and pictures at their positions; for a view, everything below its fields. */
 function drawn(root) {
   const frame = root.getBoundingClientRect();
   const first = root.children[1] ?? root;
@@ -86,7 +86,7 @@ function rectangle(node, { width, height }, place) {
   return s("rect", { ...place, width, height, rx: style.borderTopLeftRadius, fill: style.backgroundColor, ...stroke });
 }
 
-/** Each word of a text where it stands; its baseline is where its font has it. */
+/** Each word of a text at its position, on the baseline of its font. */
 function words(text, at) {
   const style = getComputedStyle(text.parentElement);
   const brush = new OffscreenCanvas(1, 1).getContext("2d");

@@ -1,5 +1,5 @@
-// What all views share: the sentence, the model, the one it is compared with, the language and the theme. The address holds all of it, and the
-// settings of the view that is shown, so that a link means the same to everyone.
+// State that all views share: the sentence, the model, the model to compare with, the language and the theme. The URL holds all of it and the
+// settings of the current view, so that a link shows everyone the same.
 export const state = { text: null, model: null, compare: null, lang: "en", theme: null, lesson: null }; // null: nobody has chosen yet
 const kept = {}; // by view: its own settings, for when one comes back by the menu
 
@@ -8,14 +8,14 @@ export function read() {
   return { name, values: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-/** Writes where we are, without a new entry in the history. */
+/** Updates the URL without a new history entry. */
 export function write(name, values, defaults) {
   const own = Object.entries(values).filter(([key, value]) => !["text", "model", "compare"].includes(key) && value !== defaults[key]);
   kept[name] = Object.fromEntries(own);
   history.replaceState(null, "", address(name, values));
 }
 
-/** A view's address with the shared settings: what the menu and other views link to. */
+/** The URL of a view with the shared settings, for the menu and links between views. */
 export function linkTo(view, about, values = {}) {
   const model = usable(view, about)?.name ?? "";
   const compare = comparable(view, about, model).includes(state.compare) ? state.compare : "";
@@ -31,17 +31,17 @@ function address(name, values) {
 
 export const modelsFor = (view, about) => about.models.filter(view.needs ?? (() => true));
 
-/** The shared model where this view can use it, else the first that it can use. */
+/** The shared model if this view supports it, else the first supported one. */
 export function usable(view, about) {
   const models = modelsFor(view, about);
   return models.find((model) => model.name === state.model) ?? models[0];
 }
 
-/** Which models a view can show beside `model`; a view about no model, or about all of them, says `compares: false`. */
+/** The models that a view can compare with `model`; views of no model or of all models set `compares: false`. */
 export const comparable = (view, about, model) =>
   view.compares === false ? [] : modelsFor(view, about).map(({ name }) => name).filter((name) => name !== model);
 
-/** The language of samples: the page's where the model knows that, else one that it knows. */
+/** The language of samples: the page's if the model knows it, else one that it knows. */
 export function languageFor(model) {
   const known = model?.knows ?? [];
   return known.includes(state.lang) ? state.lang : (known[0] ?? state.lang);

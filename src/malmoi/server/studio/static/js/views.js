@@ -1,12 +1,12 @@
 // Every view, in the order of the menu. To add one:
 //  1. js/views/NAME.js: `export default { name, needs, defaults, build }`.
-//     needs(model): whether a loaded model can do it (models as in studio/about); alone(about): it needs none.
+//     needs(model): whether a loaded model supports it (models as in studio/about); alone(about): needs no model.
 //     defaults(page): its settings as strings. `text` is the sentence that all views share, `model` the shared model
 //     (every view has it); both, and every other setting, are read from and kept in the address by the page.
 //     build(page): elements, the first being the card with the fields; sets page.work = async (signal) => …,
-//     which runs at once and after each change (`waits: true`: only when asked to). See page.js for what a page offers.
-//     Where two models are compared it is called for each: what is below the fields is there twice but for `shared`
-//     cards, and the settings are the same for both. `compares: false`: not about one model.
+//     which runs at once and after each change (`waits: true`: only on request). See page.js for the page's methods.
+//     When two models are compared it is called for each: everything below the fields appears twice except `shared`
+//     cards, with the same settings for both. `compares: false` turns this off.
 //  2. its import and its place in a group below.
 //  3. its words in words/en.json and ko.json: NAME.name, .title, .lead, .need, .command (and field.X for new fields).
 //  4. its numbers: a typed function in studio/*.py and a route in routes.py that goes through `show_view`.

@@ -1,4 +1,4 @@
-// What the page says, in Korean or English: one dictionary each, the same keys in both but for refusals.
+// The page's strings in Korean and English: one dictionary each, with the same keys except for errors.
 import { get } from "./api.js";
 
 export const LANGUAGES = ["en", "ko"];
@@ -14,7 +14,7 @@ export async function speak(language) {
   document.documentElement.lang = language;
 }
 
-/** A refusal by its code, else by its type, else as the server says it: in English that needs no other words. */
+/** The text of an error, by its code, else by its type, else the server's English message. */
 export function refusal({ code, type, param, message }) {
   const key = [`refused.${code}`, `refused.${type}`].find((one) => one in dictionary);
   return key ? t(key, { param }) : message;
@@ -22,7 +22,7 @@ export function refusal({ code, type, param, message }) {
 
 export const has = (key) => key in dictionary;
 
-/** The words of a key: {name} is its value, {name:one|many} depends on a number, {name:을} is the particle after it. */
+/** The string of a key: {name} is replaced by a value, {name:one|many} depends on a number, {name:을} is a particle. */
 export function t(key, values = {}) {
   return (dictionary[key] ?? key).replace(/\{([a-z]+)(?::([^}]+))?\}/g, (all, name, form) => {
     if (!(name in values)) return all;

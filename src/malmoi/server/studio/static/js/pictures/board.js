@@ -1,4 +1,4 @@
-// Every part of the network as a switch: layers down, heads and sublayers across; reached with Tab and the arrow keys.
+// A grid of switches for every part of the network: layers down, heads and sublayers across. Tab and arrow keys work.
 import { h } from "../dom.js";
 import { fixed } from "../numbers.js";
 import { t } from "../words.js";
@@ -6,7 +6,7 @@ import { t } from "../words.js";
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 export const SUBLAYERS = ["attention", "mlp", "layer"];
 
-/** `worth(layer, part)` is a number that colours a switch, or null; parts are heads from 0 and the names above. */
+/** `worth(layer, part)` returns a number that colours a switch, or null; parts are head numbers and the names above. */
 export function board({ depth, heads }, isOff, worth, toggle) {
   const parts = [...Array(heads).keys(), ...SUBLAYERS];
   const most = Math.max(1e-9, ...parts.flatMap((part) => layers(depth).map((l) => Math.abs(worth(l, part) ?? 0))));

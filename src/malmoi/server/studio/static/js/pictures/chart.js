@@ -1,4 +1,4 @@
-// Lines over an axis: one colour each, named at their ends, round numbers at the ticks.
+// A line chart: one colour per line, labels at the line ends, round numbers at the ticks.
 import { s } from "../dom.js";
 import { short } from "../numbers.js";
 import { wide } from "./fit.js";
@@ -9,8 +9,8 @@ const NARROW = 420; // pixels: a phone
 export const HUES = ["a", "b", "c", "d", "e", "f", "g", "i"].map((name) => `var(--${name})`);
 
 /**
- * series: {name, points: [[x, y]…], hue, dashed?, label?}; those with a `label` are named at their end. The y axis has at
- * least `floor` to `ceiling`; the x axis may be logarithmic, and `at` is marked on it.
+ * series: {name, points: [[x, y]…], hue, dashed?, label?}; lines with a `label` are labelled at their end. The y axis spans at
+ * least `floor` to `ceiling`; the x axis may be logarithmic, and `at` marks a position on it.
  */
 export function chart(series, { width, across, up, read = short, height = 280, floor = null, ceiling = null, at = null, log = false }) {
   const shown = series.filter((one) => one.points.length);
@@ -92,7 +92,7 @@ function listed(svg, series, width, height) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height + LINE * rows + 6}`);
 }
 
-/** The end of a name that is too long: runs differ in their ends. */
+/** Shortens a long name to its end, in which runs differ. */
 function cut(label, room) {
   let shown = label;
   while (shown && 1.12 * wide(shown) > room) shown = shown.slice(1);
@@ -125,7 +125,7 @@ function scale(low, high, from, to, end = null) {
   return { ticks: marks, at: (value) => from + ((value - first) / (last - first || 1)) * (to - from) };
 }
 
-/** A logarithmic scale with ticks at 1, 2 and 5 times the powers of ten; what is not above 0 is at its left end. */
+/** A logarithmic scale with ticks at 1, 2 and 5 times the powers of ten; values ≤ 0 are at its left end. */
 function powers(values, from, to) {
   const low = Math.min(...values.filter((value) => value > 0), Math.max(...values, 1e-9));
   const high = Math.max(...values, low * 1.001);

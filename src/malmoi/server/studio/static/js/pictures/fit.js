@@ -1,10 +1,10 @@
-// Pictures drawn for the width of their card, so that words keep their size; drawn anew when that changes.
+// Draws pictures for the width of their card, so that text keeps its size; redraws when the width changes.
 import { put } from "../dom.js";
 
 const drawn = new WeakMap();
 const watch = globalThis.ResizeObserver && new ResizeObserver((some) => some.forEach(({ target }) => redraw(target)));
 
-/** Draws into a holder that is on the page: `draw` is given its width in pixels. */
+/** Draws into an element on the page; `draw` receives its width in pixels. */
 export function fit(holder, draw) {
   drawn.set(holder, { draw, width: 0 });
   watch.observe(holder);
@@ -19,5 +19,5 @@ function redraw(holder) {
   put(holder, one.draw(width));
 }
 
-/** About how wide a text is, in pixels of 12. */
+/** The approximate width of a text at 12 px. */
 export const wide = (text) => [...text].reduce((sum, letter) => sum + (letter > "\u2e80" ? 12.5 : 6.6), 0);

@@ -1,4 +1,4 @@
-// Every head of every layer, small: one is chosen, by the mouse or with the arrow keys.
+// Thumbnails of every head of every layer; choose one with the mouse or the arrow keys.
 import { h } from "../dom.js";
 import { t } from "../words.js";
 
@@ -46,7 +46,7 @@ export class HeadGrid {
   }
 }
 
-/** One head as pixels: how strong each is, in the accent's colour. */
+/** One head as pixels in the accent colour, by strength. */
 function thumbnail(bytes, size, [red, green, blue]) {
   const canvas = h("canvas", { width: size, height: size, "aria-hidden": "true" });
   const brush = canvas.getContext("2d");
@@ -56,7 +56,7 @@ function thumbnail(bytes, size, [red, green, blue]) {
   return canvas;
 }
 
-/** The accent as it is now, light or dark: red, green, blue. */
+/** The current accent colour (light or dark) as red, green, blue. */
 function accent() {
   const probe = document.body.appendChild(h("span", { style: { color: "var(--a)" } }));
   const found = getComputedStyle(probe).color;

@@ -1,4 +1,4 @@
-// One head as lines from the token that looks (left) to those it looks at (right).
+// One head as lines from the query token (left) to the tokens it attends to (right).
 import { s } from "../dom.js";
 import { percent } from "../numbers.js";
 import { visible } from "../parts.js";
@@ -44,7 +44,7 @@ function strand([left, from], [right, to], weight) {
   });
 }
 
-/** A token that looks: pointed at, or reached with Tab, it shows its looks alone. */
+/** A query token: on hover or focus, only its own attention is shown. */
 function asker(name, [i, room], words, light) {
   const [on, off] = [() => light(i), () => light(null)];
   return s(
@@ -63,7 +63,7 @@ function clipped(name) {
   return shown.length > LONG ? `${shown.slice(0, LONG - 1)}…` : shown;
 }
 
-/** The three strongest looks in words. */
+/** The three strongest attention weights as text. */
 function spoken(names, row, i) {
   const best = row.map((weight, k) => [weight, k]).sort((one, other) => other[0] - one[0]);
   const told = best.slice(0, 3).map(([weight, k]) => `${visible(names[k])} ${percent(weight)}`);

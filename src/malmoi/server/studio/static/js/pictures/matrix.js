@@ -1,4 +1,4 @@
-// One head as a matrix: each row is a token that looks, each column one that is looked at.
+// One head as a matrix: each row is a query token, each column a key token.
 import { s } from "../dom.js";
 import { percent } from "../numbers.js";
 import { visible } from "../parts.js";
@@ -7,7 +7,7 @@ const CELL = 26;
 const LEFT = 110;
 const TOP = 84;
 
-/** `columns` names what is looked at, where that is another text. */
+/** `columns` names the keys if they belong to another text. */
 export function matrix(names, weights, label, _width = 0, columns = names) {
   const [width, height] = [columns.length * CELL, names.length * CELL];
   const cells = weights.flatMap((row, q) =>

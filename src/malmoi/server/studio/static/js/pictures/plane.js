@@ -1,4 +1,4 @@
-// Texts as dots that can be chosen. Names that would cover one another are shown only when their dot is.
+// Texts as selectable dots. Labels that would overlap are shown only for the selected dot.
 import { s } from "../dom.js";
 import { wide } from "./fit.js";
 
@@ -17,7 +17,7 @@ export function plane(texts, points, { width, label, choose }) {
   return s("svg", { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label }, dots);
 }
 
-/** From values to places between two edges. */
+/** Maps values to positions between two edges. */
 function spread(values, from, to) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return (value) => from + ((value - low) / (high - low || 1)) * (to - from);
@@ -26,7 +26,7 @@ function spread(values, from, to) {
 const short = (text) => (text.length > LONG ? `${text.slice(0, LONG - 1)}…` : text);
 const apart = ([a, b, c, d], [e, f, g, h]) => c <= e || g <= a || d <= f || h <= b;
 
-/** Where a name goes: right, left, above or below its dot, whichever is free; `free` is false where none is. */
+/** The position of a label: right, left, above or below its dot; `free` is false if all are taken. */
 function spot(text, [x, y], taken, { width, height }) {
   const size = wide(short(text));
   const tries = [

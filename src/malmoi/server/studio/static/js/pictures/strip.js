@@ -1,4 +1,4 @@
-// One dot for each tested row, in the line of its label: from left, sure of another, to right, sure of it.
+// One dot per test row, in the line of its label: the further right, the more probable the true label.
 import { s } from "../dom.js";
 import { percent } from "../numbers.js";
 import { wide } from "./fit.js";

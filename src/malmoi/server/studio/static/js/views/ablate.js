@@ -1,4 +1,4 @@
-// Parts of the network switched off, another mask, values of another sentence: the answer beside the old one.
+// Interventions: parts switched off, another mask, values of another sentence, with the answer before and after.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, line, modelField, pick, row, shared } from "../fields.js";
@@ -28,7 +28,7 @@ class Ablation {
     this.furnish();
   }
 
-  /** What is off: {layer, part}, counted from 0. */
+  /** The parts that are off: {layer, part}, counted from 0. */
   get off() {
     const { depth, heads } = this.page.model;
     const parts = this.page.values.off.split(" ").map((one) => one.split("."));
@@ -99,7 +99,7 @@ class Ablation {
     this.page.redraw();
   }
 
-  /** What each part contributes to predicting the rows. */
+  /** The contribution of each part to predicting the rows. */
   async weigh(signal) {
     const { model, rows, method } = this.page.values;
     const given = rows.split("\n").filter((one) => one.trim());

@@ -1,4 +1,4 @@
-// Who looks at whom: every head small, one head large, as lines or as a matrix.
+// Attention: thumbnails of every head, and one head large as lines or as a matrix.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, check, line, modelField, pick, row } from "../fields.js";
@@ -22,7 +22,7 @@ class Looks {
     page.work = (signal) => this.read(signal);
   }
 
-  /** Which head is shown large: [layer, head], counted from 0. */
+  /** The head that is shown large: [layer, head], counted from 0. */
   get place() {
     const { depth, heads } = this.page.model;
     return [this.page.number("layer", 1, depth) - 1, this.page.number("head", 1, heads) - 1];
@@ -56,7 +56,7 @@ class Looks {
     if (names.length <= READABLE) this.write();
   }
 
-  /** The numbers of a long text only when they are asked for. */
+  /** Builds the table of a long text only on request. */
   write() {
     const { names, weights } = this.seen ?? { names: [] };
     if (!names.length || (names.length > READABLE && !this.details.open)) return;

@@ -1,4 +1,4 @@
-// A conversation with a model through its own template, as it is written.
+// A streamed conversation with a model through its chat template.
 import { stream } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, line, modelField, range, row, shared } from "../fields.js";
@@ -13,7 +13,7 @@ class Chat {
     page.draw = () => this.clear();
   }
 
-  /** What the model reads: the instruction, and all that was said. */
+  /** The model's input: the instruction and the whole conversation. */
   get asked() {
     const { instruction } = this.page.values;
     return [...(instruction.trim() ? [{ role: "system", content: instruction }] : []), ...this.messages];
@@ -46,7 +46,7 @@ class Chat {
     return { message, text, node };
   }
 
-  /** A reply that never began leaves no trace. */
+  /** Removes a reply that never started. */
   drop({ message, node }) {
     this.messages.splice(this.messages.indexOf(message), 1);
     node.remove();

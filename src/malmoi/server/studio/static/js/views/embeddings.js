@@ -1,4 +1,4 @@
-// Texts as points: near means alike.
+// Texts as points in a plane.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, pick, row } from "../fields.js";

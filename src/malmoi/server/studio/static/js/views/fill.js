@@ -1,4 +1,4 @@
-// What a BERT would put in place of each hidden word.
+// A BERT's predictions for each hidden word.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, modelField, range, row } from "../fields.js";
@@ -7,7 +7,7 @@ import { t } from "../words.js";
 
 const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu;
 
-/** The sentence, and which of its words are hidden: those that are chosen, else the last. Masks may be typed too. */
+/** The sentence and its hidden words: the chosen ones, else the last. Masks may be typed too. */
 export class Gaps {
   constructor(page) {
     this.page = page;
@@ -29,7 +29,7 @@ export class Gaps {
     return chosen.length || !words.length ? chosen.map(Number) : [words.length];
   }
 
-  /** What the model reads. */
+  /** The model's input. */
   get text() {
     const { words, hidden } = this;
     return words.reduceRight((text, word, i) => {

@@ -1,4 +1,4 @@
-// What fine-tuning did: a model's labels, spans or answers beside models that had less training, and which words did it.
+// A fine-tuned model compared with less-trained ones: labels, spans or answers, and the words that decided.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, line, modelField, pick, row } from "../fields.js";
@@ -11,7 +11,7 @@ import { t } from "../words.js";
 const METHODS = ["leave-one-out", "gradient"];
 const WORST = 8; // mistakes that are listed
 
-/** How each kind of head is asked, and its answer shown. */
+/** The request and the rendering for each kind of head. */
 const KINDS = {
   classify: {
     ask: async (name, page, signal, labels) => {
@@ -60,7 +60,7 @@ class Finetuned {
     page.work = (signal) => this.read(signal);
   }
 
-  /** The chosen model, others of its kind, and those that were only pre-trained: they are asked in words. */
+  /** The chosen model, others of its kind, and pre-trained models, which are prompted. */
   get asked() {
     const { model } = this.page;
     if (this.page.values.compare) return [{ name: model.name, kind: "tuned" }];
@@ -73,7 +73,7 @@ class Finetuned {
     return [{ name: model.name, kind: "tuned" }, ...tuned, ...plain];
   }
 
-  /** Whether each text has one label: then there is a confusion to draw. */
+  /** Whether each text has one label, so that a confusion matrix can be drawn. */
   get single() {
     return this.page.model.classifies && !this.page.model.several;
   }
@@ -92,7 +92,7 @@ class Finetuned {
     if (this.single && !this.tried) await this.judge(signal);
   }
 
-  /** The words by what they did for the label. */
+  /** The words coloured by their attribution. */
   async colour(signal) {
     const { model, text, method } = this.page.values;
     const found = await post("studio/attributions", { model, text, method }, signal);
@@ -116,7 +116,7 @@ class Finetuned {
     );
   }
 
-  /** The rows that it was tested on: confusion, one dot each, and the worst mistakes. */
+  /** The test rows: confusion matrix, one dot per row, and the worst mistakes. */
   async judge(signal) {
     this.tried = true;
     const { model } = this.page.values;

@@ -1,4 +1,4 @@
-// Tokens as they are written, coloured by how likely they were; each can be opened, and left for another.
+// Tokens as they are generated, coloured by probability; opening one shows alternatives to continue from.
 import { post, stream } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, modelField, number, range, row } from "../fields.js";
@@ -21,7 +21,7 @@ function wishes(page) {
   };
 }
 
-/** One model's text: what was given, and the tokens written after it. */
+/** One model's text: the prompt, and the tokens generated after it. */
 class Sheet {
   constructor(page) {
     this.page = page;
@@ -68,11 +68,11 @@ class Sheet {
     }
   }
 
-  /** A token by its name, with the text that it let out: bytes of a character let out none until the last. */
+  /** A token with its name and text; the bytes of a character have no text until the last. */
   add(name, text, logprob, others) {
     const at = this.tokens.length;
     const p = Math.exp(logprob);
-    // not a button: that would be a box of its own, in which a line break breaks nothing
+    // not a button, because a line break inside a button would not break the line
     const node = h(
       "span",
       {
@@ -99,7 +99,7 @@ class Sheet {
     put(this.live, this.tokens.map((token) => token.text).join(""));
   }
 
-  /** What else might have stood here; choosing one goes on from there. */
+  /** The alternatives to a token; choosing one continues from it. */
   open(at) {
     const token = this.tokens[at];
     this.tokens.forEach((one) => one.node.setAttribute("aria-expanded", String(one === token)));
@@ -117,7 +117,7 @@ class Sheet {
     );
   }
 
-  /** Goes on from another token: those before it stay, token by token. */
+  /** Continues from another token and keeps the tokens before it. */
   branch(at, chosen) {
     const before = this.tokens.slice(0, at);
     const written = [...before.map((token) => token.name), chosen];
@@ -135,7 +135,7 @@ class Sheet {
   }
 }
 
-/** What all other tokens have together, so that the bars sum to 1. */
+/** The total probability of all other tokens, so that the bars sum to 1. */
 const rest = (rows) => {
   const share = Math.max(0, 1 - rows.reduce((sum, row) => sum + row.share, 0));
   return { name: t("rest"), share, kind: "rest" };

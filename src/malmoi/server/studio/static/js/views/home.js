@@ -1,4 +1,4 @@
-// The path of one sentence: text, tokens, vectors, blocks, logits, a word. Real numbers of the chosen token on every step.
+// The path of one sentence: text, tokens, vectors, blocks, logits, a word, with the numbers of the chosen token.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, pick, row } from "../fields.js";
@@ -11,7 +11,7 @@ import { t } from "../words.js";
 const PARTS = ["embedding", "attention", "mlp", "head", "other"];
 const usual = (numbers) => Math.max(0.05, ...numbers.map(Math.abs));
 
-/** A vector's first numbers as cells: blue above 0, orange below; each number is read by pointing at it. */
+/** The first numbers of a vector as cells: blue above 0, orange below; hover shows the number. */
 function strip(label, numbers, width) {
   const most = usual(numbers);
   const told = numbers.slice(0, 4).map((x) => fixed(x, 2));
@@ -65,7 +65,7 @@ class Path {
     this.draw();
   }
 
-  /** The token whose numbers are shown, counted from 0: the one chosen, else the last with a text. */
+  /** The token whose numbers are shown, counted from 0: the chosen one, else the last with text. */
   get chosen() {
     const { spans } = this.seen;
     const wanted = Number(this.page.values.token) - 1;
@@ -185,7 +185,7 @@ class Path {
     return row(pick(this.page, "head", Array.from({ length: heads }, (_, i) => [String(i + 1), String(i + 1)])));
   }
 
-  /** One query against every key: score, mask, softmax. A score is known up to a constant, so the largest is 0. */
+  /** One query against every key: score, mask, softmax. Scores are known up to a constant, so the largest is 0. */
   looks() {
     const { weights } = this.seen.block;
     if (!weights) return h("p", { class: "note" }, t("home.none"));

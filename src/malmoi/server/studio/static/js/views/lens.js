@@ -1,4 +1,4 @@
-// What each layer would say if it were the last.
+// The prediction of each layer as if it were the last.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, row } from "../fields.js";

@@ -1,4 +1,4 @@
-// The next token, live: logits, temperature, top-k, top-p and a die, computed here as the sliders move.
+// The next token: logits, temperature, top-k, top-p and random draws, computed in the browser as the sliders move.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, modelField, range, row } from "../fields.js";
@@ -33,7 +33,7 @@ function softmax(logits, temperature) {
   return powers.map((power) => power / total);
 }
 
-/** The index that a number between 0 and 1 falls on. */
+/** The index sampled by a number between 0 and 1. */
 export function drawn(final, chance) {
   let sum = 0;
   const found = final.findIndex((p) => (sum += p) > chance);
@@ -61,7 +61,7 @@ class Next {
     this.draw();
   }
 
-  /** Everything after the logits, anew: the die's throws were those of another distribution. */
+  /** Recomputes everything after the logits, and clears draws from the old distribution. */
   draw() {
     if (!this.logits) return;
     const { page } = this;
@@ -111,7 +111,7 @@ class Next {
     );
   }
 
-  /** Throws the die; what falls is marked and can be written. */
+  /** Draws a token, marks it, and offers to append it. */
   throwDie(times) {
     if (!this.seen) return;
     this.counts.clear();

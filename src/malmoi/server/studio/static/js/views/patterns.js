@@ -1,4 +1,4 @@
-// Attention patterns: drawn from the predicate itself, with what they cost.
+// Attention patterns drawn from their predicate, with their cost.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { button, card, line, range, row } from "../fields.js";

@@ -1,4 +1,4 @@
-// What each layer knows: a linear reader on its vectors, beside the most frequent label and a control.
+// A linear probe on each layer, with the most frequent label and a control task.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, modelField, pick, row } from "../fields.js";

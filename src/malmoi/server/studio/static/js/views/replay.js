@@ -1,5 +1,5 @@
-// A run from its first step to its last: loss, what it writes, what its layers say, what a head looks at, and which
-// phenomena of grammar it has learnt.
+// Replay of a run: loss, samples, layer predictions, attention, and which
+// grammatical phenomena it has learnt.
 import { get, post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, pick, range, row, shared } from "../fields.js";
@@ -75,7 +75,7 @@ class Replay {
     );
   }
 
-  /** What nobody has chosen yet: the last snapshot, pairs and a sentence in a language that the run knows. */
+  /** Defaults: the last snapshot, and pairs and a sentence in a language that the run knows. */
   settle() {
     const { page, run } = this;
     if (state.text === null) page.values.text = document.getElementById("field-text").value = page.about.samples[languageFor(run)];
@@ -84,7 +84,7 @@ class Replay {
     if (!page.values.pairs) page.set("pairs", languageFor(run));
   }
 
-  /** How often the right sentence of a pair is likelier, snapshot by snapshot, drawn as it comes. */
+  /** Accuracy on minimal pairs for each snapshot, plotted as results arrive. */
   async grade(signal) {
     const { run } = this;
     const { pairs } = this.page.values;

@@ -1,4 +1,4 @@
-// The few-shot lab: an item, K examples before it, and how likely each answer becomes.
+// The few-shot lab: an item, K examples before it, and the probability of each answer.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, modelField, number, pick, range, row } from "../fields.js";
@@ -42,7 +42,7 @@ class Lab {
     );
   }
 
-  /** The right answer's share with 0, 1, 2… examples, drawn as it comes, up to the last K that fits. */
+  /** The probability of the correct answer with 0, 1, 2… examples, plotted as results arrive. */
   async every(signal) {
     const points = [];
     for (let k = 0; k <= MOST; k++) {

@@ -1,4 +1,4 @@
-// How each tokenizer cuts the same text.
+// How each tokenizer splits the same text.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card } from "../fields.js";
@@ -6,7 +6,7 @@ import { fixed, whole } from "../numbers.js";
 import { facts, visible } from "../parts.js";
 import { t } from "../words.js";
 
-/** A token as the vocabulary has it, its id, and the text that it stands for where that reads otherwise. */
+/** A token as in the vocabulary, its id, and its text if that differs. */
 const piece = (one) => {
   const other = !one.special && !one.bytes && one.text !== one.shown && one.text !== one.shown.replace(/^##/, "");
   return h(

@@ -1,4 +1,4 @@
-// Runs as they go: pre-training first, one axis for each objective, task measures, and what each run says.
+// Live training runs: pre-training first, one axis per objective, task metrics, and samples.
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { card, pick, row } from "../fields.js";
@@ -40,7 +40,7 @@ class Runs {
     const { axis } = this.page.values;
     this.found = kinds((await get(`studio/runs?axis=${axis}`, signal)).runs).flat();
     this.draw();
-    // only now: however long an answer takes, the next question does not cut it off
+    // scheduled only now, so that the next request never cancels a slow one
     this.page.timer = setTimeout(() => this.page.run("work", { quiet: true }), EVERY);
   }
 
@@ -62,7 +62,7 @@ class Runs {
     return HUES[this.found.indexOf(run) % HUES.length];
   }
 
-  /** Draws what has changed: a box that has the focus and a text that is selected are not made anew. */
+  /** Redraws only what has changed, to keep the focus and selected text. */
   draw() {
     const { chosen } = this;
     const shown = this.found.filter((run) => chosen.includes(run.name));
@@ -83,7 +83,7 @@ class Runs {
     this.keep(this.said, speakers.map((run) => this.kept(`said ${JSON.stringify([run.name, run.samples])}`, () => samples(run))));
   }
 
-  /** Makes a part anew if what it shows has changed. */
+  /** Rebuilds a part if its data has changed. */
   part(node, name, shown, make) {
     const told = JSON.stringify(shown);
     if (this.parts.get(name) === told) return;
@@ -97,7 +97,7 @@ class Runs {
     return this.parts.get(key);
   }
 
-  /** Puts nodes into a place, leaving those that are there where they are. */
+  /** Puts nodes into an element without moving those already there. */
   keep(node, wanted) {
     if (wanted.length !== node.children.length || wanted.some((one, i) => node.children[i] !== one)) put(node, wanted);
   }
@@ -115,7 +115,7 @@ class Runs {
     );
   }
 
-  /** One graph for each objective, since their losses cannot be compared, and one for each measure of a task. */
+  /** One chart per objective, since losses cannot be compared across objectives, and one per task metric. */
   graphs(shown) {
     const titles = [...new Set(shown.map(objectiveName))];
     const losses = titles.map((title) => {

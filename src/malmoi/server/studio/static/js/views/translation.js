@@ -1,4 +1,4 @@
-// A translation, and what each of its tokens looked at in the source.
+// A translation with its attention to the source.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, number, row } from "../fields.js";
