@@ -60,7 +60,7 @@ def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for number, column in enumerate(columns):
         last = number == len(columns) - 1
         table.add_column(translate(column), no_wrap=not last, overflow="fold")

@@ -1,0 +1,129 @@
+"""Takes the pictures of docs/img: help and tables at 80 columns, pages on a desktop and a phone.
+
+    python tools/pictures.py docs/img --demo demo --demo-ko demo-ko [--only help,run-ko…]
+
+The folders are those that `malmoi demo` and `malmoi demo --data … --language ko` leave. Needs
+playwright, pillow, chromium and a font with Hangul of two columns (NanumGothicCoding).
+"""
+
+import argparse
+import fcntl
+import html
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+MALMOI = [sys.executable, "-m", "malmoi"]
+COLUMNS = 80
+TABLES = {
+    "help": ["--help"],
+    "recipes": ["recipes"],
+    "plan": ["plan", "gpt2-small", "--gpus", "8", "--gpu", "h100", "--price", "2.50"],
+    "tasks": ["tasks"],
+    "doctor": ["doctor"],
+}
+TASKS = {"en": "era", "ko": "ministry"}  # the demo's tasks
+SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
+COLOURS = 64  # of a picture: pages have few
+FONT = "15px/1.35 NanumGothicCoding, DejaVu Sans Mono, monospace"
+
+
+def on_terminal(arguments: list[str], language: str) -> str:
+    """What a command prints on a terminal of 80 columns, without colours."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"MALMOI_LANG": language, "TERM": "xterm", "NO_COLOR": "1"}
+        os.execv(MALMOI[0], [*MALMOI, *arguments])  # noqa: S606
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    said = b""
+    while True:
+        try:
+            said += os.read(terminal, 65_536)
+        except OSError:  # the command has ended
+            break
+    os.waitpid(child, 0)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode("utf-8", "replace"))
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def run(arguments: list[str], language: str) -> None:
+    subprocess.run([*MALMOI, *arguments], env=os.environ | {"MALMOI_LANG": language}, check=True)
+
+
+def write_pages(demo: Path, language: str, scratch: Path) -> dict[str, Path]:
+    """The demo's page, and those of a short run and a fine-tuning on its text."""
+    task = TASKS[language]
+    run(["pretrain", "gpt", f"{demo}/text", "-o", f"{scratch}/gpt", "--minutes", "45s"], language)
+    rows = [f"{demo}/{task}.train.tsv", "--dev", f"{demo}/{task}.dev.tsv", "--epochs", "2"]
+    run(["finetune", *rows, "-m", f"{demo}/bert", "-o", f"{scratch}/{task}"], language)
+    folders = {"demo": demo, "run": scratch / "gpt", "finetune": scratch / task}
+    return {name: folder / "report.html" for name, folder in folders.items()}
+
+
+def save(picture: bytes, file: Path) -> None:
+    image = Image.open(BytesIO(picture)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{file}: {image.width} × {image.height}, {file.stat().st_size / 1000:.0f} kB")
+
+
+def picture_text(browser: Browser, text: str, file: Path) -> None:
+    page = browser.new_page(viewport={"width": 760, "height": 100})
+    style = f"font: {FONT}; padding: 10px; margin: 0; width: {COLUMNS}ch; white-space: pre-wrap"
+    page.set_content(f'<body style="margin: 0"><pre style="{style}">{html.escape(text)}</pre>')
+    save(page.locator("pre").screenshot(), file)
+    page.close()
+
+
+def picture_page(browser: Browser, source: Path, screen: str, file: Path) -> None:
+    width, most = SCREENS[screen]
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(source.resolve().as_uri())
+    wide, tall = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollHeight]")
+    if wide > width:
+        print(f"{file} is {wide} pixels wide, more than its screen of {width}.", file=sys.stderr)
+    clip = {"x": 0, "y": 0, "width": width, "height": min(tall, most)}
+    save(page.screenshot(full_page=True, clip=clip), file)  # type: ignore[arg-type]
+    page.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--demo", type=Path, required=True)
+    parser.add_argument("--demo-ko", type=Path, required=True)
+    parser.add_argument("--only", default="", help="names such as help or run-ko, with commas")
+    given = parser.parse_args()
+    wanted = [name for name in given.only.split(",") if name]
+    scratch = Path(tempfile.mkdtemp())
+    with sync_playwright() as started:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for language, demo in (("en", given.demo), ("ko", given.demo_ko)):
+            for name, arguments in TABLES.items():
+                if not wanted or {name, f"{name}-{language}"} & set(wanted):
+                    text = on_terminal(arguments, language)
+                    picture_text(browser, text, given.out / f"{name}-{language}.png")
+            if wanted and not {"demo", "run", "finetune", f"pages-{language}"} & set(wanted):
+                continue
+            for name, page in write_pages(demo, language, scratch / language).items():
+                for screen in SCREENS:
+                    file = given.out / f"{name}-{language}-{screen}.png"
+                    picture_page(browser, page, screen, file)
+        browser.close()
+    shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()
