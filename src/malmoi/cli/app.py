@@ -1,6 +1,6 @@
-"""The `malmoi` command: collects the subcommands; errors become one sentence and an exit code.
+"""The `malmoi` command: collects the subcommands and turns errors into a message and exit code.
 
-0 done, 1 failed, 2 wrong use, 130 and 143 stopped by Ctrl-C and SIGTERM. Nothing here imports
+0 success, 1 failure, 2 usage error, 130 and 143 stopped by Ctrl-C and SIGTERM. Nothing here imports
 torch.
 """
 
@@ -188,7 +188,7 @@ def main() -> NoReturn:
     """The entry point of the installed command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a terminal that cannot show a character still shows the rest
+            # replace characters that the terminal cannot show
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _stop)
     # Operations that an Apple GPU lacks fall back to the CPU, with a warning from torch; torch
@@ -224,7 +224,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def plugins_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments with every --plugin before the command, where it may also be written after."""
+    """Moves every --plugin before the command, since it may also be given after it."""
     plugins: list[str] = []
     others: list[str] = []
     words = iter(arguments)

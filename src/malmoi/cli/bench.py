@@ -1,4 +1,4 @@
-"""`malmoi bench`: Malmoi and its peers, measured in one run."""
+"""`malmoi bench`: Malmoi and other libraries, measured in one run."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`malmoi doctor`: what this machine can do."""
+"""`malmoi doctor`: capabilities of this machine."""
 
 import math
 import platform
@@ -49,7 +49,7 @@ def _python() -> str:
 
 
 def _torch() -> str:
-    """Its version from its metadata: importing it takes seconds."""
+    """torch's version, read from its metadata because importing it takes seconds."""
     return f"torch {version('torch')}"
 
 

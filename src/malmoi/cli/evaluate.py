@@ -1,4 +1,4 @@
-"""`malmoi evaluate`: a fine-tuned model by its head, any other in context."""
+"""`malmoi evaluate`: a fine-tuned model with its head, any other in context."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ def evaluate_command(
 
 
 def _overlaps_with(corpus: list[str] | None) -> "FindOverlaps | None":
-    """Finds items in a corpus, which is resolved now: a misspelt path ends the command early."""
+    """Finds items in a corpus, which is resolved now so that a misspelt path fails early."""
     if not corpus:
         return None
     from malmoi.corpus.contamination import find_overlaps

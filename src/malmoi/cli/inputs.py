@@ -1,4 +1,4 @@
-"""What commands are given: tasks and columns, models, settings, texts of standard input."""
+"""Inputs of commands: tasks and columns, models, settings, texts of standard input."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -130,7 +130,7 @@ def _standard_input() -> str:
 
 
 def require_there(path: Path) -> None:
-    """Refuses the name of a file or folder that is not there."""
+    """Raises an error if a file or folder does not exist."""
     if not path.exists():
         there = [str(one) for one in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UsageError(f"There is no file {str(path)!r}.{nearest(str(path), there)}")

@@ -109,7 +109,7 @@ def _line(text: Any, answer: Any, *, scored: bool) -> str:
 
 
 def _names_file(text: str) -> bool:
-    """Whether a text is the name of a file: one that is there, or one word that ends as one."""
+    """Whether a text is a file name: an existing file, or one word with a known suffix."""
     from malmoi.text.rows import has_rows
 
     path = Path(text)

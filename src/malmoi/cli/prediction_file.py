@@ -1,7 +1,7 @@
-"""Predictions of a file's rows: every column is kept, the prediction is added.
+"""Predicts the rows of a file: keeps every column and adds the prediction.
 
-Predictions are appended to a file beside the output as they are made, so that a run that was
-stopped is resumed; the output is written when all are there.
+Predictions are appended to a partial file next to the output, so that an interrupted run can
+resume; the output is written when all are finished.
 """
 
 import csv
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from malmoi.inference import Model
 
 Row = Mapping[str, Any]
-ROWS_AT_ONCE = 1000  # predicted together, sorted by length; at most these are lost
+ROWS_AT_ONCE = 1000  # predicted together, sorted by length; an interruption loses at most these
 ADDED = ("prediction", "score", "probabilities")
 PARTIAL = ".partial"  # suffix of the predictions so far
 
@@ -150,7 +150,7 @@ def _columns(
 
 
 def _asked(row: Row, columns: tuple[str, ...]) -> Any:
-    """What a model is asked of a row; None if it has no text."""
+    """The model input of a row; None if it has no text."""
     first = row.get(columns[0])
     if not _has_text(first):
         return None
@@ -188,10 +188,10 @@ def _stamp(file: Path) -> list[Any]:
 
 
 def _resume(partial: Path, fingerprint: dict[str, Any]) -> int:
-    """The number of predictions that are there already; those of another run are discarded."""
+    """The number of finished predictions; those of another run are discarded."""
     head = json.dumps(fingerprint, ensure_ascii=False) + "\n"
     lines = partial.read_text("utf-8").splitlines(keepends=True) if partial.is_file() else []
-    if lines and lines[-1][-1] != "\n":  # cut by the kill
+    if lines and lines[-1][-1] != "\n":  # truncated when the process was killed
         lines.pop()
     if not lines or lines[0] != head:
         lines = [head]

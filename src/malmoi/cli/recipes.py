@@ -1,4 +1,4 @@
-"""`malmoi recipes`: what can be pre-trained."""
+"""`malmoi recipes`: lists the recipes."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`malmoi score`: how likely a language model finds continuations."""
+"""`malmoi score`: log-probabilities of continuations."""
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_pairs, open_model

@@ -1,4 +1,4 @@
-"""The demo: vocabularies, a GPT, a BERT and a classifier in minutes on two cores, and a page.
+"""The demo: tokenizers, a GPT, a BERT, a classifier and a report, in minutes on two cores.
 
 One document in six is held out from all training.
 """
@@ -176,7 +176,7 @@ def _vocabularies(story: Story) -> None:
 
 
 def _tokens(words: Tokenizer, text: str, *, specials: bool) -> list[str]:
-    """The tokens of a text as people read them: bytes as the characters that they are part of."""
+    """The tokens of a text in readable form: bytes as the characters they are part of."""
     encoding = words.encode(text, specials=specials)
     if words.kind != "byte-bpe":
         return [words.token(token) for token in encoding.tokens]
@@ -256,7 +256,7 @@ def _gpt(story: Story) -> None:
 
 
 def tells_order(model: Model, texts: list[str], opening: str) -> float:
-    """How often the GPT finds the start of a paragraph likelier than the same words shuffled."""
+    """How often the GPT prefers the start of a paragraph over the same words shuffled."""
     chance = random.Random(0)
     real = [" ".join(text.split()[:8]) for text in texts]
     mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]

@@ -34,7 +34,7 @@ BERT_SIZES = (
 )
 ENOUGH_UPDATES = 200
 CLEAR_GAIN = 0.04  # of accuracy: about two standard errors of three seeds on 400 rows
-FEW_UPDATES = 60  # fewer teach nothing that a page could show
+FEW_UPDATES = 60  # fewer have no visible effect
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def analyse_errors(
     outcome: Outcome,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """What `report.json` and `malmoi evaluate --json` have beside the metrics.
+    """The error analysis in `report.json` and `malmoi evaluate --json`.
 
     `temperature` is the one that the probabilities were computed with.
     """

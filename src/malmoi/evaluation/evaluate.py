@@ -160,7 +160,7 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples that train, that only judge, and those held out of training to select by."""
+    """Examples for training, for evaluation only, and held out of training for selection."""
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]

@@ -41,7 +41,7 @@ from malmoi.training.losses.distil import (
 
 # labels that exclude all others
 NO_LABEL_NAMES = frozenset({"none", "clean", "no label", "없음", "해당 없음"})
-SPARE_TOKENS = 4  # that a written answer may have beyond a quarter more than the longest learnt
+SPARE_TOKENS = 4  # extra tokens of a generated answer, beyond 1.25 × the longest training answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Kind:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The first is the one that selects."""
+        """The metrics; the first is used for selection."""
         return KIND_METRICS[self.name]
 
 

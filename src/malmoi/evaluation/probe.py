@@ -36,12 +36,12 @@ MAX_ITERATIONS = 100
 
 @dataclass(frozen=True, repr=False)
 class LayerScore(Result):
-    """How well one layer is read: 0 is the embedding."""
+    """Accuracy of the probe on one layer; 0 is the embedding."""
 
     layer: int
     accuracy: float
-    # of the same reader on random labels, one for each word (Hewitt & Liang 2019): what it
-    # memorises without the model's help
+    # accuracy with a random label for each word (Hewitt & Liang 2019), which measures how much the
+    # probe itself memorises
     control: float
 
 
@@ -52,12 +52,12 @@ class Probe(Result):
     layers: tuple[LayerScore, ...]
     majority: float  # accuracy of the most frequent label
     labels: tuple[str, ...]
-    train: int  # examples that the reader learnt from
+    train: int  # training examples
     test: int
 
     @property
     def best(self) -> LayerScore:
-        """The layer that is read best."""
+        """The layer with the best accuracy."""
         return max(self.layers, key=lambda one: one.accuracy)
 
 
@@ -78,7 +78,7 @@ def probe_model(
     max_examples: int = MAX_EXAMPLES,
     seed: int = 0,
 ) -> Probe:
-    """Trains a linear reader on each layer's vectors: of a word its last token, of a text the mean.
+    """Trains a linear probe on each layer: on a word's last token, or the mean over a text.
 
     Without `test`, a fifth of the rows is held out.
     """

@@ -1,4 +1,4 @@
-"""Tasks of sentence encoders: how alike two texts are, and which text belongs to which."""
+"""Tasks of sentence encoders: similarity of two texts, and retrieval."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.text.columns import first_rows
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
-# names that such columns usually have, the likeliest first
+# common names of such columns, most likely first
 ANCHOR_NAMES = ("anchor", "query", "question", "sentence1", "sentence_a", "premise", "text")
 POSITIVE_NAMES = ("positive", "pos", "pair", "sentence2", "sentence_b", "hypothesis", "answer")
 NEGATIVE_NAMES = ("negative", "neg")

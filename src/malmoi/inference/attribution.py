@@ -1,4 +1,4 @@
-"""What each word did for an answer: leave-one-out, and gradient × input. T tokens, D width."""
+"""Word attributions: leave-one-out, and gradient × input. T tokens, D width."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Piece(Result):
 
 @dataclass(frozen=True, repr=False)
 class Attribution(Result):
-    """What each word did for an answer.
+    """The contribution of each word to an answer.
 
     Leave-one-out: p(target) − p(target without the word). Gradient × input: how log p(target)
     changes, to the first order, with the token's embedding grown by its own size.
@@ -43,7 +43,7 @@ class Attribution(Result):
 
 
 def leave_one_out(text: str, target: str, score: ScoreTexts, fixed: str | None) -> Attribution:
-    """Predicts the text again without each of its words; `fixed`, a mask, is not left out."""
+    """Predicts the text again without each of its words, except `fixed`, a mask."""
     words = [m for m in WORD.finditer(text) if fixed is None or fixed not in m.group()]
     whole, *without = score([text, *(without_word(text, *m.span()) for m in words)], target)
     pieces = tuple(
@@ -53,7 +53,7 @@ def leave_one_out(text: str, target: str, score: ScoreTexts, fixed: str | None) 
 
 
 def without_word(text: str, start: int, end: int) -> str:
-    """A text without one word and one of the spaces beside it."""
+    """A text without one word and one of its adjacent spaces."""
     after = text[end:]
     return text[:start] + after[1:] if after[:1].isspace() else text[:start].rstrip() + after
 
@@ -84,7 +84,7 @@ def gradient_input(subject: Subject, text: str, target: str | None) -> Attributi
 
 
 def target_index(subject: Subject, logs: Tensor, target: str | None) -> int:
-    """The class of a target; without one, the likeliest."""
+    """The class of a target; without one, the most likely class."""
     if target is None:
         return int(logs.detach().argmax())
     if subject.labels_texts:

@@ -1,4 +1,4 @@
-"""Texts about features, written by a model that was trained on both."""
+"""Generates text from feature vectors."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ ROWS_TOGETHER = 256
 def describe_features(
     network: Network, features: np.ndarray, end: int, limit: int
 ) -> list[list[int]]:
-    """The likeliest token each time, for features [N, P, F]."""
+    """Generates a text for each row of features [N, P, F], greedily."""
     c = network.config
     room = c.context - c.feature_count
     if limit < 1 or limit > room:

@@ -37,7 +37,7 @@ def embed_texts(
 ) -> list[Float32Array]:
     """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged.
 
-    The pool "auto" is that of `sentence`, normalised if it says so; without one, the mean.
+    The pool "auto" is the pooling and normalization of `sentence`; without one, the mean.
     """
     if pool not in (*POOLS, "auto"):
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, [*POOLS, 'auto'])}")

@@ -22,7 +22,7 @@ FORMATS: tuple[ExportFormat, ...] = ("onnx", "gguf")
 
 @dataclass(frozen=True, repr=False)
 class ExportResult(Result):
-    """The exported file, and how far ONNX Runtime's scores are from the model's, at most."""
+    """The exported file, and the maximum difference of ONNX Runtime's scores from the model's."""
 
     out: Path
     format: ExportFormat
@@ -31,7 +31,7 @@ class ExportResult(Result):
 
 
 def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Opens a whole model; an adapter must be merged into its base first."""
+    """Loads a full model; an adapter must be merged into its base first."""
     if is_adapter(model):
         raise UsageError(
             f"{model} is an adapter; merge it into a full model first: malmoi merge --model "

@@ -1,4 +1,4 @@
-"""What each head, attention and MLP contributes, and where two sentences part.
+"""Importance of heads, attention and MLPs, and activation patching between two sentences.
 
 N rows, V variants of a batch, B batch, T tokens, D width, L layers, H heads, E head width.
 """
@@ -27,22 +27,22 @@ Method = Literal["ablation", "gradient"]
 Metric = Literal["loss", "accuracy"]
 Row = str | tuple[str, str]  # a text, or a text and its label
 MASKED_SHARE = 0.15  # of a BERT's tokens (Devlin et al. 2019 §3.1)
-VARIANT_TOKENS = 2048  # tokens of the variants that run together
+VARIANT_TOKENS = 2048  # tokens of the variants in one batch
 SCORED_TOKENS = 1024  # tokens whose scores over the vocabulary are held at the same time
 PATCHED_SITES: tuple[Site, ...] = ("residual", "attention", "mlp")
 
 
 @dataclass(frozen=True, repr=False)
 class Importance(Result):
-    """How much worse the model becomes without each part: loss (or accuracy) without it − with it.
+    """Importance of each part: loss (or accuracy) without it − with it.
 
-    By `method="gradient"` a first-order estimate of that.
+    With `method="gradient"` this is a first-order estimate.
     """
 
     method: Method
     metric: Metric
     baseline: float  # the loss or accuracy of the whole model
-    predictions: int  # tokens or labels that it is the mean of
+    predictions: int  # number of predicted tokens or labels
     heads: Float32Array = field(repr=False)  # [L, H]
     attention: Float32Array = field(repr=False)  # [L]
     mlp: Float32Array = field(repr=False)  # [L]
@@ -50,24 +50,24 @@ class Importance(Result):
 
 @dataclass(frozen=True, repr=False)
 class PatchingMap(Result):
-    """log p of an answer while one position of a layer is taken from another sentence."""
+    """log p of an answer when one position of a layer is copied from another sentence."""
 
     tokens: tuple[str, ...]  # of the sentence that is patched
     source_tokens: tuple[str, ...]
     answer: str
-    source_logprob: float  # log p of the answer after the source, undisturbed
-    logprob: float  # … and after the patched sentence without a patch
+    source_logprob: float  # log p of the answer for the source without patches
+    logprob: float  # log p of the answer for the text without patches
     logprobs: Float32Array = field(repr=False)  # [L, T]
 
     @property
     def recovered(self) -> Float32Array:
-        """The share of the difference that each patch makes up for: 0 none of it, 1 all."""
+        """The share of the difference that each patch recovers: 0 is none, 1 is all."""
         return (self.logprobs - self.logprob) / np.float32(self.source_logprob - self.logprob)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows with the predictions that are judged."""
+    """Rows with the positions and targets of their predictions."""
 
     inputs: Mapping[str, Tensor | None]
     slots: Tensor  # [P] flat positions; of a classifier, rows
@@ -177,7 +177,7 @@ def _ablated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, Ten
 
 
 def _off(layer: int, parts: Sequence[int], heads: int, width: int) -> dict[Place, Tap]:
-    """Taps under which variant v of a batch is without part v: a head, the attention, the MLP."""
+    """Taps that switch off part v (a head, the attention, the MLP) in variant v of a batch."""
 
     def tap(site: Site) -> Tap:
         def zero(x: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def _judge(scores: Tensor, targets: Tensor, metric: Metric) -> Tensor:
 
 
 def _estimated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, Tensor]:
-    """−∂loss/∂gate for a gate of 1 at each part: one pass there and back (Michel et al. 2019)."""
+    """−∂loss/∂gate of each part from one forward and backward pass (Michel et al. 2019)."""
     network = subject.network
     c = network.config
     with torch.enable_grad():
@@ -303,7 +303,7 @@ def _patched(
     place: Place,
     source: Tensor,
 ) -> list[Tensor]:
-    """A variant for each position [T, T, D], in which that position is the source's."""
+    """One variant per position [T, T, D], with that position copied from the source."""
     length = source.size(1)
     each = torch.arange(length, device=source.device)
 

@@ -63,17 +63,17 @@ class Interpretation:
         hidden: bool = False,
         attention: bool = False,
     ) -> ForwardResult:
-        """One forward pass, under interventions if any are given, and the likeliest answers.
+        """Runs one forward pass, with interventions if given, and returns the most likely answers.
 
         A GPT answers after its last token, a BERT at each [MASK], a tagger at every token, a
-        classifier once; `positions` asks elsewhere. `hidden` and `attention` also return the
-        hidden states and the attention probabilities.
+        classifier once; `positions` selects other positions. `hidden` and `attention` also return
+        the hidden states and the attention probabilities.
         """
         options = RunOptions(positions, top, hidden, attention)
         return run_text(self._subject, text, tuple(interventions), options)
 
     def intervene(self, *interventions: Intervention) -> Self:
-        """The same model under interventions, for every method: generate, fill, predict…
+        """Returns a model whose methods (generate, fill, predict…) all run under interventions.
 
         It shares the weights. Interventions that depend on one text's positions are for `run`.
         """
@@ -96,21 +96,22 @@ class Interpretation:
     def head_importance(
         self, rows: Sequence[Row], *, method: Method = "ablation", metric: Metric = "loss"
     ) -> Importance:
-        """How much worse the model predicts your rows without each head, attention and MLP.
+        """Measures how much worse the model predicts your rows without each head, attention and
+        MLP.
 
         A GPT predicts every next token, a BERT the same random 15 % of each text, a classifier the
-        label of (text, label). "ablation" computes the rows once more for each part, from its layer
-        on; "gradient" estimates all parts from one pass there and back.
+        label of (text, label). "ablation" recomputes the rows for each part, from its layer on;
+        "gradient" estimates all parts from one forward and backward pass.
         """
         return importance(self._subject, rows, method, metric)
 
     def patching_map(
         self, source: str, text: str, *, site: Site = "residual", answer: str | None = None
     ) -> PatchingMap:
-        """Where in the model two sentences of the same length come to different answers.
+        """Shows where in the model two sentences of the same length diverge.
 
-        Each position of each layer is copied from `source` into `text`, one at a time; the map has
-        log p of `answer` then, by default the likeliest one after `source`.
+        Each position of each layer is copied from `source` into `text`, one at a time; the map
+        holds log p of `answer`, by default the most likely one after `source`.
         """
         return patching_map(self._subject, source, text, site, answer)
 
@@ -121,7 +122,7 @@ class Interpretation:
         target: str | None = None,
         method: AttributionMethod = "leave-one-out",
     ) -> Attribution:
-        """What each word of a text did for the answer: a label, or a language model's token.
+        """Attributes an answer, a label or a token, to the words of a text.
 
         `target` is the answer to explain, by default the predicted one. "leave-one-out" predicts
         the text again without each word; "gradient" is gradient × input, for each token.
@@ -143,7 +144,7 @@ class Interpretation:
         return str(max(scores, key=scores.__getitem__))
 
     def _chances(self, texts: Sequence[str], target: str) -> list[float]:
-        """p(target) of each text, as `predict` or `run` gives it."""
+        """p(target) of each text, from `predict` or `run`."""
         if self.task_head in TEXT_HEADS:
             self._subject.label_index(target)
             return [one.scores[target] for one in self.predict(list(texts))]

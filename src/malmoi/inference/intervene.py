@@ -1,4 +1,4 @@
-"""A forward pass under interventions, and its answer. B batch, T tokens, V classes or tokens."""
+"""A forward pass with interventions, and its answer. B batch, T tokens, V classes or tokens."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,15 +42,15 @@ class Guess(Result):
 
 @dataclass(frozen=True, repr=False)
 class ForwardResult(Result):
-    """What a model computed for a text.
+    """The result of a forward pass on a text.
 
     A GPT answers after its last token, a BERT at each mask (at every token without one), a tagger
     at every token, a classifier once, with no position.
     """
 
     tokens: tuple[str, ...]
-    positions: tuple[int, ...]  # where it answers
-    guesses: tuple[tuple[Guess, ...], ...]  # the likeliest at each position
+    positions: tuple[int, ...]  # positions of the answers
+    guesses: tuple[tuple[Guess, ...], ...]  # most likely answers at each position
     logits: Float32Array = field(repr=False)  # [positions, V]
     # [layers + 1, T, D], as `hidden_states`
     hidden: Float32Array | None = field(default=None, repr=False)
@@ -60,7 +60,7 @@ class ForwardResult(Result):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a forward pass returns."""
+    """Which outputs a forward pass returns."""
 
     positions: Sequence[int] | None = None  # None: where the model answers
     top: int = 5
@@ -69,7 +69,7 @@ class RunOptions:
 
 
 class Subject:
-    """A model on which interventions are made: its encoding, its head, and its last clean pass."""
+    """A model to intervene on: its encoding, its head, and its last clean pass."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if checkpoint.tokenizer is None:
@@ -86,16 +86,16 @@ class Subject:
 
     @cached_property
     def head(self) -> str:
-        """The head that gives the answer; "" without one."""
+        """The name of the head that answers; "" without one."""
         return next((name for name in READ_HEADS if name in self.network.heads), "")
 
     @property
     def labels_texts(self) -> bool:
-        """Whether it answers once for a text, with a label."""
+        """Whether the model predicts one label per text."""
         return self.head in LABEL_HEADS & POOLED_HEADS
 
     def require_answer(self) -> None:
-        """Refuses a model that answers neither with a token nor with one label for a text."""
+        """Raises an error unless the model predicts tokens or one label per text."""
         if not self.labels_texts and self.head not in VOCABULARY_HEADS:
             raise UsageError(
                 "This needs a model with a language head, a masked one, or a classifier."
@@ -141,13 +141,13 @@ class Subject:
         return network.read(self.head, hidden, slots=torch.tensor(at, device=hidden.device))
 
     def name(self, i: int) -> str:
-        """A class of the head by its name."""
+        """The name of a class of the head."""
         if self.head in LABEL_HEADS:
             return name_of(self.labels, i)
         return self.tokenizer.token(i)
 
     def clean_states(self, encoding: Encoding) -> list[Tensor]:
-        """The block inputs and outputs of an undisturbed pass; those of the last text are kept."""
+        """Block inputs and outputs of a pass without interventions; cached for the last text."""
         if self._clean is None or self._clean[0] != encoding:
             states = run_layers(self.network.trunk, self.inputs([encoding]))
             self._clean = (encoding, states)
@@ -155,7 +155,7 @@ class Subject:
 
 
 def network_with(subject: Subject, interventions: Interventions) -> Network:
-    """A view of the network under interventions; their sources are read undisturbed."""
+    """A view of the network with interventions; sources are computed without them."""
     network = subject.network
     c = network.config
     if not interventions:
@@ -182,7 +182,7 @@ def _sources(c: ModelConfig, interventions: Interventions) -> Iterable[tuple[str
 
 
 def _record(subject: Subject, text: str, places: Sequence[Place]) -> Mapping[Place, Tensor]:
-    """The activations at these places while the model reads a text."""
+    """The activations at these sites for a text."""
     found: dict[Place, Tensor] = {}
     view = view_with_taps(subject.network, {place: recorder(found, place) for place in places})
     run_layers(view.trunk, subject.inputs([subject.encode(text)]))

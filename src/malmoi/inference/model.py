@@ -97,8 +97,8 @@ def load(
 
     Runs on the GPU if there is one. Weights keep the folder's dtype unless one is given: fp32,
     bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.model.int8`).
-    A dtype that this machine can only emulate is replaced by fp32 unless it was given explicitly;
-    `notes` says so.
+    A dtype that this machine can only emulate is replaced by fp32, with an entry in `notes`, unless
+    it was given explicitly.
 
     Examples:
         >>> malmoi.load("runs/tiny-gpt")
@@ -135,7 +135,7 @@ class Model(Interpretation, ZeroShot):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was missing or unused in the folder."""
+        """Notes of loading: weights that were missing or unused, a changed dtype."""
         return self.checkpoint.notes
 
     @property
@@ -176,7 +176,7 @@ class Model(Interpretation, ZeroShot):
         )
 
     def _repr_html_(self) -> str:
-        """What it is and can do as a small table, for notebooks."""
+        """A summary table for notebooks."""
         c = self.config
         shape = f"{c.depth} layers × {c.width}, {c.heads} heads, context {c.context:,}"
         facts = [("parameters", f"{count_parameters(self.network):,}"), ("shape", shape)]
@@ -233,7 +233,7 @@ class Model(Interpretation, ZeroShot):
         parse_special: bool = False,
         **options: Unpack[GenerationOptions],
     ) -> str | list[str] | list[list[str]]:
-        """Continues a prompt; a list of prompts gives a list, and n > 1 a list of n texts for each.
+        """Generates a continuation of a prompt; a list for a list of prompts or n > 1.
 
         An empty prompt starts after the tokenizer's beginning-of-text token, or else its
         end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
@@ -327,9 +327,9 @@ class Model(Interpretation, ZeroShot):
     ) -> str | list[str]:
         """Translates a text, or a list of them.
 
-        A model with an encoder and a decoder translates as it was trained to, by beam search:
-        beams=4 (1 is greedy), length_penalty=0.6. A GPT is asked in a prompt to translate into the
-        language `to` ("French", "한국어") after `examples`, pairs to show first.
+        An encoder-decoder uses beam search: beams=4 (1 is greedy), length_penalty=0.6. A GPT is
+        prompted to translate into the language `to` ("French", "한국어"), after the pairs in
+        `examples`.
         """
         if not isinstance(text, str):
             texts = _listed(text, "text")
@@ -347,7 +347,7 @@ class Model(Interpretation, ZeroShot):
         return self._line(prompt, options.get("max_new_tokens", 64))
 
     def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
-        """What each token of a translation attends to in its source, the mean over heads."""
+        """Cross-attention of a translation to its source, averaged over heads."""
         return cross_attention(self.translator, self.tokenizer, source, target, layer)
 
     @cached_property
@@ -362,7 +362,7 @@ class Model(Interpretation, ZeroShot):
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0)
 
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
-        """Writes a text about each row of features [N, P, F] ([N, F]: one vector each), greedily.
+        """Generates a text for each row of features [N, P, F] ([N, F]: one vector each), greedily.
 
         For a model that was trained on features with texts (the recipe caption-small).
         """
@@ -381,8 +381,8 @@ class Model(Interpretation, ZeroShot):
     ) -> float:
         """exp of the mean loss per token; windows advance by `stride` (half the context).
 
-        A recurrent model carries its state instead, a Transformer-XL its memory, or one of `memory`
-        tokens.
+        A recurrent model carries its state instead, and a Transformer-XL its memory, of `memory`
+        tokens if given.
         """
         self._require_head("lm", "perplexity")
         found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
@@ -408,7 +408,7 @@ class Model(Interpretation, ZeroShot):
     def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
         """Returns the `top` best tokens for the mask in a text; a list of texts gives a list.
 
-        A text with several masks is an error: `fill_masks` gives one list for each.
+        A text with several masks is an error: use `fill_masks`, which returns one list for each.
         """
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
@@ -539,10 +539,10 @@ class Model(Interpretation, ZeroShot):
         head: int | None = None,
         top: int = 8,
     ) -> Picture:
-        """A picture for notebooks: tokens, attention, lens, next or patterns.
+        """Draws a picture for notebooks: tokens, attention, lens, next or patterns.
 
-        Attention is drawn of every head, of the mean of a `layer`'s heads, or of one `head`; layers
-        and heads count from 0.
+        Attention shows every head, the mean over the heads of a `layer`, or one `head`; layers and
+        heads count from 0.
         """
         return show(self, kind, text, PictureOptions(layer, head, top))
 
@@ -574,12 +574,12 @@ class Model(Interpretation, ZeroShot):
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
-        a `pathlib.Path` is a list of rows. A classifier gives `Prediction(label, scores)`, a
+        a `pathlib.Path` is a list of rows. A classifier returns `Prediction(label, scores)`, a
         multi-label one `MultiLabelPrediction(labels, scores)`, a tagger a list of
         `Span(text, label, start, end, score)`. A question-answering model takes (question, context)
-        and gives `Answer(text, start, end, score, candidates, null)`; a multiple-choice model takes
-        (text, choices) and gives a `Prediction` of the best choice; a model fine-tuned for writing
-        takes a prompt and gives a `Reply(text)`.
+        and returns `Answer(text, start, end, score, candidates, null)`; a multiple-choice model
+        takes (text, choices) and returns a `Prediction` of the best choice; a model fine-tuned for
+        writing takes a prompt and returns a `Reply(text)`.
         """
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:

@@ -1,7 +1,7 @@
 """Pictures for notebooks: tokens, attention, the logit lens, the next token, attention patterns.
 
-Each is one SVG in the page's own colour of text, with nothing fetched from elsewhere. L layers,
-H heads, T tokens.
+Each is one SVG in the notebook's text colour, without external resources. L layers, H heads, T
+tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 PictureKind = Literal["tokens", "attention", "lens", "next", "patterns"]
 ACCENT = "#4c78a8"
 CELL = 24  # pixels
-LETTER = 8.0  # pixels of a letter, about; a Hangul syllable is twice as wide
-SMALL = 60  # pixels of the small picture of a head, and at least 2 for each token
+LETTER = 8.0  # approximate pixels of a letter; a Hangul syllable is twice as wide
+SMALL = 60  # pixels of a head's thumbnail, and at least 2 per token
 FAINT = 0.03  # weights below this are not drawn
-WORDED = 0.6  # of the shade behind a word, which must stay readable
+WORDED = 0.6  # maximum opacity behind a word, which must stay readable
 MAX_CELLS = 60_000
 MAX_NAME = 14  # characters
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG that notebooks draw; `save` writes it to a file."""
+    """An SVG that notebooks display; `save` writes it to a file."""
 
     svg: str
 
@@ -57,7 +57,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Which head is drawn, and how many guesses."""
+    """The head to draw, and the number of candidates."""
 
     layer: int | None = None  # from 0, negative from the end
     head: int | None = None  # None: all heads small, or their mean if a layer is given
@@ -65,7 +65,7 @@ class PictureOptions:
 
 
 def show(model: "Model", kind: PictureKind, text: str, options: PictureOptions) -> Picture:
-    """The picture of a text, or of the model's patterns over as many tokens as it has."""
+    """Draws a text, or the model's attention patterns over its number of tokens."""
     if kind not in PICTURES:
         raise UsageError(f"There is no picture {kind!r}.{nearest(kind, PICTURES)}")
     return PICTURES[kind](model, text, options)
@@ -107,7 +107,7 @@ def attention_picture(model: "Model", text: str, options: PictureOptions) -> Pic
 
 @torch.inference_mode()
 def lens_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
-    """The likeliest token of every layer at every position, as if it were the last layer."""
+    """The most likely token of every layer at every position, as if it were the last layer."""
     found = model.run(text, hidden=True)
     hidden = torch.tensor(found.hidden, device=model.network.device)
     head = model.network.language_head
@@ -125,7 +125,7 @@ def lens_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
 
 
 def next_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
-    """Bars of the likeliest next tokens; of a BERT, those for each mask."""
+    """Bars of the most likely next tokens; for a BERT, of each mask."""
     found = model.run(text, top=options.top)
     parts: list[str] = []
     y = 0.0
@@ -147,7 +147,7 @@ def next_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
 
 
 def pattern_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
-    """Which tokens see which: the mask of each pattern of the model, as its layers cycle."""
+    """The mask of each attention pattern of the model."""
     names = _names(model, text)
     size = len(names)
     parts = []
@@ -176,7 +176,7 @@ PICTURES: dict[str, Draw] = {
 
 
 def token_label(tokenizer: Tokenizer, token: int) -> str:
-    """A token as it can be seen: a leading space as ·, parts of a character as their bytes."""
+    """A visible form of a token: a leading space as ·, parts of a character as bytes."""
     written = token_bytes(tokenizer)[token]
     if not written or tokenizer.kind == "wordpiece":
         return tokenizer.token(token)

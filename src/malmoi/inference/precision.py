@@ -1,4 +1,4 @@
-"""Device and dtype of an opened model: as requested, or what suits this machine."""
+"""Device and dtype of a loaded model: as requested, or chosen for this machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         check_room(
             count_parameters(checkpoint.network) * computed.itemsize, checkpoint.source or Path()
         )
-    # converted tensor by tensor: there is never a second network in memory
+    # converted tensor by tensor, so that memory never holds a second network
     checkpoint.network.to(where, computed)
     told = (
         f"stored in {_name(stored)}, computed in {_name(computed)}: this {PLACES[where.type]} has "

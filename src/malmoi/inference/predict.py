@@ -191,7 +191,7 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
 
 
 def refuse_file_name(texts: object) -> None:
-    """Refuses a text that is the name of a table's file: its rows were meant."""
+    """Raises an error for a text that is the name of a table file, whose rows were meant."""
     if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
         raise UsageError(
             f"{texts} is a file; to predict its rows, give it as a path: "

@@ -1,4 +1,4 @@
-"""Answers that a fine-tuned GPT writes: prompts and conversations as tokens, greedy generation."""
+"""Answers of a fine-tuned GPT: encodes prompts and conversations, and generates greedily."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from malmoi.tokenizer.padding import length_batches
 
 @dataclass(frozen=True, repr=False)
 class Reply(Result):
-    """What a model that was fine-tuned for writing answers."""
+    """The answer of a model that was fine-tuned for writing."""
 
     text: str
 
@@ -65,8 +65,8 @@ def encode_answer(
 ) -> AnswerRow:
     """A conversation and its answer as at most `most` tokens.
 
-    A prompt that is too long for its answer loses its end, down to half of the tokens; then the
-    answer does.
+    If they are too long, the prompt is truncated at its end, down to half of the tokens, and then
+    the answer.
     """
     row = _turns(tokenizer, messages, answer, ends)
     shorter = list(messages)

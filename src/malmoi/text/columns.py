@@ -1,4 +1,4 @@
-"""What a table asks: which column is the text, which the label, and of what kind.
+"""Detects the text and label columns of a table and the kind of task.
 
 `malmoi finetune data.csv` prints the detected columns, and an option overrides each.
 """
@@ -18,11 +18,11 @@ from malmoi.text.rows import BadRow, RowSource, as_list, rows_of, source_name
 
 logger = logging.getLogger(__name__)
 
-READ_ROWS = 5000  # that a guess is made from
+READ_ROWS = 5000  # rows used for detection
 MAX_LABELS = 200  # more are ids or free text
 LABEL_SEPARATORS = "|;,"
 MIN_JOINED = 0.05  # share of the rows with several labels
-MAX_NAME = 40  # characters of a label among others
+MAX_NAME = 40  # maximum characters of a label in a joined cell
 MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
 # common names of such columns, most likely first; compared in lower case
 LABEL_NAMES = (
@@ -58,7 +58,7 @@ class GuessedColumns:
 
     kind: str
     text: str
-    # several are columns of 0 and 1; none: a conversation holds its answers itself
+    # several: 0/1 columns; none: a conversation includes its answers
     label: str | tuple[str, ...] | None
     pair: str | None = None
     labels: tuple[str, ...] = ()  # the most frequent first
@@ -151,7 +151,7 @@ def _writing(
 
 
 def _answers(rows: Sequence[Mapping[str, Any]], found: GuessedColumns) -> bool:
-    """Whether a column holds answers, or conversations do: labels and passages come again."""
+    """Whether a column holds answers rather than labels or passages, which repeat."""
     if "context" in rows[0]:
         return False
     column = found.label
@@ -161,7 +161,7 @@ def _answers(rows: Sequence[Mapping[str, Any]], found: GuessedColumns) -> bool:
 
 
 def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
-    """The first rows of a table that are not broken."""
+    """The first valid rows of a table."""
     try:
         rows = [row.values for row in islice(rows_of(data), READ_ROWS) if row.values]
     except BadRow as error:
@@ -178,7 +178,7 @@ def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _flags(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
-    """Several columns of 0 and 1, one a label: which one would be the label, otherwise?"""
+    """Several 0/1 columns, one per label of a multilabel task."""
     if _named(LABEL_NAMES, names):
         return ()
     flags = [name for name in names if {str(row.get(name)).strip() for row in rows} <= {"0", "1"}]
@@ -234,7 +234,7 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
 
 
 def _separator(values: Sequence[Any]) -> str | None:
-    """What separates a row's labels: with it, a few labels explain all combinations of them."""
+    """The separator of joined labels: splitting by it leaves only a few distinct labels."""
     if not all(isinstance(value, str) for value in values):
         return None
     for separator in LABEL_SEPARATORS:

@@ -24,12 +24,12 @@ LONGEST_COLUMN_NAME = 200  # in characters; survey questions are long names
 Dialect = type[csv.Dialect]
 QuotedTabs = csv.excel_tab  # quoted where needed, as pandas and Excel write them
 Commas = csv.excel
-# a field whose quotes are where a writer that quotes would put them
+# a field that is quoted as a CSV writer would do it
 FIELD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t\n]*)(?:\t|\n|\Z)')
 
 
 def tab_dialect(path: Path) -> Dialect:
-    """Whether a tab-separated file is quoted: every quote fits, and so do the numbers of fields."""
+    """Detects whether a tab-separated file is quoted, by its quotes and numbers of fields."""
     sample, _ = _sample(path)
     if '"' not in sample:
         return UnquotedTabs
@@ -43,7 +43,7 @@ def tab_dialect(path: Path) -> Dialect:
 
 
 def comma_dialect(path: Path) -> Dialect:
-    """Semicolons where they split the rows evenly and commas do not."""
+    """Detects semicolons: they split the rows evenly and commas do not."""
     sample, header = _sample(path)
     if ";" not in header or ("," in header and _even(sample, Commas)):
         return Commas
@@ -53,7 +53,7 @@ def comma_dialect(path: Path) -> Dialect:
 def missing_header(path: Path, dialect: Dialect) -> list[str] | None:
     """column1, column2… if the first line of a table is a row; None if it names the columns.
 
-    It is a row if it has a long text, or a value that comes again and again below it.
+    It is a row if it has a long text or a value that occurs repeatedly below it.
     """
     sample, _ = _sample(path)
     rows = [row for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]

@@ -1,4 +1,4 @@
-"""What a document is in each format: plain text by one of four rules, Markdown, JSON, tables."""
+"""Splits files into documents: plain text by one of four rules, Markdown, JSON, tables."""
 
 import csv
 import json
@@ -173,7 +173,7 @@ def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
 def json_objects(
     numbered: Iterable[tuple[int, str]],
 ) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yields the object of each line that is not blank, or why it has none."""
+    """Yields the object of each non-blank line, or the reason why it has none."""
     for number, text in numbered:
         if not text.strip():
             continue

@@ -38,7 +38,7 @@ class GenerationOptions(ConstraintOptions, total=False):
     repetition_penalty: float  # 1.0
     frequency_penalty: float  # 0.0: subtracted once per earlier occurrence of a generated token
     presence_penalty: float  # 0.0: subtracted from every token generated before
-    min_p: float | None  # keep tokens at least this many times as likely as the best
+    min_p: float | None  # keep tokens at least this fraction as likely as the best
     logit_bias: Mapping[int, float]  # added to the logits of these tokens
     ignore_eos: bool  # False; True: keep generating after the end-of-text token
     stop: str | Sequence[str]  # stop before any of these strings
