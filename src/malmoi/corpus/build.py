@@ -49,7 +49,7 @@ def corpus_folder(out: Path) -> RunFolder:
 
 
 def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any]:
-    """Opens the folder's record for this build, finished or not; refuses other builds and files."""
+    """Opens the folder's record for this build; rejects folders with other builds or files."""
     if overwrite:
         _forget(out)
     # another part of the build may be writing the record
@@ -183,7 +183,7 @@ def _check(plan: CorpusPlan) -> None:
 
 
 def _work(plan: CorpusPlan) -> dict[str, Any]:
-    """All steps, each resuming where it was stopped."""
+    """Runs all steps, each resuming where it stopped."""
     about = _read(plan)
     shards = range(about["shards"])
     _filter(plan, shards)
@@ -201,7 +201,7 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
 
 
 def _work_on_part(plan: CorpusPlan) -> None:
-    """This part's shards, up to the next step for which other parts must have done theirs."""
+    """Processes this part's shards up to the next step that needs the other parts."""
     shards = range(_read(plan)["shards"])
     for step, do_next in (("clean", _filter), ("sift", _finalize)):
         left = sum(not plan.work.is_done(n, step) for n in shards)

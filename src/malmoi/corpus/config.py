@@ -22,7 +22,7 @@ class CorpusConfig(Config):
     seed: int = 0
     shard: int = 1 << 23  # characters of raw text that are processed together and become one shard
     # select (GPT-2 §2.1)
-    links: str = ""  # .csv, .tsv, .jsonl with url and score: only these pages are kept …
+    links: str = ""  # .csv, .tsv, .jsonl with url and score: keep only these pages …
     min_score: float = 3.0  # … from this score on
     block_domains: tuple[str, ...] = ()  # or files; by default wikipedia.org with links; none
     # clean

@@ -50,7 +50,7 @@ class Execution:
         return self._numbers is None or shard % self._numbers[1] == self._numbers[0] - 1
 
     def session(self) -> AbstractContextManager[None]:
-        """What must be open while jobs run."""
+        """Context manager that is open while jobs run."""
         return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
 
     def run(self, jobs: Iterable[ShardJob], verb: str, total: int | None = None) -> None:

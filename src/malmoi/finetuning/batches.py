@@ -81,7 +81,7 @@ def pack_answers(
 ) -> dict[str, Tensor]:
     """Conversations [R, T]; short ones share a row without seeing each other.
 
-    `labels` are the answers' tokens alone, and `slots` the places they are predicted from.
+    `labels` are only the answers' tokens, and `slots` the positions that predict them.
     """
     longest = max(item.length for item in items)
     width = _width(longest, context)
@@ -89,7 +89,7 @@ def pack_answers(
     rows = _shared_rows(items, width) if sharing else [[item] for item in items]
     shape = (len(rows), width)
     tokens, positions = (np.zeros(shape, np.int64) for _ in range(2))
-    # padding after the last conversation is one of its own
+    # padding after the last conversation counts as another one
     documents = np.full(shape, len(items))
     labels = np.full(shape, IGNORE_LABEL)
     every = np.full(shape, IGNORE_LABEL)
@@ -114,7 +114,7 @@ def pack_answers(
 
 
 def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[TrainingItem]]:
-    """First fit, the longest first: at most 11/9 of the fewest rows possible."""
+    """First-fit decreasing bin packing: at most 11/9 of the optimal number of rows."""
     rows: list[list[TrainingItem]] = []
     free: list[int] = []
     for item in sorted(items, key=lambda item: -item.length):
@@ -129,7 +129,7 @@ def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[Trainin
 
 
 def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
-    """Places and values of labels, padded to few distinct lengths."""
+    """Positions and values of labels, padded to few distinct lengths."""
     found = np.flatnonzero(labels != IGNORE_LABEL)
     size = -(-len(found) // SLOT_MULTIPLE) * SLOT_MULTIPLE
     slots = np.zeros(size, np.int64)

@@ -53,14 +53,14 @@ NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 RDROP_ROWS = range(5_001, 20_001)
 RDROP = 1.0
-# Labels are imbalanced if the rarest has less than this share of an equal part
+# Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
 
 
 def default_settings(
     rows: int, kind: HeadKind, config: ModelConfig, *, gpu: bool = False
 ) -> dict[str, Any]:
-    """What full fine-tuning takes for settings that are not given."""
+    """Defaults of full fine-tuning for settings that were not given."""
     epochs, batch = next((e, b) for most, e, b in BY_ROWS if rows <= most)
     rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
     chosen = {
@@ -80,9 +80,9 @@ def default_settings(
 def apply_defaults(
     settings: FinetuneConfig, given: Collection[str], work: FinetuneData, *, gpt: bool
 ) -> FinetuneConfig:
-    """Settings that were not given, chosen by the rows, the kind and the model; logs the choice.
+    """Chooses settings that were not given by the rows, the kind and the model; logs the choice.
 
-    A GPT keeps GPT-1's numbers; frozen trunks, adapters and some kinds have their own.
+    A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
     """
     chosen: dict[str, Any] = {}
     kind = head_kind(work.task)

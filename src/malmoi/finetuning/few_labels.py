@@ -38,10 +38,10 @@ HEAD_STEPS = 200  # of L-BFGS, which converges long before
 def choose_contrast(
     work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object]
 ) -> FinetuneConfig:
-    """The settings for these rows: with a contrastive stage where labels are few.
+    """Adds a contrastive stage to the settings if there are few rows.
 
-    It is automatic for a classification of at most `MAX_ROWS` rows by a sentence encoder that is
-    trained as a whole; `contrastive` turns it on or off. Options that were given stay.
+    Automatic for classification with at most `MAX_ROWS` rows by a fully trained sentence encoder;
+    `contrastive` turns it on or off. Explicit options are kept.
     """
     wanted = settings.contrastive
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
@@ -68,7 +68,7 @@ def choose_contrast(
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
-    """The names of the labels as two more rows each, where they are words (docs/lab.md)."""
+    """Two extra rows for each label whose name is a word (docs/lab.md)."""
     rows = []
     for label in work.labels:
         word = work.task.answers.get(label, label)
@@ -81,7 +81,7 @@ def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingIte
 def contrast_loss() -> Objective:
     """Squared distance of each pair's cosine from 1 (same label) or 0 (SetFit §3.1).
 
-    Pairs of either sort count half, since there are more of one the more classes there are.
+    Pairs with equal and with different labels count half each, whatever the number of classes.
     """
 
     def total(done: ForwardPass) -> Tensor:

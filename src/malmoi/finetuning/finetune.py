@@ -63,19 +63,19 @@ from malmoi.training.signals import Stopped
 from malmoi.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
-MAX_BASELINE_ROWS = 100  # that the model answers before it is fine-tuned
+MAX_BASELINE_ROWS = 100  # rows evaluated before fine-tuning
 
 
 @dataclass(frozen=True, repr=False)
 class FinetuneResult(Result):
-    """A finished fine-tuning: its metrics on the judged rows, those of each run, the model."""
+    """A finished fine-tuning: metrics on the evaluation rows and of each run, and the model."""
 
     metrics: dict[str, float]
     runs: tuple[dict[str, float], ...]
     out: Path
     model: Model
     steps: int  # updates of the run that was kept
-    protocol: Protocol  # which rows trained, selected and judged
+    protocol: Protocol  # numbers of training, selection and evaluation rows
 
 
 def run_finetuning(
@@ -89,11 +89,11 @@ def run_finetuning(
     """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
     `data` is the training rows: files, a folder with train and dev files, or a table in memory.
-    `dev` only judges; without it a tenth of the rows is held out for that. Whatever is selected is
-    selected on training rows. Options are `device`, `overwrite`, and fields of `FinetuneConfig`:
-    epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's defaults, other
-    models from BERT's. The same call on the same folder resumes an unfinished run; a finished one
-    is not repeated unless `overwrite` is set.
+    `dev` is only for evaluation; without it a tenth of the rows is held out. Everything that is
+    selected is selected on training rows. Options are `device`, `overwrite`, and fields of
+    `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's
+    defaults, other models from BERT's. The same call on the same folder resumes an unfinished run;
+    a finished one is not repeated unless `overwrite` is set.
     """
     device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))
@@ -116,7 +116,7 @@ def run_finetuning(
 def run_all(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool = False
 ) -> FinetuneResult:
-    """Does all runs of the settings, and writes the selected one to the folder."""
+    """Runs all variants of the settings, and writes the selected one to the folder."""
     measure = work.primary_metric
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
@@ -193,7 +193,7 @@ def _run(
     out: Path,
     *,
     overwrite: bool = False,
-    trial: bool = False,  # of a search: the judged rows are held-out ones, and little is logged
+    trial: bool = False,  # of a search: evaluated on held-out rows, with little logging
 ) -> FinishedRun:
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
@@ -242,7 +242,7 @@ def _run(
 def _search(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
 ) -> FinishedRun:
-    """Spends the minutes on trials, and averages the best; only the result is judged."""
+    """Spends the time budget on trials and averages the best; only the result is evaluated."""
     out.mkdir(parents=True, exist_ok=True)
     record = _record(work, settings)
     if overwrite:
@@ -284,7 +284,7 @@ def _reading(work: FinetuneData, checkpoint: Checkpoint) -> Predictor:
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:
-    """Sets a new number's bias to the mean label, which small steps would take long to reach."""
+    """Starts the bias of a regression head at the mean label, which training reaches slowly."""
     new = head_kind(work.task).output is NUMBER and work.start.labels != work.labels
     for name, bias in network.heads.named_parameters():
         if new and name == "classify.linear.bias":  # a GPT has none
@@ -292,7 +292,7 @@ def _start_at_mean(work: FinetuneData, network: Network) -> None:
 
 
 def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -> dict[str, float]:
-    """The baseline of a kind that a model can do as it is: its metrics before fine-tuning."""
+    """Metrics before fine-tuning, for kinds that a pre-trained model can already do."""
     if not head_kind(work.task).in_context:
         return {}
     reading.network.eval()

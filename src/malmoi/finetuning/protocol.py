@@ -1,7 +1,7 @@
-"""Which rows train, which select and which only judge.
+"""Which rows are for training, which for selection and which only for evaluation.
 
-Whatever is chosen on the judged rows (an epoch, a rate, a threshold) flatters the result, so that
-everything that selects uses rows held out of the training set.
+Anything selected on the evaluation rows (an epoch, a rate, a threshold) would bias the result, so
+selection uses rows held out of the training set.
 """
 
 import random
@@ -18,17 +18,17 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.system.language import translate
 
-JUDGED_SHARE = 0.1  # of the rows, if no file to judge by is given
+JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
 MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
 MAX_SELECTION_ROWS = 2000
 LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held out
-# One temperature needs few rows, and every row that is held out is not learnt from: 4 % of RTE's
-# cost it about 0.2 points (it gains 3 to 4 with each doubling of its rows).
+# A temperature needs few rows, and held-out rows are lost for training: 4 % of RTE's rows cost
+# about 0.2 points (each doubling of its rows gains 3 to 4).
 TEMPERATURE_SHARE = 0.02
 TEMPERATURE_ROWS = (100, 500)
 MIN_ROWS_FOR_TEMPERATURE = 2000
-MIN_TWIN_WORDS = 8  # shorter texts must be equal to be one
+MIN_TWIN_WORDS = 8  # shorter texts must be identical
 PART_END = "\0"  # between the texts of a row
 TWIN_SIMILARITY = 0.95  # difflib's ratio: one word of twenty, or a letter in each of a few
 
@@ -41,10 +41,10 @@ class Protocol(Config):
 
     trained_on: int
     selected_on: int  # rows held out of the training set; 0: nothing is selected
-    judged_on: int  # rows that are used for nothing else
+    judged_on: int  # rows used only for evaluation
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # settings selected on the held-out rows
-    judged_twins: int = 0  # judged rows whose text is also in a training row, but for typos
+    judged_twins: int = 0  # evaluation rows whose text is also a training row, except for typos
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
@@ -67,7 +67,7 @@ def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
 def selected_settings(
     task: Task, rows: Sequence[Example], settings: FinetuneConfig
 ) -> tuple[str, ...]:
-    """What held-out rows are needed for, in words; the temperature alone is no need."""
+    """The settings that need held-out rows; a temperature alone does not."""
     kind = head_kind(task)
     needs = {
         "setting": settings.grid or settings.best,
@@ -78,7 +78,7 @@ def selected_settings(
 
 
 def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, needed: bool) -> int:
-    """How many of the training rows are held out to select by; 0: none."""
+    """Number of training rows held out for selection; 0: none."""
     enough = settings.holdout or count >= MIN_ROWS_FOR_TEMPERATURE
     if not needed and not (kind.calibrated and enough):
         return 0
@@ -140,7 +140,7 @@ def _stratified(
 
 
 def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
-    """How many judged rows have the text of a training row, whatever the case and the spaces.
+    """Number of evaluation rows whose text is also a training row, ignoring case and spaces.
 
     A single text of `MIN_TWIN_WORDS` words or more may differ in a few letters: it is compared with
     those that share one of its halves, since a typo leaves the other half as it was.
@@ -160,7 +160,7 @@ def _nearly(words: tuple[str, ...], halves: Mapping[Hashable, str]) -> bool:
 
 
 def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
-    if len(words) < MIN_TWIN_WORDS or PART_END in words:  # one word may turn around a pair's label
+    if len(words) < MIN_TWIN_WORDS or PART_END in words:  # one word may reverse a pair's label
         return []
     middle = len(words) // 2
     return [(0, words[:middle]), (1, words[middle:])]

@@ -22,7 +22,7 @@ from malmoi.system.run_folder import read_metrics
 
 
 def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> None:
-    """Adds base model, task, labels, metrics and which rows they are of to the model card."""
+    """Adds base model, task, labels, metrics and evaluation rows to the model card."""
     card = out / "README.md"
     if not card.is_file():  # an adapter's folder has none
         return

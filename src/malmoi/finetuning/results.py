@@ -31,7 +31,7 @@ class FinishedRun:
 
     settings: FinetuneConfig
     checkpoint: Checkpoint
-    outcome: Outcome  # on the judged rows
+    outcome: Outcome  # on the evaluation rows
     steps: int
     held: dict[str, float]  # metrics on the held-out rows; empty: there are none
 
@@ -51,7 +51,7 @@ def complete_run(
 ) -> FinishedRun:
     run.checkpoint.extra |= run.outcome.chosen
     save_model(work, run.settings, run.checkpoint, out)
-    # before the run is marked as finished, so that a kill in between loses nothing
+    # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
     finish_run(out, record, {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held})
     return run
@@ -77,7 +77,7 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
 
 
 def best_run(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> FinishedRun:
-    """The run that is best on the held-out rows, or the first if they select nothing."""
+    """The best run on the held-out rows, or the first if nothing is selected."""
     if not select or not runs[0].held:
         return runs[0]
     return max(runs, key=lambda run: goodness(measure, run.held[measure]))
@@ -117,7 +117,7 @@ def write_results(
 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
-    """Writes predictions.jsonl: label and prediction of every judged example."""
+    """Writes predictions.jsonl: label and prediction of every evaluation example."""
     rows = [prediction_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     write_text(out / "predictions.jsonl", "".join(lines))
@@ -125,7 +125,7 @@ def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dic
 
 
 def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
-    """Reads a finished run's predictions, if its file is of these judged rows."""
+    """Reads a finished run's predictions, if they belong to these evaluation rows."""
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [json.loads(line) for line in lines]

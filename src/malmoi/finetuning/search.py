@@ -1,4 +1,4 @@
-"""The best model within a time budget: short trials of settings, full runs of the best, their mean.
+"""Search within a time budget: short trials of settings, full runs of the best, and their mean.
 
 Every setting is tried for a quarter of the epochs, the better third for all of them, with new seeds
 while time is left (successive halving, Jamieson & Talwalkar 2016). The weights of the full runs are
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 RECORD = "search.json"
 SHORT_SHARE = 0.25  # of the epochs
 TRIAL_TIME = 0.3  # share of the budget for short trials
-FEWEST_SHORT_RUNS = 10  # that must fit into the budget, or settings are not tried at all
+FEWEST_SHORT_RUNS = 10  # if fewer fit into the budget, settings are not searched
 PROMOTED = 3  # one of this many short trials becomes a full run
 MAX_FULL_RUNS = 12
 
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What a run leaves: its model, and the metric on the held-out rows."""
+    """The result of a run: its model, and its metric on the held-out rows."""
 
     checkpoint: Checkpoint
     value: float
@@ -215,7 +215,7 @@ def write_trials(out: Path, trials: Sequence[Trial]) -> None:
 def greedy_soup(
     runs: Sequence[TrialRun], measure: str, evaluate: Callable[[Checkpoint], Outcome]
 ) -> tuple[Checkpoint, int]:
-    """The mean of the runs' weights, each added only if the held-out rows get no worse by it.
+    """The mean of the runs' weights, each added only if the held-out metric does not get worse.
 
     `runs` has the best first. Returns the model and how many runs it is the mean of.
     """

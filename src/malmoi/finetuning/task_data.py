@@ -1,4 +1,4 @@
-"""What all runs of a fine-tuning share: checked examples and the initial model."""
+"""Data that all runs of a fine-tuning share: checked examples and the initial model."""
 
 import logging
 import random
@@ -106,7 +106,7 @@ def load_data(
     start: Checkpoint,
     device: torch.device,
 ) -> FinetuneData:
-    """Reads the examples, and holds out rows to select by and, without a file, to judge by."""
+    """Reads the examples, and holds out rows for selection and, without a file, evaluation."""
     if dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
     sources = [data] if dev is None else [data, dev]
@@ -164,7 +164,7 @@ def load_data(
 
 
 def _fit(task: Task, rows: Sequence[Example], start: Checkpoint) -> Task:
-    """The task as its kind fits it to the rows; notes a vocabulary that does not fit them."""
+    """Adapts the task to its rows; notes a vocabulary that does not cover them."""
     if start.tokenizer is None:
         return task
     if unknown := unknown_note(start.tokenizer, example_texts(rows)):

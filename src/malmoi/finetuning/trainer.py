@@ -34,7 +34,7 @@ ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
 MAX_GRAPHS = 64  # captured shapes; batches of further shapes run eagerly
 LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
-MAX_CURVE_POINTS = 10  # evaluations of a run in which they select nothing
+MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing
 
 
 class FinetuneTrainer:
@@ -252,7 +252,7 @@ class FinetuneTrainer:
         """Evaluates the current network."""
         training = self.network.training
         self.network.eval()
-        # loading torch's compiler takes seconds, so it is not asked for unless it is used
+        # loading torch's compiler takes seconds, so it is imported only when used
         compiled = self.execution.compiled
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         with self.execution.computing(), eager:
@@ -261,7 +261,7 @@ class FinetuneTrainer:
         return found
 
     def _evaluated(self, evaluate: Callable[[], Outcome], rows: str) -> Outcome:
-        """Evaluates, and logs the metrics with which rows they are of."""
+        """Evaluates the network and logs the metrics with the name of their rows."""
         began = time.monotonic()
         outcome = self.outcome(evaluate)
         judging = round(time.monotonic() - began, 3)
