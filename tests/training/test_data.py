@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import listening
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data import cached_encoder, encode, journal
@@ -35,6 +36,7 @@ from malmoi.training.data.permute import Draws, permutation_key, permute_all
 from malmoi.training.data.split import assign, cut
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Windows
+from malmoi.training.data.word_numbers import PythonWordNumbers, word_numbers
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -285,7 +287,8 @@ def _tokenizers() -> list[Tokenizer]:
     ]
 
 
-def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("described", ["", "no-compiler"])
+def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, described: str) -> None:
     monkeypatch.setattr(cached_encoder, "MAX_CACHED_WORDS", 40)  # forgets now and then, too
     letters = [
         train_tokenizer(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low)
@@ -295,9 +298,11 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         train_tokenizer(["aZ1 the can't 가다.é\n"], kind=kind, vocab=300)
         for kind in ("wordpiece", "bpe", "byte-bpe")
     ]
-    coders = [
-        (tokenizer, make_encoder(tokenizer)) for tokenizer in [*_tokenizers(), *learnt, *letters]
-    ]
+    with pretend(parse_machine(described)):
+        coders = [
+            (tokenizer, make_encoder(tokenizer))
+            for tokenizer in [*_tokenizers(), *learnt, *letters]
+        ]
     quick = [cached_encoder.CachedWords] * 7 + [cached_encoder.CharacterEncoder] * 2
     assert [type(way) for _, way in coders] == quick
     alphabet = st.sampled_from(
@@ -326,6 +331,25 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     equal()
 
 
+def test_words_are_cut_in_c_as_in_python() -> None:
+    """Every kind of character before and after every other, and full tables."""
+    sides = [
+        *"aZ9.,'(가힣ㄱé中👍\x1c\x00",
+        *" \n\t\r\x0b\x0c\x85\xa0\u1680\u2007\u2028\u202f\u205f\u3000",
+    ]
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000), *range(0x1F600, 0x1F650)]))
+    texts = ["", every, *("".join(three) for three in product(sides, repeat=3))]
+    found = word_numbers(1 << 17, 1 << 20).number(texts)
+    wanted = PythonWordNumbers(1 << 17, 1 << 20).number(texts)
+    assert found is not None
+    assert wanted is not None
+    assert found.counts.tolist() == wanted.counts.tolist()
+    by_number = [[one.new[n] for n in one.numbers] for one in (found, wanted)]
+    assert by_number[0] == by_number[1]
+    assert word_numbers(3, 1 << 20).number(["a b c d"]) is None
+    assert word_numbers(9, 3).number(["a b c d"]) is None
+
+
 def test_long_documents_encode_as_a_whole() -> None:
     text = "The  quick brown fox,\n\n didn't jump\t over 1,234 dogs. " * 60
     for tokenizer in _tokenizers():
@@ -341,6 +365,10 @@ def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
 
         def ids(self, texts: list[str]) -> list[list[int]]:
             return [[len(text)] for text in texts]
+
+        def ids_of_words(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
+            groups = [words[i : i + 500] for i in range(0, len(words), 500)]
+            return [([len(word) for word in group], [*range(len(group))]) for group in groups]
 
     assert isinstance(make_encoder(Joining()), cached_encoder.CachedTexts)
     assert isinstance(make_encoder(Words()), cached_encoder.CachedTexts)

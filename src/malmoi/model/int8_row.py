@@ -6,12 +6,11 @@ of inputs, N rows of activations.
 """
 
 import ctypes
-import hashlib
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.model.native import load_library
+from malmoi.model.native import compiled_library
 from malmoi.system.machine import Machine, named_dtype, this_machine
 
 LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
-COMPILER_FLAGS = ("-O3", "-ffast-math", "-fPIC")
+COMPILER_FLAGS = ("-O3", "-ffast-math", "-fopenmp")
 SOURCES = ("int8_row.c", "decode_step.c")  # one translation unit, in this order
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
@@ -174,13 +173,11 @@ def kernels() -> ctypes.CDLL | None:
 def _compiled(machine: Machine) -> ctypes.CDLL | None:
     if machine.compiler is None or machine.int8_instructions is None:
         return None
+    source = "".join(files("malmoi.model").joinpath(name).read_text("utf-8") for name in SOURCES)
     flags = (*COMPILER_FLAGS, FOR[machine.int8_instructions])
-    key = f"{_source()}{flags}{machine.compiler}{sorted(machine.features)}"
     _share_threads()
     try:
-        library = load_library(
-            hashlib.sha256(key.encode()).hexdigest()[:16], partial(_build, machine.compiler, flags)
-        )
+        library = compiled_library(source, flags, machine)
         calls = (library.malmoi_quantized_linear, library.malmoi_decode_step)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -190,30 +187,8 @@ def _compiled(machine: Machine) -> ctypes.CDLL | None:
     return library
 
 
-def _source() -> str:
-    return "".join(files("malmoi.model").joinpath(name).read_text("utf-8") for name in SOURCES)
-
-
 def _share_threads() -> None:
     """Exposes torch's OpenMP library to the kernel, since some builds of torch hide its symbols."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
         with suppress(OSError):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-
-
-def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
-    """Compiles the kernel without linking OpenMP, so that it uses the library torch has loaded.
-
-    A second OpenMP would keep another thread per core. Apple's compiler has no OpenMP, so there the
-    kernel runs on one core.
-    """
-    text = built.with_suffix(".c")
-    half = built.with_suffix(".o")
-    text.write_text(_source(), "utf-8")
-    compiled = [compiler, "-x", "c", *flags, "-c", str(text), "-o", str(half)]
-    run = partial(subprocess.run, check=True, capture_output=True, timeout=60)
-    try:
-        run([*compiled, "-fopenmp"])
-    except subprocess.CalledProcessError:
-        run(compiled)
-    run([compiler, "-shared", str(half), "-o", str(built), "-lm"])

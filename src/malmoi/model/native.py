@@ -8,9 +8,43 @@ import ctypes
 import hashlib
 import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+from malmoi.system.machine import Machine
+
+
+def compiled_library(source: str, flags: tuple[str, ...], machine: Machine) -> ctypes.CDLL:
+    """Compiles C for this machine, or loads it from the cache.
+
+    Raises `OSError` or `subprocess.SubprocessError` where that fails.
+    """
+    key = f"{source}{flags}{machine.compiler}{sorted(machine.features)}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return load_library(name, partial(_compile, source, machine.compiler or "c++", flags))
+
+
+def _compile(source: str, compiler: str, flags: tuple[str, ...], built: Path) -> None:
+    """Compiles without linking OpenMP, so that the code uses the library torch has loaded.
+
+    A second OpenMP would keep another thread per core. Apple's compiler has no OpenMP, so there
+    the code runs on one core.
+    """
+    text = built.with_suffix(".c")
+    half = built.with_suffix(".o")
+    text.write_text(source, "utf-8")
+    run = partial(subprocess.run, check=True, capture_output=True, timeout=60)
+    common = [compiler, "-x", "c", "-fPIC", "-c", str(text), "-o", str(half)]
+    try:
+        run([*common, *flags])
+    except subprocess.CalledProcessError:
+        if "-fopenmp" not in flags:
+            raise
+        run([*common, *(flag for flag in flags if flag != "-fopenmp")])
+    run([compiler, "-shared", str(half), "-o", str(built), "-lm"])
 
 
 def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:

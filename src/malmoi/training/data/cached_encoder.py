@@ -5,7 +5,6 @@ of its words, each with its preceding space. A few thousand words cover most of 
 look-up costs a tenth of encoding the word again.
 """
 
-import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -17,23 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.control import names_pattern
+from malmoi.tokenizer.core import WORDS_PER_GROUP
+from malmoi.training.data.word_numbers import NumberedWords, word_numbers
 
 TokenInts = NDArray[np.int64]
-# cached words take about 100 MB; beyond either limit the cache is cleared
-MAX_CACHED_WORDS = 1 << 19
-MAX_CACHED_CHARACTERS = 1 << 25
-WORDS_PER_CALL = 200  # words joined into one text
-# A word begins where a letter or sign is followed by a plain space, and where a plain word is
-# followed by the sign that ends a phrase, so that "word" and "word," share an entry. Other kinds of
-# space do not separate words in every tokenizer (BERT's drops some as control characters), and only
-# Python counts \x1c-\x1f as spaces.
-_SPACE = r"[^\S\x1c-\x1f]"
-_SOLID = r"[\S\x1c-\x1f]"
-_MORE = rf"(?:[^\S\x1c-\x1f \t\n\r]{_SPACE}*{_SOLID}*)*"
-_WORD = re.compile(
-    rf"{_SPACE}*(?:[A-Za-z0-9가-힣]+(?:(?=[.,!?;:\"')])|{_SOLID}*{_MORE})|{_SOLID}+{_MORE})|{_SPACE}+"
-)
+# cached words take about 100 MB (200 without a compiler); beyond either limit the cache is cleared
+MAX_CACHED_WORDS = 1 << 20
+MAX_CACHED_BYTES = 1 << 25
 _KINDS = ("wordpiece", "bpe", "byte-bpe")
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
 _SPACES = [*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "]
@@ -54,7 +43,7 @@ def make_encoder(tokenizer: Tokenizer) -> Coder:
     kind = getattr(tokenizer, "kind", None)
     quick: Coder = plain
     if kind in _KINDS:
-        quick = CachedWords(tokenizer, _mark(tokenizer))
+        quick = CachedWords(tokenizer)
     elif kind == "char":
         quick = CharacterEncoder(tokenizer)
     return quick if quick is plain or _alike(quick, plain) else plain
@@ -65,15 +54,6 @@ def _alike(one: Coder, other: Coder) -> bool:
     between = _SPACES + _SIGNS
     texts = ["".join(parts) for parts in product(_SIDES, between, _SIDES)] + between
     return all(map(np.array_equal, one.encode(texts), other.encode(texts)))
-
-
-def _mark(tokenizer: Tokenizer) -> tuple[str, int] | None:
-    """Finds a control token to write between words, so that many are encoded in one call."""
-    specials = tokenizer.specials
-    id = specials.eos if specials.sep is None else specials.sep
-    if id is None or id not in tokenizer.control_ids or not tokenizer.names_are_literal:
-        return None
-    return tokenizer.token(id), id
 
 
 @dataclass(frozen=True)
@@ -116,58 +96,56 @@ class CharacterEncoder:
 
 
 class CachedWords:
-    """The tokenizer with a cache of words; `mark` is a control token's name and id."""
+    """The tokenizer with a cache of words."""
 
-    def __init__(self, tokenizer: Tokenizer, mark: tuple[str, int] | None = None):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._mark = mark
-        self._names = None if mark is None else names_pattern(tokenizer.control_tokens)
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._words = word_numbers(MAX_CACHED_WORDS, MAX_CACHED_BYTES)
         # word n is ids[ends[n] : ends[n + 1]]
         self._ids = np.zeros(0, np.int64)
         self._ends = np.zeros(1, np.int64)
-        self._characters = 0
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        found = [_WORD.findall(text) for text in texts]
-        words = list(chain.from_iterable(found))
-        self._learn(set(words))
-        numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
-        begins = self._ends[numbers]
-        lengths = self._ends[numbers + 1] - self._ends[numbers]
+        found = self._number(texts)
+        if found is None:
+            return CachedTexts(self._tokenizer).encode(texts)
+        begins = self._ends[found.numbers]
+        lengths = self._ends[1:][found.numbers] - begins
         ends = np.concatenate([[0], np.cumsum(lengths)])
         # Token t of word w is ids[begins[w] + t - ends[w]]: one gather for all of them.
         ids = self._ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])]
-        texts_end = np.cumsum([0, *map(len, found)])
+        texts_end = np.cumsum([0, *found.counts])
         return ids, np.diff(ends[texts_end])
 
-    def _learn(self, words: set[str]) -> None:
-        many = len(self._numbers) + len(words) > MAX_CACHED_WORDS
-        if many or self._characters > MAX_CACHED_CHARACTERS:
-            self._forget()
-        new = list(words.difference(self._numbers))
-        if not new:
-            return
-        ids, lengths = self._marked(new) or CachedTexts(self._tokenizer).encode(new)
-        self._ids = np.concatenate([self._ids, ids])
-        self._ends = np.concatenate([self._ends, self._ends[-1] + np.cumsum(lengths)])
-        self._numbers |= {word: n for n, word in enumerate(new, len(self._numbers))}
-        self._characters += sum(map(len, new))
-
-    def _marked(self, words: list[str]) -> tuple[TokenInts, TokenInts] | None:
-        """Encodes words as one text, each followed by the mark: half the cost of separate texts.
-
-        Returns None if a word contains the name of a control token, which would not be encoded as
-        text.
-        """
-        if self._mark is None or self._names is None or self._names.search("\n".join(words)):
+    def _number(self, texts: Sequence[str]) -> NumberedWords | None:
+        """The texts as known words; None if they cannot be cached, even in an empty cache."""
+        try:
+            found = self._words.number(texts)
+            if found is None:
+                self._forget()
+                found = self._words.number(texts)
+            if found is not None and found.new:
+                self._learn(found.new)
+        except UnicodeEncodeError:  # a lone surrogate: the tokenizer says where
             return None
-        text, id = self._mark
-        firsts = range(0, len(words), WORDS_PER_CALL)
-        joined = [text.join([*words[at : at + WORDS_PER_CALL], ""]) for at in firsts]
-        ids = np.concatenate(self._tokenizer.ids(joined, parse_special=True)).astype(np.int64)
-        ends = np.flatnonzero(ids == id)
-        return (ids[ids != id], np.diff(ends, prepend=-1) - 1) if len(ends) == len(words) else None
+        except BaseException:  # the words were numbered, but have no ids
+            self._forget()
+            raise
+        if found is None:
+            self._forget()
+        return found
+
+    def _learn(self, new: list[str]) -> None:
+        groups = self._tokenizer.ids_of_words(new)
+        ids = [np.asarray(tokens, np.int64) for tokens, _ in groups]
+        sizes = [min(WORDS_PER_GROUP, len(new) - i) for i in range(0, len(new), WORDS_PER_GROUP)]
+        lengths = [
+            np.bincount(np.asarray(words, np.int64), minlength=size)
+            for (_, words), size in zip(groups, sizes, strict=True)
+        ]
+        self._ids = np.concatenate([self._ids, *ids])
+        ends = self._ends[-1] + np.cumsum(np.concatenate(lengths))
+        self._ends = np.concatenate([self._ends, ends])
