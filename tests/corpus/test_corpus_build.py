@@ -18,13 +18,20 @@ from malmoi.corpus.build import run_build
 from malmoi.corpus.clean import clean
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, cut_overlaps, overlap_words
-from malmoi.corpus.duplicates import duplicates, exact_duplicates, near_duplicates, signatures_of
+from malmoi.corpus.duplicates import (
+    duplicates,
+    exact_duplicates,
+    near_duplicates,
+    signature,
+    signatures_of,
+)
 from malmoi.corpus.executors import Execution
 from malmoi.corpus.filter import TextStats, broken_rule
 from malmoi.corpus.language import is_in_language
 from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock
+from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import Progress, listening
 
 DEFAULT = CorpusConfig()
@@ -97,6 +104,20 @@ def test_ngrams_of_a_batch_do_not_cross_texts(texts: list[str]) -> None:
         alone = ngrams.hash_words(text)
         for name in ("hashes", "starts", "ends"):
             assert (getattr(together, name) == getattr(alone, name)).all()
+
+
+@given(st.text(alphabet="aB가 .,1\n\U0001f600\u0301", max_size=200), st.integers(1, 5))
+@settings(max_examples=50, deadline=None)
+def test_hashes_in_c_are_those_of_numpy(text: str, length: int) -> None:
+    def all_of_it() -> list[list[int]]:
+        found = ngrams.hash_words(text)
+        runs = found.ngrams(length)
+        parts = [found.hashes, found.starts, found.ends, runs, signature(runs, 37)]
+        return [part.tolist() for part in parts] + [[ngrams.most_frequent(runs)]]
+
+    with pretend(parse_machine("no-compiler")):
+        wanted = all_of_it()
+    assert all_of_it() == wanted
 
 
 # ------------------------------------------------------------------ clean, filter, quality

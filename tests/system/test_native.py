@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import safetensors._safetensors_rust as compiled
 
-from malmoi.model.native import cache_folder, load_library
+from malmoi.system.native import cache_folder, load_library
 
 
 class Compiler:

@@ -14,6 +14,7 @@ from malmoi.text.documents import Document
 _BREAKS = re.compile(r"\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufeff\ufffe\uffff]")
 _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
+_PLAIN_SPACES = re.compile("  +")
 _BLANKS = re.compile(r"\n{3,}")
 _NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"  # noqa: E501
 _TAG = re.compile(rf"</?(?:{_NAMES})\b[^<>]*>", re.IGNORECASE)
@@ -44,10 +45,10 @@ def clean(text: str) -> str:
     if not text.replace("\n", "").isprintable():
         text = _CONTROL.sub("", _BREAKS.sub("\n", text))
         text = _SPACES.sub(" ", text)
-    elif "  " in text:
-        text = _SPACES.sub(" ", text)
+    elif "  " in text:  # printable text has no other spaces than this one
+        text = _PLAIN_SPACES.sub(" ", text)
     text = text.replace(" \n", "\n").replace("\n ", "\n")
-    return _BLANKS.sub("\n\n", text).strip()
+    return (_BLANKS.sub("\n\n", text) if "\n\n\n" in text else text).strip()
 
 
 def without_html(text: str) -> str:

@@ -4,14 +4,16 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.corpus.clean import clean
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, hash_words, is_among
+from malmoi.corpus.ngrams import HashArray, IndexArray, hash_words, is_among, text_groups
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import Document, read_documents
@@ -22,6 +24,7 @@ from malmoi.text.sources import format_of
 MIN_OVERLAP_WORDS = 8
 MAX_OVERLAP_WORDS = 13
 PERCENTILE = 5  # of the examples' lengths gives the n-gram length, within those bounds
+TABLE_BITS = 20  # first bits of an n-gram's hash
 BenchmarkRow = list[str]  # the texts of one row
 
 
@@ -100,14 +103,39 @@ class BenchmarkSets:
 
     def overlaps(self, text: str) -> list[tuple[int, int]]:
         """The spans of a text that occur in a test set; adjacent ones are merged."""
-        found = hash_words(text)
-        spans: list[tuple[int, int]] = []
+        return next(self.overlaps_of_each([text]))
+
+    def overlaps_of_each(self, texts: Iterable[str]) -> Iterator[list[tuple[int, int]]]:
+        """The `overlaps` of each text; short texts are compared together."""
+        for group in text_groups(texts):
+            found = hash_words("\n".join(group))
+            ends = np.cumsum([len(text) + 1 for text in group])
+            spans: list[list[tuple[int, int]]] = [[] for _ in group]
+            for length in self.runs:
+                hits = self._hits(found.ngrams(length), length)
+                first = found.starts[hits]
+                last = found.ends[hits + length - 1]
+                owner = np.searchsorted(ends, first, side="right")
+                whole = last < ends[owner]  # not across two texts
+                begin = (ends - [len(text) + 1 for text in group])[owner]
+                for text, a, b in zip(
+                    *(part[whole].tolist() for part in (owner, first - begin, last - begin)),
+                    strict=True,
+                ):
+                    spans[text].append((a, b))
+            yield from map(_joined, spans)
+
+    def _hits(self, ngrams: HashArray, length: int) -> IndexArray:
+        """Which n-grams are known: few are, and a table of their first bits rules most out."""
+        likely = np.flatnonzero(self._tables[length][ngrams >> np.uint64(64 - TABLE_BITS)])
+        return likely[is_among(ngrams[likely], self.runs[length])]
+
+    @cached_property
+    def _tables(self) -> dict[int, NDArray[np.bool_]]:
+        tables = {length: np.zeros(1 << TABLE_BITS, bool) for length in self.runs}
         for length, known in self.runs.items():
-            hits = np.flatnonzero(is_among(found.ngrams(length), known))
-            spans += zip(
-                found.starts[hits].tolist(), found.ends[hits + length - 1].tolist(), strict=True
-            )
-        return _joined(spans)
+            tables[length][known >> np.uint64(64 - TABLE_BITS)] = True
+        return tables
 
     def save(self, file: IO[bytes]) -> None:
         np.savez(file, **{str(length): known for length, known in self.runs.items()})  # type: ignore[arg-type]
@@ -141,9 +169,10 @@ def decontaminated(
     documents: Iterable[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
 ) -> Iterator[Document]:
     """Yields documents without overlaps; the pieces around one become documents."""
-    for document in documents:
+    documents = list(documents)
+    found = known.overlaps_of_each(document.text for document in documents)
+    for document, overlaps in zip(documents, found, strict=True):
         stats.count_in(document)
-        overlaps = known.overlaps(document.text)
         if not overlaps:
             yield stats.count_out(document)
             continue

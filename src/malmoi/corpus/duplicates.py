@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, hash_each, random_odd
+from malmoi.corpus.ngrams import HashArray, hash_each, native_ngrams, random_odd
 from malmoi.system.bits import mix_bits
 
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
@@ -35,8 +35,14 @@ def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
     """The smallest of (a·x + b) mod 2³² over a text's n-grams, for each of `hashes` pairs a, b."""
-    values = (runs >> np.uint64(32)).astype(np.uint32)
     factors, terms = _pairs(hashes)
+    native = native_ngrams()
+    if native is not None:
+        found = np.empty(hashes, np.uint32)
+        pairs = (factors.ctypes.data, terms.ctypes.data)
+        native[2](runs.ctypes.data, len(runs), *pairs, hashes, found.ctypes.data)
+        return found
+    values = (runs >> np.uint64(32)).astype(np.uint32)
     least = np.full(hashes, 2**32 - 1, np.uint32)
     for begin in range(0, len(values), RUNS_PER_BLOCK):
         hashed = factors * values[None, begin : begin + RUNS_PER_BLOCK]

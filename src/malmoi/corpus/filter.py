@@ -9,7 +9,7 @@ import numpy as np
 from malmoi.corpus import ngrams
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.language import is_in_language
-from malmoi.corpus.ngrams import HashArray, HashedWords
+from malmoi.corpus.ngrams import HashedWords
 from malmoi.corpus.stats import StepStats
 from malmoi.text.documents import Document
 
@@ -54,17 +54,13 @@ def _repeated(parts: list[str]) -> int:
 
 def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
     """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
-    most = _most(look.words.ngrams(2))  # no longer n-gram can be more frequent
+    most = ngrams.most_frequent(look.words.ngrams(2))  # no longer n-gram can be more frequent
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
         could = most > 1 and most * _longest(look.words, length) > limit
         if could and _covered(look.words, length) > limit:
             return True
     return False
-
-
-def _most(runs: HashArray) -> int:
-    return int(np.unique(runs, return_counts=True)[1].max()) if len(runs) else 0
 
 
 def _longest(words: HashedWords, length: int) -> int:

@@ -6,7 +6,7 @@ process and on every machine, and all words of a text are hashed at once.
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.system.bits import mix_bits
+from malmoi.system.machine import this_machine
+from malmoi.system.native import native_functions
 
 PIECE_CHARACTERS = 1 << 20  # characters hashed together
 BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
+NATIVE = (
+    ("malmoi_hash_words", 7),
+    ("malmoi_ngrams", 5),
+    ("malmoi_signature", 6),
+    ("malmoi_most_frequent", 5),
+)
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
 
@@ -36,10 +44,22 @@ class HashedWords:
     def ngrams(self, length: int) -> HashArray:
         """The hash of every `length` consecutive words."""
         count = max(len(self) - length + 1, 0)
+        native = native_ngrams()
+        if native is not None:
+            found = np.empty(count, np.uint64)
+            words = np.ascontiguousarray(self.hashes)
+            factors = random_odd(length, seed=1)
+            native[1](words.ctypes.data, count, factors.ctypes.data, length, found.ctypes.data)
+            return found
         total = np.zeros(count, np.uint64)
         for place, factor in enumerate(random_odd(length, seed=1)):
             total += self.hashes[place : place + count] * factor
         return mix_bits(total)
+
+
+def native_ngrams() -> tuple[Callable[..., int], ...] | None:
+    """The functions of ngrams.c, where there is a compiler; the numbers are the same without."""
+    return native_functions("malmoi.corpus", "ngrams.c", NATIVE, this_machine())
 
 
 def seeded_hash(text: str, seed: int) -> int:
@@ -55,6 +75,17 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
         return np.zeros(len(values), bool)
     nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
     return np.equal(nearest, values)
+
+
+def most_frequent(ngrams: HashArray) -> int:
+    """How often the most frequent one occurs."""
+    native = native_ngrams()
+    if native is None or not len(ngrams):
+        return int(np.unique(ngrams, return_counts=True)[1].max()) if len(ngrams) else 0
+    slots = np.zeros(1 << len(ngrams).bit_length(), np.int32)
+    counts = np.empty_like(slots)
+    room = (slots.ctypes.data, counts.ctypes.data, len(slots) - 1)
+    return native[3](ngrams.ctypes.data, len(ngrams), *room)
 
 
 @cache
@@ -95,7 +126,7 @@ def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
 
 def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
     """Hashes the words of each text; short texts are hashed together."""
-    for group in _groups(texts):
+    for group in text_groups(texts):
         found = hash_words("\n".join(group))
         ends = np.cumsum([len(text) + 1 for text in group])
         begin = first = 0
@@ -110,7 +141,7 @@ def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
             first = last
 
 
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for text in texts:
@@ -134,6 +165,9 @@ def _pieces(text: str, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
+    native = native_ngrams()
+    if native is not None:
+        return _native_words(native[0], text, offset)
     values = _values()[code_points(text)]
     inside = np.zeros(len(values) + 2, bool)
     inside[1:-1] = values != 0
@@ -146,3 +180,16 @@ def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
     places = np.arange(starts[0], len(text)) - np.repeat(starts, sizes)
     values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
     return mix_bits(np.add.reduceat(values, starts)), starts + offset, ends + offset
+
+
+def _native_words(
+    call: Callable[..., int], text: str, offset: int
+) -> tuple[HashArray, IndexArray, IndexArray]:
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    most = len(codes) // 2 + 1
+    hashes = np.empty(most, np.uint64)
+    starts, ends = np.empty((2, most), np.int64)
+    tables = (_values().ctypes.data, random_odd(64, seed=2).ctypes.data)
+    places = (hashes.ctypes.data, starts.ctypes.data, ends.ctypes.data)
+    found = call(codes.ctypes.data, len(codes), *tables, *places)
+    return hashes[:found], starts[:found] + offset, ends[:found] + offset

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.model.native import compiled_library
 from malmoi.system.machine import Machine, named_dtype, this_machine
+from malmoi.system.native import compiled_library
 
 LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once

@@ -143,7 +143,7 @@ class CachedWords:
         ids = [np.asarray(tokens, np.int64) for tokens, _ in groups]
         sizes = [min(WORDS_PER_GROUP, len(new) - i) for i in range(0, len(new), WORDS_PER_GROUP)]
         lengths = [
-            np.bincount(np.asarray(words, np.int64), minlength=size)
+            np.bincount(np.array(words, np.int64), minlength=size)
             for (_, words), size in zip(groups, sizes, strict=True)
         ]
         self._ids = np.concatenate([self._ids, *ids])

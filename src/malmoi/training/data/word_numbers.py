@@ -8,19 +8,16 @@ Python counts \\x1c-\\x1f as spaces.
 
 import ctypes
 import re
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.model.native import compiled_library
-from malmoi.system.machine import Machine, this_machine
+from malmoi.system.machine import this_machine
+from malmoi.system.native import native_functions
 
 SPACE = r"[^\S\x1c-\x1f]"
 SOLID = r"[\S\x1c-\x1f]"
@@ -49,10 +46,11 @@ class WordNumbers(Protocol):
 
 def word_numbers(max_words: int, max_bytes: int) -> WordNumbers:
     """An empty table of at most so many words."""
-    library = _library(this_machine())
-    if library is None:
+    calls = (("malmoi_number_words", 6),)
+    found = native_functions("malmoi.training.data", "word_numbers.c", calls, this_machine())
+    if found is None:
         return PythonWordNumbers(max_words, max_bytes)
-    return NativeWordNumbers(library, max_words, max_bytes)
+    return NativeWordNumbers(found[0], max_words, max_bytes)
 
 
 class PythonWordNumbers:
@@ -83,8 +81,8 @@ class _Table(ctypes.Structure):
 
 
 class NativeWordNumbers:
-    def __init__(self, library: ctypes.CDLL, max_words: int, max_bytes: int) -> None:
-        self._call = library.malmoi_number_words
+    def __init__(self, call: Callable[..., int], max_words: int, max_bytes: int) -> None:
+        self._call = call
         slots = 1 << (2 * max_words).bit_length()  # at most half full
         self._starts = np.zeros(max_words + 1, np.int64)
         self._bytes = np.empty(max_bytes, np.uint8)
@@ -109,19 +107,3 @@ class NativeWordNumbers:
         cuts = [start - starts[0] for start in starts]
         words = [new[a:b].decode() for a, b in pairwise(cuts)]
         return NumberedWords(numbers[:found], counts, words)
-
-
-@cache
-def _library(machine: Machine) -> ctypes.CDLL | None:
-    if machine.compiler is None:
-        return None
-    source = files("malmoi.training.data").joinpath("word_numbers.c").read_text("utf-8")
-    try:
-        library = compiled_library(source, ("-O3",), machine)
-        call = library.malmoi_number_words
-    except (OSError, subprocess.SubprocessError):
-        return None
-    pointer = ctypes.c_void_p
-    call.argtypes = [pointer, ctypes.c_char_p, pointer, ctypes.c_int64, pointer, pointer]
-    call.restype = ctypes.c_int64
-    return library

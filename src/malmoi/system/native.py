@@ -11,7 +11,8 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 
 from malmoi.system.machine import Machine
@@ -45,6 +46,29 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...], built: Path) ->
             raise
         run([*common, *(flag for flag in flags if flag != "-fopenmp")])
     run([compiler, "-shared", str(half), "-o", str(built), "-lm"])
+
+
+@cache
+def native_functions(
+    package: str, file: str, names: tuple[tuple[str, int], ...], machine: Machine
+) -> tuple[Callable[..., int], ...] | None:
+    """Functions of a package's C file by name and number of arguments; None without a compiler.
+
+    Arguments are addresses and 64-bit integers, what they return is one of the latter.
+    """
+    if machine.compiler is None:
+        return None
+    source = files(package).joinpath(file).read_text("utf-8")
+    native = ("-march=native",) if machine.architecture == "x86_64" else ()
+    try:
+        library = compiled_library(source, ("-O3", *native), machine)
+        found = tuple(library[name] for name, _ in names)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for function, (_, count) in zip(found, names, strict=True):
+        function.restype = ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p] * count
+    return found
 
 
 def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
