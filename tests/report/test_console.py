@@ -29,8 +29,8 @@ def test_a_narrow_terminal_gets_fewer_parts_and_none_of_them_cut() -> None:
     event = Progress("pretrain", 5, 10, "steps", {"loss": 2.5, "tokens_per_second": 1200.0}, 9.0)
     with environment(MALMOI_LANG="ko"):
         assert progress_line(event, 9.0, 60).endswith("0:09 남음  사전 학습 5/10스텝")
-        assert progress_line(event, 9.0, 62 + 10).endswith("스텝  loss 2.500")
-        assert progress_line(event, 9.0).endswith("1,200 tokens/s")
+        assert progress_line(event, 9.0, 62 + 10).endswith("스텝  손실 2.500")
+        assert progress_line(event, 9.0).endswith("1,200 토큰/s")
 
 
 def test_records_and_progress_are_lines_where_there_is_no_terminal(

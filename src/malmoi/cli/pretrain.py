@@ -216,7 +216,7 @@ def _tell(out: Path, json: bool) -> None:
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
-    print(f"{out}: {', '.join(words)}")
+    print(f"{out}: {', '.join(map(translate, words))}")
     causal = "perplexity" in row and "backward_lm_loss" not in row
     objective = read_object(out / "recipe.json").get("objective")
     verb = "translate" if objective == "translation" else "generate"

@@ -59,7 +59,9 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A log record as a line of its own; a warning is a note."""
         note = "note: " if record.levelno >= logging.WARNING else ""
-        text = translate(note) + translate(record.getMessage())
+        # what follows a line break is text that a model wrote
+        said, *sample = record.getMessage().split("\n")
+        text = translate(note) + "\n".join([translate(said), *sample])
         self._print(text)
         self._open = False
         if self._live and text.endswith("…"):  # announces work that takes a while
@@ -206,10 +208,11 @@ def _metric(name: str, value: float) -> str:
     words = name.replace("_", " ")
     if name.endswith("_per_second"):
         shown = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-        return f"{shown} {words.removesuffix(' per second')}/s"
+        return f"{shown} {translate(words.removesuffix(' per second'))}/s"
     if name == "utilization":
         return translate(f"{value:.0%} of the machine")
-    return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.3f}"
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+    return translate(f"{words} {shown}")
 
 
 def format_duration(seconds: float) -> str:
