@@ -53,7 +53,7 @@ def test_the_key_is_compared_in_constant_time(gpt: Path, monkeypatch: pytest.Mon
     assert compared == [b"Bearer wrong", b"Bearer right"]
 
 
-def test_the_server_listens_on_loopback_unless_told() -> None:
+def test_the_server_listens_on_loopback_by_default() -> None:
     assert ServeConfig().host == "127.0.0.1"
     assert ServeConfig().local
 

@@ -615,7 +615,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         ),
     ],
 )
-def test_a_broken_adapter_says_what_is_wrong(
+def test_a_broken_adapter_gives_a_clear_error(
     spoil: Callable[[Path], None], sentence: str, learnt: tuple[Path, Path]
 ) -> None:
     spoil(learnt[0])

@@ -110,7 +110,7 @@ def test_plugins_may_be_named_before_or_after_the_command() -> None:
         ),
     ],
 )
-def test_a_plugin_that_fails_says_where(code: str, said: str, tmp_path: Path) -> None:
+def test_a_failing_plugin_names_its_file(code: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(code, "utf-8")
     with pytest.raises(malmoi.MalmoiError, match=said):

@@ -77,7 +77,7 @@ def test_a_pipeline_classifies_a_padded_batch_as_we_do(folders: Path) -> None:
         assert said["score"] == pytest.approx(ours.scores[said["label"]], abs=1e-5)  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_opened_says_why(folders: Path) -> None:
+def test_unopenable_folders_give_the_reason(folders: Path) -> None:
     with pytest.raises(malmoi.UsageError, match="needs a lm head, and this folder has: mlm"):
         hf.AutoModelForCausalLM.from_pretrained(folders / "bert")
     with pytest.raises(malmoi.UsageError, match="opened without"):

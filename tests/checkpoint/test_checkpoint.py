@@ -459,7 +459,7 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "only with 'silu'"),
     ],
 )
-def test_what_a_llama_cannot_be_is_one_clear_sentence(
+def test_unsupported_llamas_give_a_clear_error(
     changes: dict, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, **changes}))
@@ -507,7 +507,7 @@ def set_config(**values: object) -> object:
         ),
     ],
 )
-def test_damage_is_one_clear_sentence(damage: object, sentence: str, tmp_path: Path) -> None:
+def test_damaged_folders_give_a_clear_error(damage: object, sentence: str, tmp_path: Path) -> None:
     damage(saved(tmp_path))
     with pytest.raises(MalmoiError, match=sentence):
         read_checkpoint(tmp_path)

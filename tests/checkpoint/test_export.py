@@ -333,7 +333,7 @@ def test_a_sentencepiece_vocabulary_comes_back() -> None:
         (bert(**SIZES), {"mlm": 0}, "this one has the heads mlm"),
     ],
 )
-def test_what_llama_cpp_cannot_do_is_refused(
+def test_models_that_llama_cpp_does_not_support_are_refused(
     config: ModelConfig, heads: dict[str, int], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
@@ -341,7 +341,7 @@ def test_what_llama_cpp_cannot_do_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_llama_cpp_does_not_support_is_refused(tmp_path: Path) -> None:
     lower = malmoi.tokenizer.train_tokenizer(
         ["a b c"] * 9, kind="byte-bpe", vocab=300, lowercase=True
     )
@@ -380,7 +380,7 @@ def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
         (["gguf", "--model", "m", "--out", "there.gguf"], "there.gguf already exists"),
     ],
 )
-def test_wrong_requests_are_one_sentence(
+def test_invalid_requests_give_a_clear_error(
     words_: list[str],
     sentence: str,
     tmp_path: Path,

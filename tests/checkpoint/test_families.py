@@ -237,7 +237,7 @@ def _other_padding(folder: Path) -> Path:
         ),
     ],
 )
-def test_what_a_modernbert_cannot_be_is_one_clear_sentence(
+def test_unsupported_modernberts_give_a_clear_error(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     config = transformers.ModernBertConfig(vocab_size=60, pad_token_id=0, **SIZES)

@@ -102,7 +102,7 @@ def test_a_plain_model_has_no_sentence_files(bert: Path, tmp_path: Path) -> None
         ({}, (), "pools by"),
     ],
 )
-def test_what_is_computed_differently_is_refused(
+def test_unsupported_modules_are_refused(
     bert: Path, tmp_path: Path, pooling: dict[str, Any], more: tuple[str, ...], said: str
 ) -> None:
     folder = write_encoder(bert, tmp_path / "theirs", pooling, *more)

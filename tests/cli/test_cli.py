@@ -370,7 +370,7 @@ def test_empty_and_undecodable_input(call: Call, gpt: Path, encoder: Path) -> No
     )
 
 
-def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder: Path) -> None:
+def test_an_empty_prompt_reports_its_start_token(call: Call, gpt: Path, encoder: Path) -> None:
     same = ("generate", "--model", gpt, "--max-new-tokens", 3, "--temperature", 0)
     done = call(*same, "")
     assert done.code == 0
@@ -398,7 +398,7 @@ def test_help_fits_eighty_columns_and_names_no_python_type(
         assert not re.search(r"<(str|int|float|bool|path|list)", shown)
 
 
-def test_numbers_and_durations_as_people_write_them(call: Call, tmp_path: Path) -> None:
+def test_human_readable_numbers_and_durations_parse(call: Call, tmp_path: Path) -> None:
     assert [whole_number(text) for text in ("250", "10M", "1.5B", "2k", "1e3")] == [
         250,
         10_000_000,
@@ -419,7 +419,7 @@ def test_numbers_and_durations_as_people_write_them(call: Call, tmp_path: Path) 
     refused(call(*same, "--minutes", "soon"), 2, "--minutes", "90s")
 
 
-def test_existing_output_is_replaced_only_when_asked(
+def test_existing_output_is_overwritten_only_on_request(
     call: Call, encoder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), "utf-8")
@@ -458,9 +458,7 @@ def test_unknown_names_offer_the_nearest(call: Call) -> None:
     assert call("--version").out.startswith("malmoi ")
 
 
-def test_failures_of_the_system_are_one_sentence(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_errors_give_a_clear_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(error: BaseException) -> Done:
         def doctor_fails() -> str:
             raise error

@@ -504,7 +504,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["quantize", "m", "--text", "a"], "name the --task too"),
     ],
 )
-def test_wrong_requests_are_one_sentence(
+def test_invalid_requests_give_a_clear_error(
     words: list[str],
     sentence: str,
     folders: Path,

@@ -57,7 +57,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def test_outputs_on_other_text_are_nearer_than_rounding_leaves_them(model: Path) -> None:
+def test_outputs_on_other_text_are_closer_than_with_rounding(model: Path) -> None:
     want = hidden(model, sentences(2))
     off = {
         way: (hidden(model / way, sentences(2)) - want).square().mean().sqrt().item()
@@ -80,7 +80,7 @@ def test_transformers_opens_the_folder_with_the_same_scores(model: Path) -> None
     assert torch.allclose(found, want, atol=1e-3 * want.abs().max().item())
 
 
-def test_an_input_that_is_always_zero_is_no_obstacle() -> None:
+def test_an_input_that_is_always_zero_is_handled() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(6, 16, generator=generator)
     rows = torch.randn(40, 16, generator=generator)
@@ -90,7 +90,7 @@ def test_an_input_that_is_always_zero_is_no_obstacle() -> None:
     assert torch.isfinite(found.dense()).all()
 
 
-def test_what_gptq_needs_is_said(model: Path, tmp_path: Path) -> None:
+def test_missing_inputs_of_gptq_are_reported(model: Path, tmp_path: Path) -> None:
     text = model / "text.txt"
     short = tmp_path / "short.txt"
     short.write_text("the sea")

@@ -127,7 +127,7 @@ MISSING = [("no-compiler", "no C\\+\\+ compiler"), ("no-int8", "no int8 dot prod
 
 
 @pytest.mark.parametrize(("without", "reason"), MISSING)
-def test_a_machine_without_the_kernel_refuses_int8_and_says_why(
+def test_a_machine_without_the_kernel_refuses_int8_with_a_reason(
     without: str, reason: str, tmp_path: Path
 ) -> None:
     write_checkpoint(Checkpoint(initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)), tmp_path)
@@ -145,9 +145,7 @@ def test_a_failing_compiler_is_reported(tmp_path: Path) -> None:
 @needs_kernel
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_every_family_says_nearly_the_same_and_comes_back_from_its_folder(
-    family: str, tmp_path: Path
-) -> None:
+def test_every_family_predicts_nearly_the_same_and_round_trips(family: str, tmp_path: Path) -> None:
     config, heads = FAMILIES[family]
     network = initialise(Network(config, dict.fromkeys(heads, 0)), 0).eval()
     tokens = torch.randint(0, 300, (2, 20))

@@ -165,7 +165,7 @@ def test_language() -> None:
     assert broken(KOREAN * 3, DEFAULT.override({"language": "en"})) == "another language"
 
 
-def test_the_classifier_tells_good_text_and_draws_as_numpy() -> None:
+def test_the_classifier_separates_good_text_and_draws_like_numpy() -> None:
     good = [f"{ENGLISH} {prose(n, 20)}" for n in range(40)]
     raw = [f"click here to win a free phone {prose(n, 20)}" for n in range(100, 160)]
     scorer = QualityScorer.fit(good[:30], raw[:50])
@@ -348,7 +348,7 @@ def sources(tmp_path: Path) -> list[str]:
 SMALL = {"shard": 6000}
 
 
-def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -> None:
+def test_one_and_two_workers_build_the_same_corpus(sources: list[str], tmp_path: Path) -> None:
     one = run_build(sources, tmp_path / "one", **SMALL)
     two = run_build(sources, tmp_path / "two", execution=Execution(2), **SMALL)
     assert one == two
@@ -376,7 +376,7 @@ def same_files(one: Path, two: Path) -> bool:
     return all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
 
 
-def test_parts_make_the_same_as_one_build(sources: list[str], tmp_path: Path) -> None:
+def test_parts_build_the_same_corpus_as_one_process(sources: list[str], tmp_path: Path) -> None:
     """As in an array of cluster jobs: every part in three rounds, then the build itself."""
     ways = SMALL | {"weights": "web=1,bills=0,empty=0,line=0"}
     good = [write(tmp_path / "good.jsonl", [prose(n) for n in range(300, 320)])]
@@ -414,7 +414,7 @@ def test_a_build_finishes_without_a_part_that_was_lost(sources: list[str], tmp_p
     assert same_files(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_two_workers_of_ray_make_the_same(sources: list[str], tmp_path: Path) -> None:
+def test_two_ray_workers_build_the_same_corpus(sources: list[str], tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="a build on a cluster needs ray: pip install ray")
     run_build(sources, tmp_path / "here", **SMALL)
     ray = Execution(2, "ray")
@@ -581,7 +581,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run_build([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
 
 
-def test_names_of_control_tokens_are_counted_and_told(
+def test_names_of_control_tokens_are_counted_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [

@@ -72,7 +72,7 @@ def test_columns_of_0_and_1_are_remembered(
     assert malmoi.evaluate(tmp_path / "out", data=table)["examples"] == len(TEXTS)
 
 
-def test_a_vocabulary_that_does_not_fit_is_said(
+def test_a_vocabulary_that_does_not_fit_is_reported(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [f"{word} 나는 기쁘다,{word}" for word in ("glad", "angry") * 6]

@@ -187,7 +187,7 @@ def test_every_template_asks_its_task() -> None:
         templated(named_task("sst2"), "clozé")
 
 
-def test_a_template_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_template_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('prompt = "{text} So"\nanswers = { 0 = "bad", 1 = "good" }\n', "utf-8")
     assert (
@@ -416,7 +416,7 @@ def test_the_error_of_a_share(right: list[bool]) -> None:
 # ------------------------------------------------------------------ oracles
 
 
-def test_bleu_and_rouge_count_as_everybody_does() -> None:
+def test_bleu_and_rouge_match_reference_implementations() -> None:
     sacrebleu, rouge = (
         pytest.importorskip("sacrebleu"),
         pytest.importorskip("rouge_score.rouge_scorer"),

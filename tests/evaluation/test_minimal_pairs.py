@@ -69,7 +69,7 @@ def test_a_model_of_both_hides_tokens_and_looks_one_place_to_the_left() -> None:
     assert found == pytest.approx([total], rel=1e-5)
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_unreadable_pairs_are_refused() -> None:
     words = tokenizer("byte-bpe")
     net = network(words)
     with pytest.raises(UsageError, match="more than this model's context of 32"):
@@ -97,7 +97,7 @@ def test_blimp_and_kontrast_are_read(tmp_path: Path) -> None:
         load_examples(named_task("kontrast"), tmp_path / "bad.csv")
 
 
-def test_both_readings_of_one_folder_are_judged(
+def test_both_readings_of_one_folder_are_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = tokenizer("byte-bpe", mask=True)

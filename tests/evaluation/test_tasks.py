@@ -300,7 +300,7 @@ def test_what_is_put_together_can_be_cut_again(shared: Path) -> None:
     assert [cut_again(line) for line in rewritten(PTB_RULES, text).split("\n")] == text.split("\n")
 
 
-def test_own_columns_in_any_file(tmp_path: Path) -> None:
+def test_custom_columns_in_any_file(tmp_path: Path) -> None:
     csv = write(tmp_path / "a.csv", 'review,stars\n"good, really",5\nbad,1\n')
     jsonl = write(tmp_path / "a.jsonl", '{"review": "good", "stars": 5}\n')
     korean = tmp_path / "k.tsv"

@@ -42,7 +42,7 @@ def table(path: Path, labels: str) -> Path:
     return path
 
 
-def test_the_rule() -> None:
+def test_the_default_settings_follow_the_rule() -> None:
     labels, number = head_kind(named_task("rte")), head_kind(named_task("stsb"))
     small = preset("bert-tiny", vocab=100, width=384, heads=12)
     base = preset("bert-base")
@@ -59,7 +59,7 @@ def test_the_rule() -> None:
     assert "rdrop" not in default_settings(8_551, labels, base)
 
 
-def test_it_is_said_and_recorded_and_gives_way(
+def test_defaults_are_logged_recorded_and_overridable(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = table(tmp_path / "rows.csv", "ab" * 27)
@@ -73,7 +73,7 @@ def test_it_is_said_and_recorded_and_gives_way(
     )  # fmt: skip
 
 
-def test_rare_labels_weigh_more_by_themselves(
+def test_rare_labels_get_larger_weights_by_default(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = table(tmp_path / "rows.csv", "a" * 76 + "b" * 4)

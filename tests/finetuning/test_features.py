@@ -155,7 +155,7 @@ def test_names_of_features() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tagging", "classification", "regression"])
-def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(
+def test_a_small_model_learns_and_predicts_the_same_after_loading(
     kind: str, model: Path, tmp_path: Path
 ) -> None:
     path, out = file_of(kind, tmp_path), tmp_path / "out"
@@ -242,7 +242,7 @@ def test_states_are_computed_once_and_kept_by_layer(
     assert len(list((own_cache / "malmoi" / "states").iterdir())) == 2
 
 
-def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
+def test_cached_states_equal_computed_states(model: Path) -> None:
     loaded = malmoi.load(model)
     network = Network(loaded.config, {"tag": 3}, features=FeatureConfig(layers=(0, 2), recurrent=4))
     network.load_state_dict(loaded.network.trunk.state_dict(), strict=False)
@@ -258,7 +258,7 @@ def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
         assert torch.allclose(found[name].float(), wanted, atol=2e-3)
 
 
-def test_states_that_cannot_be_written_leave_nothing_half(
+def test_a_failed_write_leaves_no_partial_states(
     model: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(network: Any, rows: Any, layers: Any, files: Any) -> None:

@@ -54,7 +54,9 @@ def test_few_rows_are_contrasted(
     assert again.metrics == done.metrics  # finished: read back, not trained again
 
 
-def test_it_can_be_turned_off_and_needs_a_sentence_encoder(encoder: Path, tmp_path: Path) -> None:
+def test_contrastive_training_can_be_turned_off_and_needs_an_encoder(
+    encoder: Path, tmp_path: Path
+) -> None:
     options = dict(steps=1, device="cpu")
     malmoi.finetune(
         encoder, "classification", ROWS, tmp_path / "off", ROWS, contrastive=False, **options

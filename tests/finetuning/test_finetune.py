@@ -198,7 +198,7 @@ def scores_there(out: Path, text: Any, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["classification", "choice", "regression"])
-def test_a_gpt_learns_by_gpt1s_way(
+def test_a_gpt_is_fine_tuned_as_in_gpt1(
     kind: str, gpt: Path, data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = data(kind)
@@ -214,7 +214,7 @@ def test_a_gpt_learns_by_gpt1s_way(
         assert ours.predict(GOOD).label == "yes"
 
 
-def test_a_gpt_has_gpt1s_numbers_and_a_bert_its_own(
+def test_a_gpt_uses_gpt1s_defaults_and_a_bert_berts(
     gpt: Path, bert: Path, data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = data("classification")
@@ -251,7 +251,7 @@ def a_pass(head: str, classes: int, batch: dict[str, torch.Tensor]) -> ForwardPa
     return ForwardPass(network, network.trunk(tokens), {"tokens": tokens, **batch})
 
 
-def test_task_losses_are_what_torch_says() -> None:
+def test_task_losses_equal_torchs() -> None:
     labels = torch.tensor([0, 2, 1, 2])
     done = a_pass("classify", 3, {"labels": labels})
     counts = count_labels(classification_loss(), done.batch)
@@ -621,7 +621,7 @@ def test_a_killed_run_loses_what_came_after_its_last_state(
         assert all(torch.equal(ours[name], weight) for name, weight in weights_of(whole).items())
 
 
-def test_what_is_finished_is_not_done_again(
+def test_a_finished_run_is_not_repeated(
     bert: Path, data: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, out = data("classification"), tmp_path / "out"

@@ -88,7 +88,7 @@ def test_labels_may_be_lists_text_or_columns_of_0_and_1(tmp_path: Path) -> None:
     assert all([e.label for e in some] == wanted for some in (lists, bars, flags, shown))
 
 
-def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:
+def test_several_labels_are_trained_evaluated_and_predicted(tuned: Path, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     model = malmoi.load(tuned)
     found = model.predict("he is angry calm glad")
@@ -115,7 +115,7 @@ def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:
     assert "Confusion matrix" not in report
 
 
-def test_thresholds_are_of_rows_that_nothing_was_learnt_from(tuned: Path) -> None:
+def test_thresholds_are_chosen_on_held_out_rows(tuned: Path) -> None:
     config = json.loads((tuned / "config.json").read_text())
     thresholds = config["malmoi"]["thresholds"]
     assert len(thresholds) == 3
@@ -190,7 +190,7 @@ def test_on_the_command_line(
         ("multilabel", [["a"], ["a"]], "have the label ('a',): there is nothing to learn"),
     ],
 )
-def test_labels_that_cannot_be_are_refused(
+def test_invalid_labels_are_refused(
     kind: str, rows: list[Any], sentence: str, bert: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.jsonl"

@@ -75,7 +75,7 @@ def test_how_many_rows_are_held_out() -> None:
     assert selection_rows(90_000, number, plain, needed=False) == 0
 
 
-def test_the_judged_rows_change_nothing_of_the_model(bert: Path, tmp_path: Path) -> None:
+def test_evaluation_rows_do_not_affect_the_model(bert: Path, tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", 300)
     how = {"epochs": 2, "lr": 5e-3, "patience": 2, "batch": 32, "device": "cpu"}
     weights, protocols = [], []

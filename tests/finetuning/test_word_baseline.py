@@ -14,7 +14,7 @@ def rows(count: int, first: int) -> list[Example]:
     ]
 
 
-def test_the_words_alone_are_a_baseline() -> None:
+def test_a_bag_of_words_is_a_baseline() -> None:
     words = train_tokenizer([row.text for row in rows(40, 0)], kind="wordpiece", vocab=120)
     assert word_baseline(rows(40, 0), rows(20, 40), ("0", "1"), words) == 1
     others = [replace(row, label=str(i // 20)) for i, row in enumerate(rows(40, 0))]

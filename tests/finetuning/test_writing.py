@@ -156,7 +156,7 @@ def test_a_folder_predicts_chats_and_opens_in_transformers(tuned: Path, tmp_path
     assert words.strip() == "ein blaues Buch"
 
 
-def test_files_of_prompts_are_answered_and_judged(
+def test_files_of_prompts_are_answered_and_evaluated(
     tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "new.csv"
@@ -213,7 +213,7 @@ def test_long_rows_are_counted(gpt: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert done.model.predict(long) is not None  # a prompt that fills the context is cut too
 
 
-def test_what_cannot_be_learnt_is_a_sentence(gpt: Path, pairs: Path, tmp_path: Path) -> None:
+def test_unlearnable_rows_give_a_clear_error(gpt: Path, pairs: Path, tmp_path: Path) -> None:
     unanswered = write_rows(tmp_path / "none.jsonl", [{"prompt": "a", "answer": ""}] * 2)
     with pytest.raises(MalmoiError, match=r"none.jsonl:1: the answer in 'answer' is missing"):
         finetune(gpt, "writing", unanswered, tmp_path / "out")

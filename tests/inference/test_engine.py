@@ -711,7 +711,7 @@ def test_a_choice_is_one_of_the_choices_and_the_likeliest_under_greedy_steps(
         "[^a-z]{3}x?",
     ],
 )
-def test_what_is_written_matches_the_expression(model: Model, pattern: str) -> None:
+def test_generated_text_matches_the_expression(model: Model, pattern: str) -> None:
     for seed in range(3):
         text = model.generate("it is", regex=pattern, max_new_tokens=60, seed=seed)
         assert re.fullmatch(pattern, text), text

@@ -51,7 +51,7 @@ def gpt_loss(model: Model, *changes: Intervention) -> float:
     return float(np.mean(logs))
 
 
-def test_what_a_head_is_worth_is_the_loss_without_it(gpt: Model) -> None:
+def test_the_importance_of_a_head_is_the_loss_without_it(gpt: Model) -> None:
     found = gpt.head_importance(ROWS)
     assert found.heads.shape == (2, 3)
     whole = gpt_loss(gpt)
@@ -81,7 +81,7 @@ def test_the_gradient_is_the_slope_of_the_loss(gpt: Model) -> None:
     assert found.heads[1, 1] == pytest.approx(-slope, rel=1e-2)
 
 
-def test_a_classifier_and_a_bert_are_judged_by_their_own_answers() -> None:
+def test_a_classifier_and_a_bert_are_scored_on_their_own_predictions() -> None:
     model = encoder("classify", ("bad", "good"))
     rows = [(text, label) for text, label in zip(ROWS, ("good", "bad", "good"), strict=True)]
     found = model.head_importance(rows)

@@ -109,7 +109,7 @@ def test_half_precision_is_computed_in_what_the_chip_has_and_saved_as_it_was(
     assert again.perplexity(TEXT) == want.perplexity(TEXT)
 
 
-def test_half_precision_that_is_asked_for_says_what_it_costs(described: str, folders: Path) -> None:
+def test_explicit_half_precision_warns_of_its_cost(described: str, folders: Path) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = malmoi.load(folders / "half", device="cpu", dtype="bf16")
@@ -129,7 +129,7 @@ def test_int8_runs_or_is_refused(described: str, folders: Path, plain: Model) ->
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantised_folder_says_the_same_in_its_bits_and_without_a_kernel(
+def test_a_quantised_folder_predicts_the_same_with_and_without_a_kernel(
     described: str, bits: int, folders: Path
 ) -> None:
     found = malmoi.load(folders / f"gpt-{bits}", device="cpu")

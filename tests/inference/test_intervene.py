@@ -265,7 +265,7 @@ def test_a_wrong_intervention_is_refused(gpt: Twin, values: dict[str, Any], mess
         gpt.ours.run(A, [Intervention(**values)])
 
 
-def test_what_needs_one_text_is_for_run(gpt: Twin, tmp_path: Path) -> None:
+def test_interventions_on_positions_need_run(gpt: Twin, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run"):
         gpt.ours.intervene(Intervention("mlp", positions=(0,)))
     with pytest.raises(UsageError, match="cannot generate"):

@@ -74,7 +74,7 @@ def test_any_object_matches(value: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_a_schema_matches(schema: dict[str, Any], yes: list[str], no: list[str]) -> None:
+def test_schemas_match_valid_values(schema: dict[str, Any], yes: list[str], no: list[str]) -> None:
     regex = json_schema_regex(schema)
     assert [text for text in yes if not matches(regex, text)] == []
     assert [text for text in no if matches(regex, text)] == []
@@ -119,7 +119,7 @@ def test_numbers_within_limits(low: Any, size: Any, number: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", [3, {"type": "array", "items": 3}, {"properties": []}])
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_invalid_schemas_are_refused(schema: Any) -> None:
     with pytest.raises(UsageError, match="json_schema"):
         json_schema_regex(schema)
 
@@ -186,7 +186,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_whatever_a_model_writes_is_valid(gpt: Model, name: str) -> None:
+def test_generated_json_is_always_valid(gpt: Model, name: str) -> None:
     """Also at the limit of tokens: close to it only tokens are allowed that lead to an end."""
     check = jsonschema_rs.validator_for(SCHEMAS[name], validate_formats=True)
     written = set()
@@ -230,7 +230,7 @@ def simple_schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=10, deadline=None)
 @given(simple_schemas(), st.integers(0, 99))
-def test_whatever_a_schema_is_the_text_is_valid(
+def test_generated_json_follows_random_schemas(
     gpt: Model, schema: dict[str, Any], seed: int
 ) -> None:
     text = gpt.generate("a", json_schema=schema, max_new_tokens=60, seed=seed)

@@ -59,7 +59,7 @@ def test_every_kind_is_drawn_from_the_models_numbers(gpt: Model, tmp_path: Path)
     ElementTree.parse(tmp_path / "next.svg")
 
 
-def test_what_cannot_be_drawn_is_refused(gpt: Model) -> None:
+def test_undrawable_pictures_are_refused(gpt: Model) -> None:
     with pytest.raises(UsageError, match="Did you mean 'lens'"):
         gpt.show("lense", TEXT)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no layer 5"):

@@ -49,7 +49,7 @@ def test_a_sentence_encoder_compares_cosines(folders: dict[str, Path]) -> None:
         model.classify("a", ["good", "bad"], examples=[("a", "good")])
 
 
-def test_a_model_of_inference_is_asked_what_follows(folders: dict[str, Path]) -> None:
+def test_an_nli_model_classifies_by_entailment(folders: dict[str, Path]) -> None:
     model = malmoi.load(folders["inference"], device="cpu")
     found = model.classify(TEXTS[0], ["good", "bad"], prompt="It is {label}.")
     pairs = [(TEXTS[0], "It is good."), (TEXTS[0], "It is bad.")]

@@ -130,6 +130,6 @@ def test_transformers_opens_ours_with_the_same_logits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"groups": 1}, {"segments": 2}, {"skip_connections": True}])
-def test_what_an_encoder_and_decoder_cannot_have_is_refused(changes: dict[str, int]) -> None:
+def test_unsupported_encoder_decoders_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="an encoder-decoder cannot be combined with"):
         transformer(**TINY, **changes)

@@ -142,7 +142,7 @@ def test_padding_documents_and_head_groups_equal_brute_force() -> None:
         ("causal ; full ; full", "head groups"),
     ],
 )
-def test_a_misspelt_pattern_says_what_is_wrong(text: str, hint: str) -> None:
+def test_a_misspelt_pattern_gives_a_clear_error(text: str, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         gpt2_tiny(attention=(text,))
 
@@ -220,7 +220,7 @@ ENCODERS = {
 
 
 @torch.no_grad()
-def test_embedding_residuals_and_skip_connections_are_what_they_say() -> None:
+def test_embedding_residuals_and_skip_connections_equal_their_formulas() -> None:
     network = gpt2_tiny(embedding_residual=True, skip_connections=True, depth=5, kv_heads=1)
     trunk = network.trunk
     tokens = torch.randint(0, 50, (2, 7))
@@ -315,7 +315,7 @@ def test_pooled_heads_read_the_first_or_the_last_real_token() -> None:
     assert torch.equal(first(hidden, keep), torch.stack([hidden[0, 0], hidden[1, 1]]))
 
 
-def test_vocabulary_heads_read_only_the_slots_asked_for() -> None:
+def test_vocabulary_heads_read_only_the_requested_slots() -> None:
     network = initialise(
         Network(bert(vocab=50, width=32, depth=1, heads=2), {"mlm": 0, "nsp": 0}), 0
     ).eval()

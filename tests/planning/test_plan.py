@@ -291,7 +291,9 @@ def gpt2_large_on_four() -> DeviceLayout:
 
 @settings(max_examples=15)
 @given(st.integers(1, 512), st.floats(0.05, 1), st.sampled_from(sorted(GPUS)))
-def test_time_goes_with_one_over_the_gpus(gpus: int, utilisation: float, name: str) -> None:
+def test_time_is_inversely_proportional_to_the_gpus(
+    gpus: int, utilisation: float, name: str
+) -> None:
     one, many = (
         planned("gpt2-small", Fleet(gpu(name), n, utilisation, price=2.0)) for n in (1, gpus)
     )
@@ -323,7 +325,7 @@ def test_a_gpu_without_bf16_computes_in_fp32() -> None:
     assert planned("gpt2-small", **{"train.precision": "fp32"}).fleet.half(made.recipe)
 
 
-def test_the_laws_say_what_their_papers_say() -> None:
+def test_the_scaling_laws_match_their_papers() -> None:
     assert kaplan_tokens(1.3e9) == pytest.approx(2e10)  # table 6 at one PF-day
     # Hoffmann et al. 2022: 70B and 1.4T tokens for 5.76e23 FLOPs
     chinchilla = optimal(0, 70_000_000_000, 5.76e23)
@@ -358,7 +360,7 @@ def test_impossible_plans_are_refused(fleet: dict[str, Any], sentence: str) -> N
         planned("gpt2-small", Fleet(gpu("h200"), **fleet))
 
 
-def test_what_does_not_fit_says_what_would_help() -> None:
+def test_a_plan_that_does_not_fit_suggests_a_remedy() -> None:
     made = planned("gpt3-13b", replace(H200, gpus=64))
     assert not made.fits
     words = re.findall(r"It fits with (.*)\.", made.help)[0].split()
@@ -374,7 +376,7 @@ def test_more_gpus_may_help() -> None:
     assert not planned("gpt3-175b", replace(H200, gpus=wanted // 2), **changes).fits
 
 
-def test_what_no_number_of_gpus_can_hold_is_said() -> None:
+def test_a_model_too_large_for_any_number_of_gpus_is_reported() -> None:
     assert "No number of these GPUs" in planned("gpt3-175b", Fleet(gpu("rtx4090"))).help
 
 

@@ -48,7 +48,7 @@ def page(**changes: object) -> str:
     return TaskPage(**(about | changes)).render()
 
 
-def test_the_page_shows_where_it_errs() -> None:
+def test_the_page_shows_the_errors_of_the_model() -> None:
     shown = page()
     for part in ("Each label", "Confusion matrix", "Calibration", "Worst mistakes", "This run"):
         assert f"<h2>{part}</h2>" in shown

@@ -84,7 +84,7 @@ def test_the_maps_are_the_models(live: Live, models: dict[str, Model]) -> None:
     assert np.allclose(found["recovered"], expected_map.recovered, atol=1e-4)
 
 
-def test_words_are_coloured_by_what_they_did(live: Live, models: dict[str, Model]) -> None:
+def test_words_are_coloured_by_their_attribution(live: Live, models: dict[str, Model]) -> None:
     for method in ("leave-one-out", "gradient"):
         found = asked(live, "attributions", model="mood", text=TEXT, method=method)
         expected = models["mood"].attributions(TEXT, method=method)
@@ -172,7 +172,7 @@ def test_a_snapshot_is_replayed_as_that_model(tmp_path: Path, models: dict[str, 
         assert "no snapshot" in wrong["error"]["message"]
 
 
-def test_what_cannot_be_done_is_said(live: Live, tmp_path: Path) -> None:
+def test_unsupported_requests_give_a_clear_error(live: Live, tmp_path: Path) -> None:
     wrong = asked(live, "patching", 400, model="gpt", source=TEXT, text=TEXT + " is strong")
     assert wrong["error"]["code"] == "lengths_differ"
     wrong = asked(live, "importance", 400, model="mood", rows=[TEXT])

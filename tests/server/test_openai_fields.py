@@ -105,7 +105,7 @@ def test_the_end_of_text_can_be_delayed_or_ignored(live: Live, gpt: Model) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_schema_is_kept(client: openai.OpenAI, seed: int) -> None:
+def test_generated_text_follows_a_schema(client: openai.OpenAI, seed: int) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     answer = client.chat.completions.create(
         model="gpt", messages=USER, seed=seed, max_tokens=90, response_format=form
@@ -154,7 +154,7 @@ def test_any_json_object(client: openai.OpenAI) -> None:
         ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems"),
     ],
 )
-def test_a_schema_that_cannot_be_kept_is_refused(
+def test_an_unsupported_schema_is_refused(
     gpt: Model, live: Live, schema: dict[str, Any], sentence: str
 ) -> None:
     body = {"model": "gpt", "prompt": "a", "guided_json": schema}
@@ -184,7 +184,7 @@ def test_two_constraints_are_refused(live: Live) -> None:
         {"max_tokens": None, "max_completion_tokens": 5, "stop_token_ids": []},
     ],
 )
-def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[str, Any]) -> None:
+def test_fields_with_empty_values_change_nothing(live: Live, neutral: dict[str, Any]) -> None:
     body = {"model": "gpt", "messages": USER, "max_tokens": 5, "seed": 1}
     plain, same = (
         httpx.post(f"{live.url}/v1/chat/completions", json=one, timeout=60).json()["choices"]
@@ -206,7 +206,7 @@ def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[st
         ),
     ],
 )
-def test_what_is_not_offered_is_refused_in_a_sentence(
+def test_unsupported_fields_give_a_clear_error(
     live: Live, asked: dict[str, Any], sentence: str
 ) -> None:
     body = {"messages": USER} | asked

@@ -153,7 +153,7 @@ def test_completions_are_what_generate_writes(
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_tokens_are_as_good_as_text(
+def test_prompts_may_be_tokens(
     theirs: openai.OpenAI, models: dict[str, Model], tokens: bool
 ) -> None:
     prompt: Any = models["gpt"].tokenizer.encode(PROMPT).tokens if tokens else PROMPT
@@ -313,7 +313,7 @@ def test_the_list_of_models(theirs: openai.OpenAI, models: dict[str, Model]) -> 
         theirs.models.retrieve("berd")
 
 
-def test_lm_eval_asks_it_unchanged(live: Live, folder: Path, models: dict[str, Model]) -> None:
+def test_lm_eval_works_as_a_client(live: Live, folder: Path, models: dict[str, Model]) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -343,7 +343,7 @@ def test_lm_eval_asks_it_unchanged(live: Live, folder: Path, models: dict[str, M
 # ------------------------------------------------------------------ what OpenAI does not have
 
 
-def test_what_encoders_and_fine_tuned_models_say(
+def test_endpoints_of_encoders_and_fine_tuned_models(
     client: httpx.Client, models: dict[str, Model]
 ) -> None:
     text = "the [MASK] of the [MASK]"
@@ -387,7 +387,7 @@ def test_what_encoders_and_fine_tuned_models_say(
     )
 
 
-def test_what_language_models_say_when_asked(
+def test_zero_shot_endpoints_of_language_models(
     client: httpx.Client, models: dict[str, Model]
 ) -> None:
     lm = models["gpt"]
@@ -636,7 +636,7 @@ def test_requests_have_ids_and_a_line_in_the_log(
     assert lines[2].startswith("127.0.0.1 GET /%0aforged%1b 404 … req_")
 
 
-def test_a_form_of_another_site_is_no_request(client: httpx.Client) -> None:
+def test_a_form_post_of_another_site_is_refused(client: httpx.Client) -> None:
     answer = client.post(
         "/v1/completions", content='{"prompt": "a"}', headers={"Content-Type": "text/plain"}
     )
@@ -648,7 +648,9 @@ def test_a_form_of_another_site_is_no_request(client: httpx.Client) -> None:
     assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
 
 
-def test_one_request_that_fails_is_alone(client: httpx.Client, models: dict[str, Model]) -> None:
+def test_a_failing_request_does_not_affect_others(
+    client: httpx.Client, models: dict[str, Model]
+) -> None:
     def explode(*_: Any) -> None:
         raise RuntimeError("out of paper")
 

@@ -199,7 +199,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving) -> None:
     assert mine[-1] < 10 < len(layers)  # turn about with the long one, which goes on long after it
 
 
-def test_answers_do_not_depend_on_who_else_asks(serving: Serving) -> None:
+def test_answers_do_not_depend_on_other_requests(serving: Serving) -> None:
     serving.held.go.set()
     texts = [TEXT[: 6 + 2 * i] for i in range(10)]
 

@@ -247,7 +247,7 @@ def chances(model: Model, tokens: list[int]) -> torch.Tensor:
 
 
 @in_browser
-def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others(
+def test_generated_tokens_have_the_models_probabilities_and_can_be_replaced(
     visitor: Visitor, models: dict[str, Model], live: Live
 ) -> None:
     page = visitor.visit("generate", text="나는 오늘", length=12, seed=3, compare="small")
@@ -282,7 +282,9 @@ def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others
 
 
 @in_browser
-def test_line_breaks_and_spaces_can_be_seen_and_a_full_context_is_said(visitor: Visitor) -> None:
+def test_line_breaks_and_spaces_are_visible_and_a_full_context_is_reported(
+    visitor: Visitor,
+) -> None:
     page = visitor.visit("generate", text="1.", length=20)
     names = ["a", "\n", " ", "b\u200d"]
     choices = [
@@ -454,7 +456,7 @@ def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(
 
 
 @in_browser
-def test_a_misspelt_pattern_is_told_kindly(visitor: Visitor) -> None:
+def test_a_misspelt_pattern_gives_a_hint(visitor: Visitor) -> None:
     page = visitor.visit("patterns", at=7)
     page.get_by_label("Pattern", exact=True).fill("causl & local:4")
     expect(page.locator("#status")).to_have_text(
@@ -519,7 +521,7 @@ def told(visitor: Visitor, words: str, detail: str) -> None:
 
 @in_browser
 @pytest.mark.parametrize("what", MEANT)
-def test_a_refusal_is_said_in_the_language_of_the_page(korean: Visitor, what: str) -> None:
+def test_errors_are_shown_in_the_language_of_the_page(korean: Visitor, what: str) -> None:
     view, values, words, detail = MEANT[what]
     korean.page.goto(f"{korean.url}/#/{view}?{urlencode(values, quote_via=quote)}")
     if view == "generate":
@@ -528,9 +530,7 @@ def test_a_refusal_is_said_in_the_language_of_the_page(korean: Visitor, what: st
 
 
 @in_browser
-def test_a_server_that_is_busy_or_gone_is_said_so_too(
-    browser: Any, models: dict[str, Model]
-) -> None:
+def test_a_busy_or_unreachable_server_is_reported(browser: Any, models: dict[str, Model]) -> None:
     with Live({"bert": models["bert"]}, queue=1) as server:
         visitor = Visitor(browser, server.url, locale="ko-KR")
         visitor.visit("fill")
@@ -562,7 +562,7 @@ def test_outdated_results_are_dimmed_until_updated(visitor: Visitor) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
-def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: Path) -> None:
+def test_a_page_cancels_outdated_work_and_polls_a_slow_model_less_often(tmp_path: Path) -> None:
     shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
     shutil.copy((Path(__file__).parents[1] / "studio_page.js"), tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
@@ -589,14 +589,16 @@ def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: 
     ]
 
 
-def test_every_refusal_that_has_words_is_sent() -> None:
+def test_every_translated_error_is_sent_by_the_server() -> None:
     words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
     code = "".join(path.read_text("utf-8") for path in STUDIO.parents[2].rglob("*.py"))
     assert [key for key in words if key.startswith("refused.") and f'"{key[8:]}"' not in code] == []
 
 
 @in_browser
-def test_the_lens_ends_with_what_the_model_says(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_the_last_layer_of_the_lens_is_the_models_prediction(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     text = "the state of"
     page = visitor.visit("lens", text=text)
     best = torch.tensor(models["gpt"].logits(text)[-1]).softmax(-1).topk(8)
@@ -659,7 +661,7 @@ def test_the_lab_shows_the_prompt_and_the_models_scores(
 
 
 @in_browser
-def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
+def test_running_runs_are_read_again(visitor: Visitor, runs: Path) -> None:
     page = visitor.visit("train")
     graphs = page.locator("#view .pair section")
     titles = ["Loss: mlm + nsp", "Loss: lm", "Loss: Fine-tuning", "accuracy"]
@@ -740,7 +742,7 @@ def test_neighbours_are_counted_in_the_whole_space(
 
 
 @in_browser
-def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(
+def test_a_gpt_sees_the_left_side_and_a_bert_both_sides(
     visitor: Visitor, models: dict[str, Model]
 ) -> None:
     page = visitor.visit("beside", text=SENTENCE, place=4)
@@ -760,7 +762,7 @@ def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(
 
 
 @in_browser
-def test_what_the_models_cannot_do_is_said_with_what_to_load(
+def test_a_view_without_a_suitable_model_says_what_to_load(
     browser: Any, models: dict[str, Model]
 ) -> None:
     with Live({"bert": models["bert"]}) as server:
@@ -927,7 +929,7 @@ def test_one_sentence_and_one_model_are_kept_through_all_views(visitor: Visitor)
 
 
 @in_browser
-def test_two_models_are_shown_beside_one_another_in_every_view(
+def test_two_models_are_shown_side_by_side_in_every_view(
     visitor: Visitor, models: dict[str, Model]
 ) -> None:
     text = "the union is"
@@ -997,7 +999,7 @@ def test_a_view_works_again_when_the_server_is_back(visitor: Visitor) -> None:
 
 
 @in_browser
-def test_samples_are_chosen_by_what_a_model_knows_and_the_rest_is_said(
+def test_samples_follow_the_models_language_and_unknown_words_are_reported(
     browser: Any, live: Live
 ) -> None:
     english = train_tokenizer(TEXTS[:1] * 4, kind="byte-bpe", vocab=300)
@@ -1153,9 +1155,7 @@ def test_attention_is_sent_compressed_one_head_in_full(
 
 
 @pytest.mark.parametrize(("view", "body"), REFUSED)
-def test_what_cannot_be_shown_is_refused_in_a_sentence(
-    live: Live, view: str, body: dict[str, Any]
-) -> None:
+def test_unsupported_views_give_a_clear_error(live: Live, view: str, body: dict[str, Any]) -> None:
     answer = httpx.post(f"{live.url}/studio/{view}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith((".", ". "))
@@ -1185,7 +1185,7 @@ def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> Non
     assert (run.loss, run.step, run.name) == ([(1.0, 2.0)], 2, tmp_path.name)
 
 
-def test_both_dictionaries_say_everything() -> None:
+def test_both_dictionaries_have_the_same_keys() -> None:
     english, korean = (
         json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko")
     )
@@ -1223,7 +1223,7 @@ def test_lessons_and_the_glossary_are_the_same_in_both_languages() -> None:
     assert {f"field.{name}" for name in fields} <= set(read("words/en.json"))
 
 
-def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
+def test_the_page_is_small_and_has_no_external_resources() -> None:
     files = [path for path in STUDIO.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 300_000  # 100 KB of it are words
     for path in files:
@@ -1266,7 +1266,7 @@ def test_the_plane_is_scikit_learns() -> None:
     assert principal(np.ones((3, 1)))[0].tolist() == [[0, 0]] * 3  # texts that are all alike
 
 
-def test_a_bert_is_asked_in_the_lab_too(models: dict[str, Model]) -> None:
+def test_the_few_shot_lab_supports_a_bert(models: dict[str, Model]) -> None:
     lines = (
         '{"text": "a", "choices": ["yes", "no"], "label": 1}\n{"text": "b", "choices": ["yes", '
         '"no"], "label": 0}'

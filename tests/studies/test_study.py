@@ -98,7 +98,7 @@ CHECKS: dict[str, Any] = {
     st.text(ascii_lowercase, min_size=5, max_size=7),
     st.integers(0, 2**32),
 )
-def test_each_rule_is_what_it_says(name: str, word: str, seed: int) -> None:
+def test_each_rule_does_what_its_name_says(name: str, word: str, seed: int) -> None:
     rule, rng = by_name[name], Random(seed)
     hidden = rule.draw(rng)
     x, y = rule.pair(str(seed % 800 + 100) if rule.items == "numbers" else word, hidden, rng)
@@ -208,7 +208,7 @@ def test_the_command_asks_every_model_once(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == models
 
 
-def test_what_is_counted_is_what_evaluate_says(text: Path, tmp_path: Path) -> None:
+def test_accuracies_equal_those_of_evaluate(text: Path, tmp_path: Path) -> None:
     folder = gpt_folder(tmp_path / "gpt")
     _, asked = halves([str(text)])
     scale = replace(SCALES["tiny"], rules=("random-insertion",), draws=2)

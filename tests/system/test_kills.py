@@ -50,7 +50,7 @@ PIECES = (
 
 
 @pytest.mark.timeout(5400)
-def test_killed_runs_end_as_if_they_had_not_been(tmp_path: Path) -> None:
+def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(Path(__file__).parents[1] / "kills.py"),

@@ -176,7 +176,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(folder: Pat
         malmoi.load(folder)
 
 
-def test_memory_that_runs_out_is_a_sentence(
+def test_running_out_of_memory_gives_a_clear_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starve(*_: Any, **__: Any) -> None:

@@ -39,7 +39,7 @@ def test_columns_and_kind_are_guessed(name: str, tmp_path: Path) -> None:
     assert [found.kind, found.text, found.pair, found.label] == expected
 
 
-def test_the_guess_is_said_with_its_baseline(tmp_path: Path) -> None:
+def test_detected_columns_are_described_with_a_baseline(tmp_path: Path) -> None:
     file = tmp_path / "trec.csv"
     file.write_text(TREC, "utf-8")
     assert guess_columns([file]).describe() == (
@@ -85,7 +85,7 @@ def test_a_table_without_a_header_keeps_its_first_row(
     assert ("has no header" in caplog.text) == (not first)
 
 
-def test_what_cannot_be_guessed_names_the_option(tmp_path: Path) -> None:
+def test_an_undetectable_column_names_the_option(tmp_path: Path) -> None:
     file = tmp_path / "ids.csv"
     file.write_text("a,b\n" + "".join(f"text {i},x{i}\n" for i in range(9)), "utf-8")
     with pytest.raises(MalmoiError, match=r"looks like labels \(a, b\): name it with --label"):

@@ -397,7 +397,7 @@ def test_ways_to_split() -> None:
         ("a.tsv", "", "text", "a.tsv:1 has no column 'text'"),
     ],
 )
-def test_a_file_without_the_text_says_so(
+def test_a_file_without_the_text_column_is_an_error(
     name: str, content: str, column: str, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)

@@ -69,6 +69,6 @@ def test_a_mark_in_the_text_is_no_cut(words: Tokenizer) -> None:
     assert mask in masked.encode_masked("말모이는 우리말 [MASK] 만드는 일이었다.").tokens
 
 
-def test_characters_have_none() -> None:
+def test_char_tokenizers_do_not_support_morphemes() -> None:
     with pytest.raises(UsageError, match="does not support morphemes"):
         train_tokenizer(TEXTS, kind="char", vocab=50, morphemes="kiwi")

@@ -233,7 +233,7 @@ def test_a_tokenizer_is_called_as_in_transformers(
                 assert same == as_lists
 
 
-def test_a_call_that_makes_no_array_says_what_to_do() -> None:
+def test_a_call_without_padding_names_the_option() -> None:
     with pytest.raises(UsageError, match="give padding=True"):
         trained("wordpiece")(["a", "a longer text"], return_tensors="np")
     with pytest.raises(UsageError, match="no padding token"):
@@ -680,7 +680,7 @@ def test_training_survives_a_word_without_end() -> None:
         (lambda t: Tokenizer.load("no/such/place"), MalmoiError, "no such file or folder"),
     ],
 )
-def test_wrong_requests_say_so(call: Any, error: type[Exception], says: str) -> None:
+def test_invalid_requests_are_refused(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says) as caught:
         call(trained("wordpiece"))
     assert type(caught.value) is error
@@ -723,7 +723,9 @@ FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
         ({"vocab.json": "{}", "merges.txt": ""}, "is empty"),
     ],
 )
-def test_broken_files_say_where(files: dict[str, str | bytes], says: str, tmp_path: Path) -> None:
+def test_broken_files_give_the_location(
+    files: dict[str, str | bytes], says: str, tmp_path: Path
+) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(MalmoiError, match=says):

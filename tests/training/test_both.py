@@ -155,7 +155,7 @@ def test_one_folder_generates_scores_fills_embeds_and_is_fine_tuned(
     assert done.model.predict("peace law").label in ("0", "1")
 
 
-def test_a_stopped_run_of_both_ends_as_if_it_had_not_been(corpus: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_of_both_ends_like_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
     settings = {"steps": 8, "train.micro": 3, "train.ema": 0.5}
     train(corpus, tmp_path / "whole", **settings)
     with signalled(5), pytest.raises(Stopped):

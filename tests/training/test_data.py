@@ -612,7 +612,7 @@ def test_truncation_tosses_fair_coins() -> None:
     assert abs(np.corrcoef(first.start, second.start)[0, 1]) < 0.03
 
 
-def test_pairs_say_what_they_miss(tmp_path: Path, stores: Stores) -> None:
+def test_missing_inputs_of_pairs_are_reported(tmp_path: Path, stores: Stores) -> None:
     plain = build_stores(corpus(), Words(), tmp_path / "plain").train
     with pytest.raises(MalmoiError, match="without sentences"):
         Pairs(plain, 32, 0, specials=Specials())
@@ -759,7 +759,7 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool) -> None:
+def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
     how = Masking.of(Vocabulary(), whole_word=whole_word)
     padded = BertBatches(pairs, how, 0, 0).at(72, 24)

@@ -172,7 +172,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
     assert "use --minutes" in said
 
 
-def test_a_batch_that_a_user_named_is_kept_and_told() -> None:
+def test_a_batch_set_by_the_user_is_kept_and_reported() -> None:
     pace = Pace(0.01, 0.05, 180.0, PHASES)
     assert pace.sentence("bert-tiny", 32, 32) == (
         f"{pace.expectation(32)} --set train.batch=8 would give about {pace.updates(8)}."
@@ -380,7 +380,7 @@ def test_a_run_of_months_needs_an_explicit_budget(corpus: Path, tmp_path: Path) 
     train("bert", corpus, out, steps=1)
 
 
-def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
+def test_only_a_run_that_learnt_nothing_warns(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train("bert", corpus, tmp_path / "short", steps=1)

@@ -64,7 +64,7 @@ def test_minutes_that_the_text_cannot_use_are_left() -> None:
     assert found.weights - 8192 * found.model.width <= 20 * 450_000
 
 
-def test_a_speed_that_cannot_be_measured_is_said(
+def test_a_speed_that_cannot_be_measured_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from malmoi.training.parallel import ProcessGroup

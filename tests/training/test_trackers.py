@@ -73,7 +73,7 @@ def test_tensorboard_gets_the_rows_of_a_run(tmp_path: Path) -> None:
     assert "accuracy" in events.Tags()["scalars"]
 
 
-def test_an_unknown_or_missing_tracker_is_said() -> None:
+def test_an_unknown_or_missing_tracker_is_reported() -> None:
     with pytest.raises(UsageError, match="Did you mean 'wandb'"):
         check_trackers(["wandv"])
     for name in TRACKERS:

@@ -185,7 +185,7 @@ def test_cautious_decay_shrinks_only_what_the_update_shrinks() -> None:
     torch.testing.assert_close(moved[0.5, True], expected)
 
 
-def test_the_averaged_weights_are_written_and_both_losses_told(
+def test_averaged_weights_are_written_and_both_losses_reported(
     corpus: Path, tmp_path: Path
 ) -> None:
     settings = {"steps": 8, "train.save_every": 1, "train.keep": 9}
@@ -205,7 +205,7 @@ def test_the_averaged_weights_are_written_and_both_losses_told(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", [3, 7, 12])
-def test_a_stopped_run_ends_as_if_it_had_not_been(
+def test_a_stopped_run_ends_like_an_uninterrupted_one(
     kind: str,
     step: int,
     corpus: Path,
@@ -334,7 +334,7 @@ def check_kills(
     assert left == []
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
     check_kills(corpus, tmp_path, kind="gpt", steps=40, kills=2, between=(0.2, 0.7))
 
 
@@ -677,7 +677,7 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
         train("gpt", broken, tmp_path / "run", steps=2)
 
 
-def test_a_text_that_changed_is_encoded_again_and_said(
+def test_a_changed_text_is_encoded_again_with_a_note(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = write_corpus(tmp_path / "text.txt")
@@ -754,7 +754,7 @@ def test_a_started_model_keeps_its_own_tokenizer(
     assert torch.equal(after[same], pretrained[same])
 
 
-def test_a_run_that_starts_from_a_gpt_folder_goes_on_bit_equal(
+def test_a_run_that_starts_from_a_gpt_folder_continues_bit_equal(
     whole: dict[str, Path], corpus: Path, tmp_path: Path
 ) -> None:
     """Its weights are transposed views, as GPT-2's files have them; so are then the optimizer's
@@ -851,7 +851,7 @@ def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
 # ---- the command
 
 
-def test_a_dry_run_says_what_it_would_take_and_does_nothing(
+def test_a_dry_run_estimates_the_cost_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [
@@ -878,7 +878,7 @@ def test_a_dry_run_says_what_it_would_take_and_does_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_trains_several_files_and_tells_the_result(
+def test_the_command_trains_on_several_files_and_prints_the_result(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(write_corpus(tmp_path / f"{i}.txt", documents=30)) for i in range(2)]

@@ -136,7 +136,7 @@ class Frame:
     cls, sep = 2, 3
 
 
-def test_rows_of_both_languages_count_positions_anew_and_masks_fall_on_both() -> None:
+def test_positions_restart_in_the_second_language_and_masks_fall_on_both() -> None:
     pairs = store([(2, 3), (1, 1)])
     both = LanguageRows(pairs, 32, 0, Frame(), together=1.0).batch([0, 1])
     rows = {tuple(row): i for i, row in enumerate(both["tokens"][:, :9].tolist())}
