@@ -11,9 +11,9 @@ OUT/sparse.json that is there.
 """
 
 import argparse
+import gc
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -63,8 +63,9 @@ def step_of(text: str, length: int, device: torch.device, dtype: torch.dtype) ->
     shape = (1, HEADS, length, HEAD_WIDTH)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    grad = torch.randn(shape, device=device, dtype=dtype)
-    run = _forward if only_forward else partial(_backward, inputs=inputs, grad=grad)
+    run: Callable[[Callable[[], Tensor]], None] = _forward
+    if not only_forward:
+        run = partial(_backward, inputs=inputs, grad=torch.randn_like(q))
     if text == "linear":
         return partial(run, lambda: _linear(q, k, v))
     pattern = parse_pattern(text.removeprefix("masked "), HEADS)
@@ -91,32 +92,50 @@ def _backward(forward: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor)
 
 
 def measure(text: str, length: int, device: torch.device) -> dict[str, float]:
-    cuda = device.type == "cuda"
-    step = step_of(text, length, device, torch.bfloat16 if cuda else torch.float32)
-    step()  # compiles, and makes tiles that later steps share
+    """Milliseconds of a step, and the most memory that its inputs, masks and results take."""
+    if device.type == "cuda":
+        return _measure_cuda(text, length, device)
+    for small in ("causal", "causal & local:8", "linear"):  # loads the code of every path
+        step_of(small, 1024, device, torch.float32)()
+    before = _start_peak()
+    step = step_of(text, length, device, torch.float32)
     times = []
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(10 if cuda else 1 if length > 4096 else 3):
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter() if cuda else time.process_time()
+    for _ in range(3 if length <= 2048 else 1):
+        start = time.process_time()  # of one thread: other processes do not count
         step()
-        if cuda:
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() if cuda else time.process_time()) - start)
-    peak = torch.cuda.max_memory_allocated() if cuda else _peak_bytes()
+        times.append(time.process_time() - start)
+    return {"ms": 1000 * statistics.median(times), "mb": (_memory("VmHWM") - before) / 1024}
+
+
+def _measure_cuda(text: str, length: int, device: torch.device) -> dict[str, float]:
+    step = step_of(text, length, device, torch.bfloat16)
+    step()  # compiles
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated()
     return {"ms": 1000 * statistics.median(times), "mb": peak / 2**20}
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+def _start_peak() -> int:
+    """Resets the peak that Linux keeps of this process's memory; returns the kB of now."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def measure_apart(text: str, length: int) -> dict[str, float]:
-    """In a process of its own, less the memory of one that computes next to nothing."""
+    """In a process of its own, so that no other measurement's memory is reused."""
     command = [sys.executable, __file__, "--one", text, str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -174,8 +193,6 @@ def main() -> None:
     patterns = GPU_PATTERNS if cuda else CPU_PATTERNS
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
-    least = {"both": "causal", "forward": "forward causal"}
-    base = {name: 0.0 if cuda else measure_apart(text, 64)["mb"] for name, text in least.items()}
     cases = [
         (name, text, length, passes)
         for name, text in patterns.items()
@@ -189,7 +206,6 @@ def main() -> None:
         found = (
             measure(asked, length, torch.device("cuda")) if cuda else measure_apart(asked, length)
         )
-        found["mb"] -= base[passes]
         rows.append({"pattern": name, "passes": passes, "length": length, **found})
         print(rows[-1], flush=True)
     given.out.mkdir(parents=True, exist_ok=True)

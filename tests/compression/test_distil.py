@@ -17,7 +17,7 @@ from torch import Tensor
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for, write_checkpoint
 from malmoi.cli.app import run_command
-from malmoi.compression.distil import distil_model, student_of
+from malmoi.compression.distil import COSINE_WEIGHT, TEXT_SOFT, distil_model, student_of
 from malmoi.compression.share import share_layers, shared
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS, HeadKind
@@ -132,10 +132,9 @@ def test_soft_labels_and_the_cosine_loss_are_weighted() -> None:
     soft = distillation_loss(Distillation(teacher), TEXT_DISTILLERS["mlm"])(done, counts)[0]
     hidden = ForwardPass.of(teacher, batch).hidden
     apart = (1 - F.cosine_similarity(done.hidden, hidden, dim=-1))[batch["keep"]].mean()
-    loss, told = Distillation(teacher, 0.75, cosine=0.2).add_to(mlm(), TEXT_DISTILLERS["mlm"])(
-        done, counts
-    )
-    torch.testing.assert_close(loss, 0.25 * hard + 0.75 * (soft + 0.2 * apart))
+    weighted = Distillation(teacher, TEXT_SOFT, cosine=COSINE_WEIGHT)
+    loss, told = weighted.add_to(mlm(), TEXT_DISTILLERS["mlm"])(done, counts)
+    torch.testing.assert_close(7 * loss, 5 * soft + 2 * hard + apart)  # Sanh et al. 2019
     assert set(told) == {"mlm", "distil"}
     # no angle between widths that differ
     narrow = drawn(bert(**(TINY | {"width": 8})), {"mlm": 0}, 3)

@@ -41,6 +41,7 @@ from malmoi.evaluation.tasks import (
 )
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
+from malmoi.inference.zero_shot import first_sentences
 from malmoi.metrics import metric
 from malmoi.tokenizer import train_tokenizer
 
@@ -644,6 +645,11 @@ def test_zero_shot_classify_answer_and_summarise(gpt: Path, bert: Path) -> None:
     expected = ours.generate(prompt, max_new_tokens=64, **greedy).strip()
     assert ours.translate("tap", "French", examples=[("now", "la")]) == expected
     assert isinstance(ours.summarise("the man turned on the tap. " * 40, max_new_tokens=20), str)
+    short = "the man turned on the tap."
+    written = ours.generate(  # GPT-2 §3.6
+        f"{short}\nTL;DR:", temperature=1, top_k=2, seed=3, max_new_tokens=20, stop="\n\n"
+    )
+    assert ours.summarise(short, max_new_tokens=20, seed=3) == first_sentences(written, 3)
     with pytest.raises(UsageError, match="at least two labels"):
         ours.classify("a", ["one"])
     with pytest.raises(UsageError, match="cannot generate"):

@@ -1,14 +1,19 @@
 """The schedules of the papers, computed as the trainer computes them (docs/faithful.md)."""
 
 from itertools import accumulate, islice, takewhile
+from math import ceil
 
 import pytest
+import torch
 
+from malmoi.model import Network
+from malmoi.model.families import bert
 from malmoi.training.feed import batch_sizes
 from malmoi.training.pace import Budget, steps_per_sample
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import rate_at
+from malmoi.training.state import Position
 
 GPT3_TOKENS = 300e9
 # Brown et al. 2020 table 2.1: batch in tokens; ours: tokens over which it grows
@@ -60,6 +65,34 @@ def test_the_steps_of_a_growing_batch_use_the_tokens(name: str) -> None:
     counted = sum(1 for _ in takewhile(lambda seen: seen < growing, totals))
     rest = (1 - c.batch_ramp) * samples / c.batch
     assert steps_per_sample(c) * samples == pytest.approx(counted + rest, rel=0.01)
+
+
+@pytest.mark.parametrize("name", GPT3S)
+def test_gpt3_keeps_the_shares_of_its_tokens_under_a_budget_in_minutes(name: str) -> None:
+    recipe = RECIPES[name]().override({"train.minutes": 30})
+    budget = Budget.of(recipe)
+    updates = 100_000  # that fit into the minutes; the warm-up has 125 of them
+
+    def rate(tokens: float) -> float:
+        share = tokens / GPT3_TOKENS
+        progress = budget.progress(Position(step=7, seconds=1800 * share))
+        assert progress == pytest.approx(share)
+        return rate_at(round(updates * share), progress, recipe.train, updates)
+
+    shares = [rate(tokens) for tokens in (375e6 / 2, 375e6, (375e6 + 260e9) / 2, 260e9, 300e9)]
+    assert shares == pytest.approx([0.5, 1.0, 0.55, 0.1, 0.1], abs=1e-3)
+    # the batch grows over the same share of the samples, however many fit
+    c = recipe.train
+    assert next(batch_sizes(c, 0, 1e6, 1)) == c.batch_start
+    assert next(batch_sizes(c, ceil(1e6 * c.batch_ramp), 1e6, 1)) == c.batch
+
+
+def test_nsp_reads_the_pooled_vector_without_dropout() -> None:
+    network = Network(bert(width=16, heads=2, depth=1, dropout=0.5), {"nsp": 0, "classify": 2})
+    pooled = torch.randn(64, 16)
+    twice = {name: [head(pooled) for _ in range(2)] for name, head in network.train().heads.items()}
+    assert (twice["nsp"][0] == twice["nsp"][1]).all()
+    assert (twice["classify"][0] != twice["classify"][1]).any()
 
 
 def test_gpt1_warms_up_for_2000_updates_of_its_100_epochs() -> None:
