@@ -27,6 +27,7 @@ from malmoi.system.limits import (
     format_size,
     shown,
 )
+from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ RENAMED_FIELDS = {  # old names, accepted for one more release
 }
 
 
-def current_fields(record: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def current_fields(record: str, values: Mapping[str, object]) -> dict[str, Any]:
     """The values under the current field names; an old name is reported on stderr."""
     return {current_field(record, name): value for name, value in values.items()}
 
@@ -71,7 +72,7 @@ class Config:
             )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
         """Builds the record from JSON values; suggests the nearest name for an unknown field."""
         values = current_fields(cls.__name__, values)
         for name in values:
@@ -87,8 +88,9 @@ class Config:
             )
         return cls(**values)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+    def to_dict(self) -> dict[str, PlainValue]:
+        """The fields as JSON values."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -97,7 +99,7 @@ class Config:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
-    def override(self, changes: Mapping[str, Any]) -> Self:
+    def override(self, changes: Mapping[str, object]) -> Self:
         """A copy with changes such as {"train.lr": "3e-4"}; text is parsed as the field's type."""
         kinds = field_types(type(self))
         here: dict[str, Any] = {}
@@ -390,14 +392,6 @@ def field_types(cls: Any) -> dict[str, Any]:
     """The annotation of every field of a record."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Config):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.html import fact_table
+from malmoi.system.result import PlainValue, plain
 from malmoi.tokenizer import control, hf_files, pipeline, save
 from malmoi.tokenizer.call import (
     TENSORS,
@@ -133,9 +134,9 @@ class Tokenizer:
         return cls(hf_files.parse_rust(text, "The tokenizer.json given"))
 
     @property
-    def chat_template(self) -> Any:
-        """The chat template from the tokenizer's folder, or None."""
-        return self.settings.get("chat_template")
+    def chat_template(self) -> PlainValue:
+        """The chat template from the tokenizer's folder, or several by name, or None."""
+        return plain(self.settings.get("chat_template"))
 
     @property
     def model_max_length(self) -> int | None:

@@ -91,7 +91,7 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
     texts = (document.text for reader in readers for document in reader)
     special = SPECIAL.get(recipe.samples, "none")
-    return train_tokenizer(_until(texts, TOKENIZER_CHARACTERS), **c.to_dict(), special=special)
+    return train_tokenizer(_until(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)
 
 
 def _until(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -346,9 +346,7 @@ def size_recipe(
     vocab = asked.tokenizer.vocab if named else vocabulary_size(text.bytes)
     if tokenizer is not None:
         vocab = tokenizer.vocab_size
-    words = tokenizer or train_tokenizer(
-        text.sample, **asked.tokenizer.to_dict() | {"vocab": vocab}
-    )
+    words = tokenizer or train_tokenizer(text.sample, **vars(asked.tokenizer) | {"vocab": vocab})
     speed = measure_speed(group, asked.train)
     sizes = [name for name in ("width", "depth", "context") if f"model.{name}" in given]
     fixed = {name: getattr(asked.model, name) for name in sizes}
