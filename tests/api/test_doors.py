@@ -18,6 +18,7 @@ import malmoi
 from malmoi.api import options
 from malmoi.config import ModelConfig
 from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.executors import Execution
 from malmoi.evaluation.in_context.run import InContextConfig
 from malmoi.evaluation.tasks import TASKS
 from malmoi.finetuning.config import FinetuneConfig
@@ -150,7 +151,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest(call: Any, said: str) -> 
 OPTIONS = {
     options.RecipeOptions: (TrainConfig, DataConfig, ModelConfig),
     options.FinetuneOptions: (FinetuneConfig,),
-    options.CorpusOptions: (CorpusConfig,),
+    options.CorpusOptions: (CorpusConfig, Execution),
     options.ServeOptions: (ServeConfig,),
     options.StudyOptions: (StudyRunConfig,),
     options.EvaluateOptions: (InContextConfig,),
@@ -182,7 +183,7 @@ def test_the_options_are_the_settings_and_have_their_types(known: Any) -> None:
     for config in reversed(OPTIONS[known]):
         wanted |= get_type_hints(config)
     # a few differ from the setting: words that are checked when they are used, one name or several
-    for name in hints.keys() - beside - {"adapter", "reading", "track"}:
+    for name in hints.keys() - beside - {"adapter", "executor", "reading", "track"}:
         assert hints[name] == wanted[name], name
     if len(OPTIONS[known]) == 1 and known is not options.CorpusOptions:  # all of them, by name
         assert wanted.keys() - hints.keys() - {"shots", "data", "out"} == UNNAMED.get(known, set())
