@@ -273,3 +273,24 @@ def test_interventions_on_positions_need_run(gpt: Twin, tmp_path: Path) -> None:
     assert repr(malmoi.Intervention("head", layer=0, head=0)) == (
         "Intervention(site='head', layer=0, head=0)"
     )
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_a_pass_without_interventions_reads_a_soft_prompt(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(name).ours
+    text = request.getfixturevalue(name).text
+    plain = model.run(text, hidden=True)
+    trunk = model.network.trunk
+    trunk.soft_prompt = torch.nn.Parameter(torch.randn(2, WIDTH))
+    try:
+        model.__dict__.pop("_subject")
+        found = model.run(text, hidden=True)
+        expected = model.logits(text)[list(found.positions)]
+    finally:
+        trunk.soft_prompt = None
+        model.__dict__.pop("_subject")
+    np.testing.assert_allclose(found.logits, expected, atol=1e-5)
+    assert np.abs(found.logits - plain.logits).max() > 1e-3
+    assert found.hidden.shape == plain.hidden.shape
