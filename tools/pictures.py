@@ -36,7 +36,14 @@ TABLES = {
 TASKS = {"en": "era", "ko": "ministry"}  # the demo's tasks
 SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
 COLOURS = 64  # of a picture: pages have few
-FONT = "15px/1.35 NanumGothicCoding, DejaVu Sans Mono, monospace"
+# Hangul takes two columns in NanumGothicCoding, which has no lines for boxes
+STYLE = f"""
+@font-face {{ font-family: Lines; src: local("DejaVu Sans Mono"); size-adjust: 83%;
+  unicode-range: U+2500-259F; }}
+body {{ margin: 0 }}
+pre {{ font: 15px/1.3 Lines, NanumGothicCoding, monospace; padding: 10px; margin: 0;
+  width: {COLUMNS + 0.5}ch; white-space: pre-wrap }}
+"""
 
 
 def on_terminal(arguments: list[str], language: str) -> str:
@@ -80,8 +87,7 @@ def save(picture: bytes, file: Path) -> None:
 
 def picture_text(browser: Browser, text: str, file: Path) -> None:
     page = browser.new_page(viewport={"width": 760, "height": 100})
-    style = f"font: {FONT}; padding: 10px; margin: 0; width: {COLUMNS}ch; white-space: pre-wrap"
-    page.set_content(f'<body style="margin: 0"><pre style="{style}">{html.escape(text)}</pre>')
+    page.set_content(f"<style>{STYLE}</style><pre>{html.escape(text)}</pre>")
     save(page.locator("pre").screenshot(), file)
     page.close()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import given, open_model
-from malmoi.cli.options import argument, option
+from malmoi.cli.options import argument, count, option
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 
@@ -16,7 +16,7 @@ def chat_command(
         None, "Your messages in order; omit them to type interactively.", metavar="TEXT…"
     ),
     system: str | None = option(None, "System prompt."),
-    max_new_tokens: int = option(256, "Maximum tokens per reply."),
+    max_new_tokens: int = count(256, "Maximum tokens per reply."),
     temperature: float = option(0.7, "0 is greedy; above 1 is more random."),
     top_p: float | None = option(
         None, "Sample from the smallest set of tokens whose probabilities reach p."

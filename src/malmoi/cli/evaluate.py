@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
 from malmoi.cli.inputs import complete_tasks, given, given_columns, load_torch, open_model
-from malmoi.cli.options import argument, option
+from malmoi.cli.options import argument, count, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
+from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
     from malmoi.evaluation.contamination import FindOverlaps
@@ -34,7 +35,7 @@ def evaluate_command(
     ),
     train: list[Path] | None = option(None, "Rows to draw the examples from."),
     seed: int | None = option(None, "Random seed of the examples."),
-    limit: int | None = option(None, "Evaluate at most this many items."),
+    limit: int | None = count(None, "Evaluate at most this many items."),
     score: str | None = option(
         None,
         "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…",
@@ -49,6 +50,7 @@ def evaluate_command(
     out: Path | None = option(
         None, "Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR"
     ),
+    overwrite: opt.Overwrite = False,
     metric: str | None = option(None, "Primary metric: f1_macro, mcc, bleu…"),
     contamination: list[str] | None = option(
         None,
@@ -83,6 +85,8 @@ def evaluate_command(
         locals(), "shots", "train", "seed", "limit", "score", "template", "reading", "beams"
     )
     columns = given_columns(locals())
+    if out is not None:
+        require_free(out, overwrite=overwrite)
     find = _overlaps_with(contamination)
     found: dict[str, Any] = {} if find is None else {"contamination": find}
     harnessed = next((word for word in words or [] if word.endswith(YAML)), None)

@@ -17,7 +17,7 @@ from malmoi.cli.inputs import (
     load_torch,
     require_there,
 )
-from malmoi.cli.options import option
+from malmoi.cli.options import count, option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 
@@ -71,8 +71,8 @@ def finetune_command(
     steps: opt.Steps = None,
     minutes: opt.Minutes = None,
     lr: float | None = option(None, "Peak learning rate.", shown=DEFAULTS + "lr"),
-    batch: int | None = option(None, "Examples per step.", shown=DEFAULTS + "batch"),
-    length: int | None = option(None, "Maximum tokens per row.", shown="the context, at most 512"),
+    batch: int | None = count(None, "Examples per step.", shown=DEFAULTS + "batch"),
+    length: int | None = count(None, "Maximum tokens per row.", shown="the context, at most 512"),
     seed: opt.Seed = None,
     seeds: int | None = option(
         None, "Repeat with N seeds and report mean ± standard deviation; the first run is kept."

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import given, open_model, whole_texts
-from malmoi.cli.options import option
+from malmoi.cli.options import count, option
 from malmoi.cli.output import note, one_line, print_json
 from malmoi.errors import UsageError
 from malmoi.system.untrusted import read_object
@@ -23,7 +23,7 @@ OPTIONS = (
 def generate_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    max_new_tokens: int = option(40, "Maximum new tokens."),
+    max_new_tokens: int = count(40, "Maximum new tokens."),
     temperature: float | None = option(
         None, "0 is greedy; above 1 is more random.", shown="1; 0 with --beams or --speculate"
     ),
@@ -45,7 +45,7 @@ def generate_command(
         None, "Added to a token's score; repeatable.", metavar="ID=BIAS"
     ),
     ignore_eos: bool = option(False, "Do not end at the end-of-text token.", "--ignore-eos"),
-    min_tokens: int | None = option(None, "Minimum new tokens."),
+    min_tokens: int | None = count(None, "Minimum new tokens."),
     stop: list[str] | None = option(None, "Stop before this text; repeatable."),
     seed: int | None = option(None, "Random seed.", shown="random"),
     n: int = option(1, "Continuations of each prompt.", "--samples", "-n"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from malmoi.cli.options import duration
 from malmoi.cli.output import note
 from malmoi.errors import UsageError, nearest
 from malmoi.report.console import waiting
@@ -72,7 +73,8 @@ def changes_of(settings: list[str] | None) -> dict[str, str]:
             raise UsageError(
                 f"--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4."
             )
-        changes[name.strip()] = value.strip()
+        name, value = name.strip(), value.strip()
+        changes[name] = f"{duration(value):g}" if name == "train.minutes" else value
     return changes
 
 

@@ -19,19 +19,29 @@ def whole_number(text: object) -> int:
     return int(value)
 
 
-def duration(text: str) -> float:
+def duration(text: object) -> float:
     """Minutes: 3, 3m, 90s, 1.5h."""
-    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(text).strip())
     unit = MINUTES.get(match[2] or "m") if match else None
-    value = parse_number(match[1]) if match else text
+    value = parse_number(match[1]) if match else ""
     if unit is None or not isinstance(value, float):
         raise typer.BadParameter(f"{text!r} is not a duration such as 3, 3m, 90s or 1.5h.")
     return value * unit
 
 
+def seconds(text: object) -> float:
+    """Seconds: 30, 30s, 5m."""
+    return 60 * duration(text if str(text)[-1:].isalpha() else f"{text}s")
+
+
 def option(default: Any, help_: str, *names: str, shown: str | None = None, **settings: Any) -> Any:
     """An option as a parameter's default; `shown` describes a default that is not a constant."""
     return typer.Option(default, *names, help=help_, show_default=shown or True, **settings)
+
+
+def count(default: Any, help_: str, *names: str, shown: str | None = None) -> Any:
+    """An option for a number that may be large: 250000, 10M."""
+    return option(default, help_, *names, shown=shown, parser=whole_number, metavar="N")
 
 
 def argument(default: Any, help_: str, **settings: Any) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model
-from malmoi.cli.options import option
+from malmoi.cli.options import count, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import progress_bar
 
@@ -16,7 +16,7 @@ def probe_command(
     label: str | None = option(
         None, "Column of the labels; for CoNLL-U, upos, xpos or deprel.", shown="detected; upos"
     ),
-    limit: int = option(4000, "Read at most this many words or texts."),
+    limit: int = count(4000, "Read at most this many words or texts."),
     seed: int = option(0, "Random seed."),
     device: opt.Device = None,
     dtype: opt.Dtype = None,

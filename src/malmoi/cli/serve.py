@@ -6,7 +6,7 @@ from typing import Annotated
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import described, option
+from malmoi.cli.options import count, described, option, seconds
 
 KEY = "MALMOI_API_KEY"
 
@@ -25,10 +25,12 @@ def serve_command(
     ),
     cors: list[str] | None = option(None, "An allowed CORS origin."),
     slots: int = option(16, "Sequences decoded at the same time."),
-    queue: int = option(256, "Requests that may queue; more are rejected with 429."),
-    timeout: float = option(300, "Timeout of one request, in seconds."),
-    max_tokens: int = option(4096, "Maximum new tokens per request."),
-    max_read_tokens: int = option(
+    queue: int = count(256, "Requests that may queue; more are rejected with 429."),
+    timeout: float = option(
+        300, "Timeout of one request: 300, 90s, 5m.", parser=seconds, metavar="SECONDS"
+    ),
+    max_tokens: int = count(4096, "Maximum new tokens per request."),
+    max_read_tokens: int = count(
         300_000, "Maximum tokens a model reads for one request: texts × labels."
     ),
     runs: Path | None = option(None, "Folder of runs for the studio to show.", metavar="DIR"),

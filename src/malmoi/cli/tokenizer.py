@@ -7,7 +7,7 @@ import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
-from malmoi.cli.options import argument, described, option, whole_number
+from malmoi.cli.options import argument, count, described, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free
@@ -23,7 +23,7 @@ def train_command(
     kind: str = option(
         "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
     ),
-    vocab: int = option(30_000, "Vocabulary size.", parser=whole_number, metavar="N"),
+    vocab: int = count(30_000, "Vocabulary size."),
     lowercase: bool | None = option(None, "Lowercase the text first.", shown="depends on the kind"),
     min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
     morphemes: Literal["none", "kiwi"] = option(
@@ -66,7 +66,7 @@ def extend_command(
         list[str], described("Text to learn from: a file, folder or glob; repeatable.")
     ],
     out: opt.Out,
-    add: int = option(2000, "Number of tokens to add.", parser=whole_number, metavar="N"),
+    add: int = count(2000, "Number of tokens to add."),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
