@@ -549,6 +549,20 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(words: Tokenizer) -> Non
         assert context[window.offsets[first][0] : window.offsets[last][1]] == "Alice in Seoul"
 
 
+def test_an_answer_longer_than_any_window_is_not_learnt_as_none(
+    words: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = " ".join(TEXTS * 4)
+    short = Example("who is it", context, (("Alice in Seoul", context.index("Alice in Seoul")),))
+    long = Example("who is it", context, ((context, 0),), place="file:2")
+    view = FeatureView(words, (), 40, 12)
+    alone = encode_examples(named_task("squad"), [short], view)
+    assert len(encode_examples(named_task("squad"), [short, long], view)) == len(alone)
+    assert "1 of 2 rows are skipped, the first at file:2: their answers do not" in caplog.text
+    with pytest.raises(MalmoiError, match="No answer fits into 40 tokens; raise --length"):
+        encode_examples(named_task("squad"), [long], view)
+
+
 def test_batches_waste_little_and_carry_their_labels(words: Tokenizer) -> None:
     config = preset("bert-tiny", vocab=words.vocab_size, context=64)
     examples = [Example(text, label=str(i % 2)) for i, text in enumerate([*TEXTS, "now"] * 8)]

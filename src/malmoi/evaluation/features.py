@@ -128,18 +128,30 @@ def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
 
 
 def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """Windows over the context; in those without the answer, the null token is the target."""
+    """Windows over the context; in those without the answer, the null token is the target.
+
+    A question whose answer fits into no window is skipped: it would teach that there is none.
+    """
     pairs = [(e.text, e.pair or "") for e in examples]
+    lost = []
     for example, some in zip(
         examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True
     ):
-        for window in some:
+        gold = example.label[0] if example.label else None
+        places = [None if gold is None else _place(window, *gold) for window in some]
+        if gold is not None and not any(places):
+            lost.append(example.place)
+            continue
+        for window, place in zip(some, places, strict=True):
             null = len(window.tokens) - 1 if view.last else 0
-            gold = example.label[0] if example.label else None
-            row = TokenRow(window.tokens, window.segments)
-            yield TrainingItem(
-                (row,), (null, null) if gold is None else _place(window, *gold) or (null, null)
-            )
+            yield TrainingItem((TokenRow(window.tokens, window.segments),), place or (null, null))
+    if lost and len(lost) == len(examples):
+        raise MalmoiError(f"No answer fits into {view.length} tokens; raise --length.")
+    if lost:
+        logger.warning(
+            f"{len(lost):,} of {len(examples):,} rows are skipped, the first at {lost[0]}: their "
+            f"answers do not fit into {view.length} tokens."
+        )
 
 
 def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | None:
