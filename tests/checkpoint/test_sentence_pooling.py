@@ -108,3 +108,22 @@ def test_unsupported_modules_are_refused(
     folder = write_encoder(bert, tmp_path / "theirs", pooling, *more)
     with pytest.raises(MalmoiError, match=said):
         malmoi.load(folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # the package's own
+@pytest.mark.parametrize(("mode", "more"), [("mean", ("Normalize",)), ("cls", ())])
+def test_sentence_transformers_itself_has_the_same_vectors(
+    bert: Path, tmp_path: Path, mode: str, more: tuple[str, ...]
+) -> None:
+    package = pytest.importorskip(
+        "sentence_transformers", reason="a peer; pip install it to compare"
+    )
+    theirs = write_encoder(
+        bert, tmp_path / "theirs", {"pooling_mode": mode, "word_embedding_dimension": 16}, *more
+    )
+    wanted = package.SentenceTransformer(str(theirs), device="cpu").encode(TEXTS)
+    model = malmoi.load(theirs, device="cpu")
+    assert abs(model.embed(TEXTS, truncate=True) - wanted).max() < 1e-5
+    model.save(tmp_path / "ours")
+    opened = package.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert abs(opened.encode(TEXTS) - wanted).max() < 1e-5
