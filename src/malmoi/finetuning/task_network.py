@@ -60,10 +60,8 @@ def build_task_network(
     small = feature_config(start, task, settings)
     heads |= {head: 0 if said else len(labels)}
     seed = settings.seed if settings.init_seed is None else settings.init_seed
-    network = initialise(Network(config, heads, features=small), seed)
-    if not settings.from_scratch:
-        layers = _transferred(network, settings)
-        _inherit(network, start.network, head if start.labels == labels else None, layers)
+    network = Network(config, heads, features=small)
+    _fill(network, start, settings, seed, head if start.labels == labels else None)
     _freeze(network, settings)
     if settings.adapter.kind != "none":
         _hold(network)
@@ -115,9 +113,7 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
     # two passes of one sentence differ by dropout, which models trained here may lack
     config = replace(config, dropout=config.dropout or SENTENCE_DROPOUT)
     network = Network(config, {}, pooler=start.network.pooler is not None)
-    initialise(network, settings.seed)
-    if not settings.from_scratch:
-        _inherit(network, start.network, None, _transferred(network, settings))
+    _fill(network, start, settings, settings.seed)
     _freeze(network, settings)
     before = start.sentence or SentencePooling()
     length = min(settings.length or before.max_tokens or MAX_ROW_TOKENS, config.context)
@@ -165,8 +161,36 @@ def _transferred(network: Network, settings: FinetuneConfig) -> int:
 
 
 @torch.no_grad()
-def _inherit(network: Network, old: Network, head: str | None, layers: int) -> None:
-    """Copies weights of equal shape, and the old rows of a larger vocabulary.
+def _fill(
+    network: Network,
+    start: Checkpoint,
+    settings: FinetuneConfig,
+    seed: int,
+    head: str | None = None,
+) -> None:
+    """Initialises what is new, and copies what was learnt; of a larger vocabulary the old rows.
+
+    Drawing weights that are replaced would take longer than everything else before the first step.
+    """
+    found: dict[str, torch.Tensor] = {}
+    weights = network.state_dict()
+    if not settings.from_scratch:
+        found = _inherited(network, start.network, head, _transferred(network, settings))
+        found = {
+            name: old
+            for name, old in found.items()
+            if name in weights and old.shape[1:] == weights[name].shape[1:]
+        }
+    whole = {name for name, old in found.items() if old.shape == weights[name].shape}
+    initialise(network, seed, skip=whole)
+    for name, old in found.items():
+        weights[name][: len(old)] = old.to(weights[name])
+
+
+def _inherited(
+    network: Network, old: Network, head: str | None, layers: int
+) -> dict[str, torch.Tensor]:
+    """The old network's weights that the new one starts from.
 
     Only the first `layers` blocks are copied; a pooler, which reads the last one, goes with it.
     """
@@ -178,10 +202,7 @@ def _inherit(network: Network, old: Network, head: str | None, layers: int) -> N
         for name, t in old.state_dict().items()
         if name.startswith(kinds) and not name.startswith(fresh)
     }
-    before = _learnt_transform(old) | same
-    for name, weight in network.state_dict().items():
-        if name in before and before[name].shape[1:] == weight.shape[1:]:
-            weight[: len(before[name])] = before[name].to(weight)
+    return _learnt_transform(old) | same
 
 
 def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The network: a trunk, a pooler and named heads; and how its weights are initialised."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -236,32 +236,38 @@ def count_parameters(network: nn.Module) -> int:
 
 
 @torch.no_grad()
-def initialise(network: Network, seed: int | None = None) -> Network:
+def initialise(network: Network, seed: int | None = None, *, skip: Collection[str] = ()) -> Network:
     """Initialises the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1.
+
+    Weights named in `skip` are not drawn: the caller replaces them.
 
     Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
     """
-    c = network.config
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
-    for module in network.modules():
+    for name, module in network.named_modules():
         for parameter_name, weight in module.named_parameters(recurse=False):
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 weight.fill_(float(parameter_name == "weight"))
             elif parameter_name == "bias":
                 weight.zero_()
-            else:
-                _draw(module, weight, c, generator)
+            elif f"{name}.{parameter_name}" not in skip:
+                _draw(module, weight, network.config, generator)
         if isinstance(module, EmbeddingResidual | SkipConnections):
             module.reset()
         if isinstance(module, LSTM):
             module.reset(generator)
-    for block in network.trunk.blocks if not c.is_lstm else ():
-        scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
-        for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
-            writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
+    _scale_residual_writers(network)
     if network.reader is not None:
         network.reader.reset(generator)
     return network
+
+
+def _scale_residual_writers(network: Network) -> None:
+    c = network.config
+    scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
+    for block in network.trunk.blocks if not c.is_lstm else ():
+        for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
+            writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
 
 
 def _draw(
