@@ -42,7 +42,7 @@ def test_few_rows_are_contrasted(
         done = malmoi.finetune(
             encoder, "classification", ROWS, tmp_path / "out", ROWS, lr=3e-3, device="cpu"
         )
-    assert "contrasted by label" in caplog.text
+    assert "as in SetFit" in caplog.text
     assert done.metrics["accuracy"] == 1
     rows = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(row)["loss"] for row in rows if "loss" in json.loads(row)]
