@@ -118,6 +118,8 @@ def test_from_rows_to_a_folder(tmp_path: Path) -> None:
     assert done.protocol.selects == ("setting", "temperature")
     report = json.loads((out / "report.json").read_text("utf-8"))
     assert {trial["name"].partition("-")[0] for trial in report["trials"]} == {"short", "full"}
+    page = (out / "report.html").read_text("utf-8")
+    assert all(f"<td>{trial['name']}</td>" in page for trial in report["trials"])
     assert malmoi.load(out).predict("good film").label in "ny"
     assert not (out / "trials").exists()
     assert {event.unit for event in events if event.verb == "finetune"} == {"seconds"}

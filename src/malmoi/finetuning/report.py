@@ -11,6 +11,7 @@ from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import file_names
+from malmoi.finetuning.search import read_trials
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
@@ -58,6 +59,7 @@ def write_task_report(
         exclusive=kind.exclusive,
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
+        trials=[trial.table_row for trial in read_trials(out).values()] if settings.best else (),
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
         next_lines=f"malmoi predict -m {out} --data new.csv\nmalmoi serve -m {out} --open",

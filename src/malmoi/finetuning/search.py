@@ -49,6 +49,13 @@ class Trial:
     value: float
     seconds: float
 
+    @property
+    def table_row(self) -> tuple[str, ...]:
+        """Its cells under the columns of the report."""
+        share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
+        changes = describe_changes(self.changes)
+        return (self.name, changes, str(self.seed), share, f"{self.value:.4f}", seconds)
+
 
 @dataclass(frozen=True)
 class TrialRun:

@@ -24,6 +24,7 @@ MAX_RIGHT = 8
 MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
 FEWEST_CALIBRATED = 30  # predictions: fewer draw no line
 FEWEST_IN_BIN = 5  # the share of fewer is noise
+TRIAL_COLUMNS = ("trial", "settings", "seed", "share of the epochs", "held-out rows", "seconds")
 
 Row = Mapping[str, Any]  # of predictions.jsonl
 
@@ -42,6 +43,7 @@ class TaskPage:
     exclusive: bool = False  # exactly one label a row
     baselines: Sequence[tuple[str, float]] = ()  # other accuracies on the same rows
     runs: Sequence[Row] = ()
+    trials: Sequence[Sequence[object]] = ()  # of a search: rows under TRIAL_COLUMNS
     facts: Sequence[tuple[str, str]] = ()
     settings: str = ""
     next_lines: str = ""
@@ -94,6 +96,8 @@ class TaskPage:
         return f"{bars(shares)}<p>{words(said)} <strong>{doubt}</strong></p>"
 
     def _runs(self) -> str:
+        if self.trials:
+            return heading("Every trial") + html_table(TRIAL_COLUMNS, self.trials)
         if len(self.runs) < 2:
             return ""
         head = ("seed", "lr", "batch", "epochs", self.measure)
