@@ -47,7 +47,7 @@ def serve_models(
             if one.engine is not None:
                 slots = one.engine.batch.slots
                 logger.info(
-                    f"{one.name}: at most {slots.max_bytes / 2**30:.1f} GiB of KV cache for "
+                    f"{one.name}: at most {slots.max_bytes / 2**20:,.0f} MiB of KV cache for "
                     f"{settings.slots} sequences of {slots.capacity:,} tokens (--slots)"
                 )
         names = ", ".join(registry.names)
