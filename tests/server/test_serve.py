@@ -543,6 +543,15 @@ def test_errors_have_openais_format(
     assert words in error["message"]
 
 
+def test_errors_are_korean_where_the_request_asks_for_that(client: httpx.Client) -> None:
+    wrong = {"model": "none", "prompt": "a"}
+    said = client.post("/v1/completions", json=wrong, headers={"Accept-Language": "ko"}).json()
+    assert said["error"]["message"].startswith("'none' 모델은 없습니다.")
+    assert said["error"]["code"] == "model_not_found"
+    said = client.post("/v1/completions", json=wrong).json()
+    assert said["error"]["message"].startswith("There is no model 'none'.")
+
+
 def test_errors_have_codes_for_programs(client: httpx.Client) -> None:
     def code(path: str, **body: Any) -> str | None:
         return client.post(path, json=body).json()["error"]["code"]

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.engine import QueueFull
+from malmoi.system.language import translate
 
 RETRY = 1  # seconds after which a client may retry a full server
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -58,7 +59,10 @@ class ApiError(Exception):
         param = self.param and self.param.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self, request: Request | None = None) -> JSONResponse:
+        """The response, in Korean where the request accepts that first, as the studio's may."""
+        accepted = request.headers.get("Accept-Language", "") if request is not None else ""
+        self.message = translate(self.message, "ko" if accepted.startswith("ko") else "en")
         headers = {"Retry-After": str(RETRY)} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -87,18 +91,18 @@ def log(error: BaseException) -> None:
 def install(app: FastAPI) -> None:
     """Registers the error handlers."""
 
-    async def told(_: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+    async def told(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response(request)
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
+    async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return wrong_shape(error).response()
+        return wrong_shape(error).response(request)
 
-    async def http(_: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         response = ApiError(
             error.status_code, _sentence(error), code=CODES.get(error.status_code)
-        ).response()
+        ).response(request)
         response.headers.update(error.headers or {})
         return response
 

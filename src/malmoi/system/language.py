@@ -27,9 +27,9 @@ def language(environ: Mapping[str, str] = os.environ) -> str:
     return chosen[:2].lower() if chosen[:2].lower() in LANGUAGES else "en"
 
 
-def translate(text: str) -> str:
-    """The text in the user's language; unchanged if the catalogue lacks it."""
-    return _translated(text) if language() == "ko" else text
+def translate(text: str, to: str | None = None) -> str:
+    """The text in a language, the user's unless given; unchanged if the catalogue lacks it."""
+    return _translated(text) if (to or language()) == "ko" else text
 
 
 def plural(count: float, noun: str) -> str:

@@ -48,7 +48,8 @@ const sent = (body, signal) => ({
 async function ask(path, options) {
   const key = sessionStorage.getItem("malmoi.key");
   const tab = options.signal ? { "X-Studio-Run": `${TAB}:${run}` } : {}; // what belongs to no run is not given up
-  const headers = { ...options.headers, ...tab, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const language = { "Accept-Language": document.documentElement.lang }; // of refusals
+  const headers = { ...options.headers, ...language, ...tab, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));

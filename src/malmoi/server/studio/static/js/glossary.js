@@ -9,8 +9,8 @@ export async function learn(language) {
   terms = await get(`words/glossary.${language}.json`);
   const forms = Object.values(terms).flatMap(({ forms: some }) => some);
   const ordered = forms.sort((one, other) => other.length - one.length).map((form) => form.replace(/[[\]]/g, "\\$&"));
-  // match whole English words; a Korean word may be followed by a particle
-  const [before, after] = language === "ko" ? ["", ""] : ["(?<![\\p{L}-])", "(?![\\p{L}-])"];
+  // match whole English words; a Korean word may be followed by a particle, but not be the end of another
+  const [before, after] = language === "ko" ? ["(?<!\\p{L})", ""] : ["(?<![\\p{L}-])", "(?![\\p{L}-])"];
   finder = new RegExp(`${before}(?:${ordered.join("|")})${after}`, language === "ko" ? "gu" : "giu");
 }
 

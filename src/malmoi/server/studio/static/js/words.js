@@ -14,8 +14,9 @@ export async function speak(language) {
   document.documentElement.lang = language;
 }
 
-/** The text of an error, by its code, else by its type, else the server's English message. */
+/** The text of an error: the server's where that is Korean, else by its code, else by its type, else the server's. */
 export function refusal({ code, type, param, message }) {
+  if (/(니다|세요)[.)]/.test(message)) return message;
   const key = [`refused.${code}`, `refused.${type}`].find((one) => one in dictionary);
   return key ? t(key, { param }) : message;
 }
