@@ -136,7 +136,7 @@ def test_every_study_runs_at_the_scale_of_a_cpu(name: str, tmp_path: Path) -> No
     result = run_study(study, tmp_path, StudyRunConfig(workers=2, device="cpu"))
     rows = result.facts["rows"]
     assert isinstance(rows, dict)
-    assert len(rows) > 2
+    assert len(rows) >= 2
     assert "±" in result.report.read_text("utf-8")
     assert all(
         "verdict" in claim
