@@ -131,7 +131,7 @@ class Network(nn.Module):
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
-        view = self._viewed(replace(c, attention=attention, pool="first"))
+        view = self._viewed(replace(c, attention=attention, pool="mean"))
         heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
         view._modules["heads"] = nn.ModuleDict(heads)
         return view

@@ -285,6 +285,7 @@ MODERN_BERT: dict[str, Any] = dict(
     activation="geglu",
     bias=False,
     mlm_activation="gelu",
+    pool="mean",  # without NSP, pre-training teaches [CLS] nothing
     pooler="gelu",
     head_transform=True,
     init="normal",

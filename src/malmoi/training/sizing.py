@@ -164,11 +164,12 @@ def vocabulary_size(text_bytes: int) -> int:
 
 
 def context_length(kind: Kind, weights: int, tokens: int) -> int:
-    """Tokens per sample: longer for larger models, never more than a hundredth of the text."""
+    """Tokens per sample: longer for larger models, never more than a hundredth of the text.
+
+    A BERT's is a paragraph: what is cut off can be classified by no fine-tuning (docs/lab.md).
+    """
     steps = ((2e6, 128), (8e6, 256), (300e6, 512), (math.inf, 1024))
-    length = next(length for most, length in steps if weights < most)
-    if kind == "bert":
-        length = max(64, length // 4) if weights < 8e6 else 128
+    length = 128 if kind == "bert" else next(length for most, length in steps if weights < most)
     while length > 16 and 100 * length > tokens:
         length //= 2
     return length
