@@ -366,9 +366,12 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     characters = np.array([size for part in accounts for size in part["characters"]], np.int64)
     draws = np.array([draw for part in accounts for draw in part["draws"]], np.uint64)
     if not len(characters):
-        raise MalmoiError(
-            f"Every document was dropped: {plan.out / 'work'} shows what each step dropped."
-        )
+        rules = Counter[str]()
+        for n in shards:
+            for step, stage in STEP_FILES.items():
+                rules.update(plan.work.account(n, stage)[step]["rules"])
+        why = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
+        raise MalmoiError(f"Every document was dropped ({why}): see --set min_words=… and --steps.")
     sources = np.array(names)
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(account["source"]) for account in accounts])[:-1])

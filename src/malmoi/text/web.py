@@ -55,10 +55,12 @@ def main_text_extractor(path: Path) -> Callable[[bytes], tuple[str, str]]:
     """A function that returns a page's main text and canonical URL ("" where it has none)."""
     try:
         import trafilatura
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MalmoiError(
             f"{path} needs the package trafilatura: pip install trafilatura."
         ) from error
+    except ImportError as error:  # of a package that it needs
+        raise MalmoiError(f"{path} needs trafilatura, which cannot be loaded: {error}") from error
     # a page without text is reported by its place, not by trafilatura's own log
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 
