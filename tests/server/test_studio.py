@@ -707,9 +707,12 @@ def test_running_runs_are_read_again(visitor: Visitor, runs: Path) -> None:
 
 @in_browser
 def test_grammar_is_scored_along_a_run(visitor: Visitor, models: dict[str, Model]) -> None:
-    page = visitor.visit("replay", run="one", pairs="en")
-    page.locator("#grade").click()
+    page = visitor.visit("replay", run="one", pairs="ko")
+    page.get_by_label("Pairs").select_option("en")
+    page.locator("#grade").click()  # before what the change asks for is done
+    expect(page.locator("#view section:has(details) svg polyline")).to_have_count(8)
     visitor.done()
+    expect(page.locator("#view")).not_to_have_class("stale")
     curves = page.locator("#view section:has(details) svg polyline")
     expect(curves).to_have_count(8)  # of two snapshots that are the same
     assert all(len(one.get_attribute("points").split()) == 2 for one in curves.all())

@@ -144,6 +144,10 @@ export class Page {
   async run(name = "work", { quiet = false } = {}) {
     const works = typeof name === "function" ? [name] : this.sides.map((one) => one[name]).filter(Boolean);
     if (!works.length) return;
+    if (name !== "work" && this.work && this.outdated) {
+      await this.run(); // a setting was changed a moment ago
+      if (this.outdated) return; // that failed, or was given up in turn
+    }
     clearTimeout(this.timer);
     this.control.abort();
     const control = (this.control = new AbortController());
@@ -162,6 +166,10 @@ export class Page {
       if (control.signal.aborted) this.took = Math.max(this.took, took());
       else this.fail(error);
     }
+  }
+
+  get outdated() {
+    return this.shown.classList.contains("stale");
   }
 
   /** Marks the output as up to date. */
