@@ -44,9 +44,9 @@ def require(what: str, condition: object, sentence: str) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is an out-of-memory error of Python or of torch on any device."""
-    said = str(error)
+    message = str(error)
     out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return out or any(words in said for words in OUT_OF_MEMORY)
+    return out or any(words in message for words in OUT_OF_MEMORY)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -54,9 +54,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names if there are few.
     """
     known = sorted(names)
-    asked = name[:LONGEST_NAME].lower()
-    begin = sorted((n for n in known if asked and n.lower().startswith(asked)), key=len)
-    close = begin or get_close_matches(asked, known, n=1, cutoff=0.5)
+    requested = name[:LONGEST_NAME].lower()
+    begin = sorted((n for n in known if requested and n.lower().startswith(requested)), key=len)
+    close = begin or get_close_matches(requested, known, n=1, cutoff=0.5)
     if close:
         return f" Did you mean {', '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
     return f" Known: {', '.join(known)}." if len(known) <= 20 else ""

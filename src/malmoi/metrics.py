@@ -40,12 +40,12 @@ def _runs(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
 
 
-def _matches(golds: Sequence[Sequence[str]], said: Sequence[str], order: int) -> int:
+def _matches(golds: Sequence[Sequence[str]], predicted: Sequence[str], order: int) -> int:
     """Clipped n-gram matches: each counts at most as often as in any one gold."""
     allowed: Counter[tuple[str, ...]] = Counter()
     for gold in golds:
         allowed |= _runs(gold, order)
-    return sum((_runs(said, order) & allowed).values())
+    return sum((_runs(predicted, order) & allowed).values())
 
 
 def bleu(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
@@ -58,13 +58,13 @@ def bleu(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     possible = [0] * MAX_NGRAM
     length = wanted = 0
     for golds, text in zip(gold, predicted, strict=True):
-        said = tokenize_13a(text)
+        tokens = tokenize_13a(text)
         references = [tokenize_13a(one) for one in golds]
-        length += len(said)
-        wanted += min((abs(len(one) - len(said)), len(one)) for one in references)[1]
+        length += len(tokens)
+        wanted += min((abs(len(one) - len(tokens)), len(one)) for one in references)[1]
         for n in range(MAX_NGRAM):
-            found[n] += _matches(references, said, n + 1)
-            possible[n] += max(len(said) - n, 0)
+            found[n] += _matches(references, tokens, n + 1)
+            possible[n] += max(len(tokens) - n, 0)
     if not all(possible) or not any(found):
         return 0.0
     brevity = min(0.0, 1 - wanted / length)
@@ -87,8 +87,8 @@ def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     )
 
 
-def _subsequence_f1(gold: str, said: str) -> float:
-    a, b = (re.findall(r"[^\W_]+", text.lower()) for text in (gold, said))
+def _subsequence_f1(gold: str, predicted: str) -> float:
+    a, b = (re.findall(r"[^\W_]+", text.lower()) for text in (gold, predicted))
     return 2 * _common(a, b) / (len(a) + len(b)) if a and b else 0.0
 
 
@@ -119,11 +119,11 @@ def chrf(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     return _chrf(totals)
 
 
-def _character_counts(gold: str, said: str) -> np.ndarray[Any, Any]:
+def _character_counts(gold: str, predicted: str) -> np.ndarray[Any, Any]:
     """For each order: n-grams of the prediction, of the gold, and common to both."""
     rows = []
     for n in range(1, CHRF_ORDER + 1):
-        theirs, ours = (_runs("".join(text.split()), n) for text in (gold, said))
+        theirs, ours = (_runs("".join(text.split()), n) for text in (gold, predicted))
         both = (ours & theirs).total()
         rows.append((ours.total() if theirs else 0, theirs.total(), both))
     return np.array(rows, float)
@@ -456,8 +456,8 @@ def normalize_korquad(text: str) -> str:
 def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold (evaluate-v1.0.py of KorQuAD)."""
 
-    def equal(golds: Sequence[str], said: str) -> bool:
-        return normalize_korquad(said) in map(normalize_korquad, golds or ("",))
+    def equal(golds: Sequence[str], answer: str) -> bool:
+        return normalize_korquad(answer) in map(normalize_korquad, golds or ("",))
 
     return _mean(equal, gold, predicted)
 
@@ -465,8 +465,8 @@ def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
 def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean F1 of the characters shared with the best gold, spaces aside (Lim et al. 2019)."""
 
-    def shared(golds: Sequence[str], said: str) -> float:
-        texts = [normalize_korquad(text).replace(" ", "") for text in (said, *(golds or ("",)))]
+    def shared(golds: Sequence[str], answer: str) -> float:
+        texts = [normalize_korquad(text).replace(" ", "") for text in (answer, *(golds or ("",)))]
         return max(_shared_f1(one, texts[0]) for one in texts[1:])
 
     return _mean(shared, gold, predicted)

@@ -113,7 +113,7 @@ def write_adapter(
         "inference_mode": True,
         "modules_to_save": modules(new, table) or None,
     }
-    told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": base_fingerprint(base)}
+    meta = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": base_fingerprint(base)}
     heads = {name: len(checkpoint.labels) for name in network.heads}
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with output_folder(folder):
@@ -122,7 +122,7 @@ def write_adapter(
         )
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(folder)
-        for name, values in ((ADAPTER_RECORD, {"heads": heads, **told}), (ADAPTER_CONFIG, config)):
+        for name, values in ((ADAPTER_RECORD, {"heads": heads, **meta}), (ADAPTER_CONFIG, config)):
             write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", _card(config))
 
@@ -243,8 +243,8 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     left = ((name, tensor) for name, tensor in found.tensors.items() if name not in used)
     new = {name.removeprefix(prefix): tensor for name, tensor in left}
     if new or "heads" in found.record:
-        told = found.record.object("heads", default={})
-        classes = {name: told.whole(name, high=MAX_CLASSES) for name in told}
+        heads = found.record.object("heads", default={})
+        classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
         with explained(found.record.where):
             _replace_heads(network, classes or _heads(found, new, table))
     weights = our_weights(network, new, table)

@@ -108,10 +108,10 @@ def _kind(network: Network) -> str:
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     if apart[near]:
-        said = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
+        fields = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
         raise UsageError(
-            f"llama.cpp does not support this model: it differs from {near} is {said}. Export it "
-            "to ONNX."
+            f"llama.cpp does not support this model, which differs from {near}: {fields}. Export "
+            "it to ONNX."
         )
     return near
 

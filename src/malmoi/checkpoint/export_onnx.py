@@ -238,9 +238,9 @@ def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
         part.metadata_props.clear()
     _name_axes(model, graph)
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
-    told: dict[str, Any] = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
-    told["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
-    about |= {name: json.dumps(value, ensure_ascii=False) for name, value in told.items() if value}
+    meta: dict[str, Any] = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
+    meta["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
+    about |= {name: json.dumps(value, ensure_ascii=False) for name, value in meta.items() if value}
     model.metadata_props.update(about)
 
 

@@ -27,11 +27,11 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
             f"only {len(weights):,} tensors; they belong to different models, or are damaged."
         )
     needed = least_numbers(config)
-    there = sum(weight.shape.numel() for weight in weights.values())
-    if needed > there + FEW_NUMBERS:
+    stored = sum(weight.shape.numel() for weight in weights.values())
+    if needed > stored + FEW_NUMBERS:
         raise MalmoiError(
             f"{where} describes a model of at least {needed:,} numbers, but the weights hold "
-            f"{there:,}; they belong to different models, or are damaged."
+            f"{stored:,}; they belong to different models, or are damaged."
         )
 
 

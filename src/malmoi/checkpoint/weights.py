@@ -35,8 +35,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     names = sorted(set(read_object(index).map_of("weight_map", str).values()))
-    there = {path.name for path in index.parent.iterdir() if path.is_file()}
-    missing = [name for name in names if name not in there]
+    present = {path.name for path in index.parent.iterdir() if path.is_file()}
+    missing = [name for name in names if name not in present]
     if missing:
         raise MalmoiError(
             f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy "

@@ -34,27 +34,27 @@ def bench_command(
 
     Example: malmoi bench decode --tokens 32
     """
-    there = scripts()
+    known = scripts()
     if list_:
-        for script in there.values():
+        for script in known.values():
             typer.echo(f"{script.stem}\t{_about(script)}")
         return
     # without a name, the table's first option is read as one
     given = [*filter(None, [name]), *ctx.args]
     named = bool(given) and not given[0].startswith("-")
     chosen = given.pop(0) if named else "gpu_table" if gpu else "table"
-    if chosen not in there:
+    if chosen not in known:
         raise UsageError(
-            f"There is no benchmark {chosen!r}.{nearest(chosen, there)} `malmoi bench --list` "
+            f"There is no benchmark {chosen!r}.{nearest(chosen, known)} `malmoi bench --list` "
             "lists them."
         )
     if find_spec("transformers") is None:
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"
         )
-    say(f"{chosen}: {_about(there[chosen])}")
+    say(f"{chosen}: {_about(known[chosen])}")
     raise typer.Exit(
-        subprocess.run([sys.executable, there[chosen], *given], check=False).returncode
+        subprocess.run([sys.executable, known[chosen], *given], check=False).returncode
     )
 
 

@@ -34,8 +34,8 @@ def chat_command(
     options = given(locals(), "max_new_tokens", "temperature", "top_p", "seed")
     lm = open_model(model, device, dtype)
     messages = [{"role": "system", "content": system}] if system else []
-    for said in texts or _typed():
-        messages.append({"role": "user", "content": said})
+    for message in texts or _typed():
+        messages.append({"role": "user", "content": message})
         answer = ""
         for piece in lm.chat_stream(messages, **options):
             piece = piece if answer else piece.lstrip()

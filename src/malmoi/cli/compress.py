@@ -48,10 +48,10 @@ def quantize_command(
     from malmoi.compression.quantize import quantize_model
 
     require_free(out, overwrite=overwrite)
-    asked = _task(task, given_columns(locals()))
+    named = _task(task, given_columns(locals()))
     if (method == "gptq") != (calibration is not None):
         raise UsageError("--method gptq needs --calibration FILE, and no other method uses it.")
-    judged: JudgedOptions = {"task": asked, "data": data, "device": device}
+    judged: JudgedOptions = {"task": named, "data": data, "device": device}
     found = quantize_model(model, out, bits=bits, group=group, calibration=calibration, **judged)
     _show(found, json)
     _remark(out)
@@ -88,8 +88,8 @@ def prune_command(
     ways: dict[str, Any] = dict(
         sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons
     )
-    asked = _task(task, given_columns(locals()))
-    _show(prune_model(model, out, **ways, train=train, task=asked, data=data, device=device), json)
+    named = _task(task, given_columns(locals()))
+    _show(prune_model(model, out, **ways, train=train, task=named, data=data, device=device), json)
     blind = train is None and (heads or neurons)
     ranked = [
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
@@ -134,10 +134,10 @@ def distil_command(
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
     changes = {**changes_of(settings), **given(locals(), "seed"), "overwrite": overwrite}
-    asked = _task(task, given_columns(locals()))
+    named = _task(task, given_columns(locals()))
     _show(
         distil_model(
-            model, out, data, task=asked, dev=dev or None, **ways, device=device, **changes
+            model, out, data, task=named, dev=dev or None, **ways, device=device, **changes
         ),
         json,
     )

@@ -39,7 +39,7 @@ def doctor_command(json: opt.Json = False) -> None:
         return
     print_facts(
         ("what", "found"),
-        [*found.items(), *((f"extra {name}", said) for name, said in extras.items())],
+        [*found.items(), *((f"extra {name}", status) for name, status in extras.items())],
     )
 
 

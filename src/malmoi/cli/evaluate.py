@@ -198,7 +198,7 @@ def _print_measures(found: "list[InContextResult]") -> None:
 
 def _item(result: "InContextResult", number: int) -> dict[str, Any]:
     question = result.questions[number]
-    said = result.verdict.predictions[number]
+    prediction = result.verdict.predictions[number]
     prompt = question.prompt
     right = None if prompt.gold is None else prompt.choices[prompt.gold]
     return {
@@ -208,5 +208,5 @@ def _item(result: "InContextResult", number: int) -> dict[str, Any]:
         "choices": list(prompt.choices),
         "ending": prompt.ending,
         "right": right,
-        "said": prompt.choices[said] if type(said) is int else said,
+        "said": prompt.choices[prediction] if type(prediction) is int else prediction,
     }

@@ -134,5 +134,5 @@ def _standard_input() -> str:
 def require_there(path: Path) -> None:
     """Raises an error if a file or folder does not exist."""
     if not path.exists():
-        there = [str(one) for one in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UsageError(f"There is no file {str(path)!r}.{nearest(str(path), there)}")
+        siblings = [str(one) for one in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise UsageError(f"There is no file {str(path)!r}.{nearest(str(path), siblings)}")

@@ -153,10 +153,10 @@ def _fit(made: "RunPlan") -> str:
     one = made.memory
     room = made.fleet.gpu.memory
     how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes per step {one.passes}"
-    said = translate(f"about {format_size(one.total)} of {room:g} GB ({translate(how)})")
+    usage = translate(f"about {format_size(one.total)} of {room:g} GB ({translate(how)})")
     if made.fits:
-        return f"fits: {said}"
-    return f"{translate(f'does not fit: {said}')}. {translate(made.help)}"
+        return f"fits: {usage}"
+    return f"{translate(f'does not fit: {usage}')}. {translate(made.help)}"
 
 
 def _row(one: "MemoryUse", room: float) -> list[str]:

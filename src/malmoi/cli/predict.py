@@ -76,17 +76,17 @@ def predict_command(
         return
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines
-    asked: list[Any] = read(texts, keep_blank=True)
-    blank = [not "".join(one).strip() for one in asked]
+    inputs: list[Any] = read(texts, keep_blank=True)
+    blank = [not "".join(one).strip() for one in inputs]
     if choices:
-        asked = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in asked]
-    some = [one for one, empty in zip(asked, blank, strict=True) if not empty]
+        inputs = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in inputs]
+    some = [one for one, empty in zip(inputs, blank, strict=True) if not empty]
     opened = open_model(model, device, dtype)
     note_unknown(opened, some)
     answers = opened.classify(some, names) if names else opened.predict(some)
     scored = any("score" in prediction_facts(answer) for answer in answers[:1])
     found = iter(answers)
-    for one, empty in zip(asked, blank, strict=True):
+    for one, empty in zip(inputs, blank, strict=True):
         answer = None if empty else next(found)
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
@@ -102,10 +102,10 @@ def _line(text: Any, answer: Any, *, scored: bool) -> str:
     if answer is None:
         return "\t".join(("-", *(["-"] if scored else []), shown))
     facts = prediction_facts(answer)
-    said = one_line(str(facts["prediction"])) or "-"
+    prediction = one_line(str(facts["prediction"])) or "-"
     score = facts.get("score")
     written = f"{score:.4f}" if isinstance(score, float) else score
-    return "\t".join((said, *([] if written is None else [written]), shown))
+    return "\t".join((prediction, *([] if written is None else [written]), shown))
 
 
 def _names_file(text: str) -> bool:

@@ -102,11 +102,11 @@ def predict_file(
     return total
 
 
-def note_unknown(model: "Model", asked: Iterable[Any]) -> None:
+def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
     """Notes if the model's vocabulary does not cover the texts."""
     from malmoi.tokenizer.unknown import unknown_note
 
-    parts = (part for one in asked for part in ([one] if isinstance(one, str) else one or ()))
+    parts = (part for one in inputs for part in ([one] if isinstance(one, str) else one or ()))
     if sentence := unknown_note(model.tokenizer, (p for p in parts if isinstance(p, str))):
         note(sentence)
 
@@ -164,9 +164,9 @@ def _has_text(value: Any) -> bool:
     return value is not None and bool(str(value).strip())
 
 
-def _predictions(predict: Callable[[Any], Any], asked: list[Any]) -> list[dict[str, Any]]:
-    found = iter(predict([one for one in asked if one is not None]))
-    return [{"prediction": ""} if one is None else prediction_facts(next(found)) for one in asked]
+def _predictions(predict: Callable[[Any], Any], inputs: list[Any]) -> list[dict[str, Any]]:
+    found = iter(predict([one for one in inputs if one is not None]))
+    return [{"prediction": ""} if one is None else prediction_facts(next(found)) for one in inputs]
 
 
 # ------------------------------------------------------------------ resuming

@@ -33,8 +33,8 @@ def translate_command(
         if to:
             raise UsageError("--to is for a GPT: this model translates into one language only.")
         some = [line for line in lines if line.strip()]
-        said = iter(opened.translate(some, beams=beams, length_penalty=length_penalty))
-        found = [next(said) if line.strip() else "" for line in lines]
+        translations = iter(opened.translate(some, beams=beams, length_penalty=length_penalty))
+        found = [next(translations) if line.strip() else "" for line in lines]
     else:
         found = [opened.translate(line, to) if line.strip() else "" for line in lines]
     for line, text in zip(lines, found, strict=True):

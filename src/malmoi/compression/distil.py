@@ -91,31 +91,31 @@ def distil_model(
     `DistilConfig`, and settings of `finetune` or of a recipe (which needs a budget: minutes=5).
     """
     known = DistilConfig.__dataclass_fields__
-    asked = DistilConfig(**{name: value for name, value in options.items() if name in known})
+    config = DistilConfig(**{name: value for name, value in options.items() if name in known})
     changes = {name: value for name, value in options.items() if name not in known}
     out = Path(out)
     teacher = open_teacher(model, out)
     pupil = (
-        student_of(teacher, asked.layers)
-        if asked.student is None
-        else _given(teacher, open_teacher(asked.student, out), asked.layers)
+        student_of(teacher, config.layers)
+        if config.student is None
+        else _given(teacher, open_teacher(config.student, out), config.layers)
     )
-    by_text = asked.task is None
-    soft = asked.soft if asked.soft is not None else TEXT_SOFT if by_text else TASK_SOFT
+    by_text = config.task is None
+    soft = config.soft if config.soft is not None else TEXT_SOFT if by_text else TASK_SOFT
     distillation = Distillation(
-        teacher.network, soft, asked.temperature, COSINE_WEIGHT if by_text else 0.0
+        teacher.network, soft, config.temperature, COSINE_WEIGHT if by_text else 0.0
     )
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
-    lesson = Lesson(teacher, pupil, distillation, out, asked.device, asked.overwrite)
-    if asked.task is None:
-        if asked.dev is not None:
+    lesson = Lesson(teacher, pupil, distillation, out, config.device, config.overwrite)
+    if config.task is None:
+        if config.dev is not None:
             raise UsageError(
                 "--dev is for a task's rows: give --task too; with plain text, part of it is "
                 "held out."
             )
         return _of_text(lesson, files, changes)
-    chosen = named_task(asked.task) if isinstance(asked.task, str) else asked.task
-    return _of_task(lesson, chosen, (files, asked.dev), changes)
+    chosen = named_task(config.task) if isinstance(config.task, str) else config.task
+    return _of_task(lesson, chosen, (files, config.dev), changes)
 
 
 def open_teacher(source: str | Path, out: Path) -> Checkpoint:

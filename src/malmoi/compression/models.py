@@ -68,14 +68,14 @@ def remarks(out: Path) -> list[str]:
     values = read_model_json(out / "config.json")
     if values.get("model_type") != OWN_MODEL_TYPE:
         return []
-    said = [
+    notes = [
         "vLLM does not support this model; transformers opens the folder after `import malmoi`."
     ]
     config = ModelConfig.from_dict(values["model"])
     heads = set(values["heads"])
     if "quantization_config" in values and heads == {"lm"} and GPT2_TABLE.expresses(config, heads):
-        said.append(
+        notes.append(
             "For llama.cpp, export the original model with fewer bits: malmoi export gguf "
             "--dtype q8_0."
         )
-    return said
+    return notes

@@ -51,9 +51,9 @@ def prune_model(
         if name not in PRUNE_METHODS:
             raise UsageError(f"There is no method {name!r} to prune.{nearest(name, PRUNE_METHODS)}")
     if len(chosen) != 1:
-        said = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
+        problem = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
         raise UsageError(
-            f"Choose one of sparsity, pattern, layers, heads and neurons to prune by; {said}."
+            f"Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}."
         )
     task = judged["task"]
     check_rows(task, train, judged["data"])

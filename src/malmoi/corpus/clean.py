@@ -83,8 +83,8 @@ def short_lines(document: Document, config: CorpusConfig) -> set[str]:
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:
     """The lines that are boilerplate, because they occur in too many of a source's documents."""
-    least = max(config.menu_documents, config.menu_share * documents)
-    return sorted(line for line, count in lines.items() if count >= least)
+    limit = max(config.menu_documents, config.menu_share * documents)
+    return sorted(line for line, count in lines.items() if count >= limit)
 
 
 def without_menus(

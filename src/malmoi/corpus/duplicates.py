@@ -43,12 +43,12 @@ def signature(runs: HashArray, hashes: int) -> Signatures:
         native[2](runs.ctypes.data, len(runs), *pairs, hashes, found.ctypes.data)
         return found
     values = (runs >> np.uint64(32)).astype(np.uint32)
-    least = np.full(hashes, 2**32 - 1, np.uint32)
+    low = np.full(hashes, 2**32 - 1, np.uint32)
     for begin in range(0, len(values), RUNS_PER_BLOCK):
         hashed = factors * values[None, begin : begin + RUNS_PER_BLOCK]
         hashed += terms
-        np.minimum(least, hashed.min(axis=1), out=least)
-    return least
+        np.minimum(low, hashed.min(axis=1), out=low)
+    return low
 
 
 @cache
@@ -67,7 +67,7 @@ def exact_duplicates(exact: HashArray) -> DuplicateIndices:
     return found
 
 
-def near_duplicates(signatures: Signatures, rows: int, least: float) -> DuplicateIndices:
+def near_duplicates(signatures: Signatures, rows: int, share: float) -> DuplicateIndices:
     """For each text an earlier kept one that shares `least` of its hashes, or −1.
 
     Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998).
@@ -81,7 +81,7 @@ def near_duplicates(signatures: Signatures, rows: int, least: float) -> Duplicat
     for place, mine in zip(meeting.tolist(), keys.tolist(), strict=True):
         near = sorted({other for key in mine for other in buckets[key]})
         alike = (
-            (signatures[near] == signatures[place]).mean(axis=1) >= least if near else np.zeros(0)
+            (signatures[near] == signatures[place]).mean(axis=1) >= share if near else np.zeros(0)
         )
         if alike.any():
             found[place] = near[int(alike.argmax())]

@@ -186,9 +186,9 @@ def _native_words(
     call: Callable[..., int], text: str, offset: int
 ) -> tuple[HashArray, IndexArray, IndexArray]:
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    most = len(codes) // 2 + 1
-    hashes = np.empty(most, np.uint64)
-    starts, ends = np.empty((2, most), np.int64)
+    size = len(codes) // 2 + 1
+    hashes = np.empty(size, np.uint64)
+    starts, ends = np.empty((2, size), np.int64)
     tables = (_values().ctypes.data, random_odd(64, seed=2).ctypes.data)
     places = (hashes.ctypes.data, starts.ctypes.data, ends.ctypes.data)
     found = call(codes.ctypes.data, len(codes), *tables, *places)

@@ -133,8 +133,8 @@ def _text(story: Story) -> None:
     for name, texts in files.items():
         (folder / name).write_text("\n\n".join(texts), "utf-8")
     chance = random.Random(0)
-    for part, most in (("train", story.plan.labelled), ("dev", story.plan.judged)):
-        rows = chance.sample(parts[part], min(most, len(parts[part])))
+    for part, limit in (("train", story.plan.labelled), ("dev", story.plan.judged)):
+        rows = chance.sample(parts[part], min(limit, len(parts[part])))
         lines = "".join(f"{text}\t{label}\n" for text, label in rows)
         write_text(_rows_file(story, part), f"text\t{story.text.task}\n{lines}")
     story.facts |= {

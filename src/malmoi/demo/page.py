@@ -84,7 +84,7 @@ def _cards(story: Story) -> str:
 
 def _text(story: Story) -> str:
     f = story.facts
-    said = (
+    paragraph = (
         story.text.about,
         f"{f['documents']:,} documents, {f['characters'] / 1e6:.1f} million characters.",
         f"{f['held out']:,} of them were held out: no model below was trained on those.",
@@ -94,7 +94,7 @@ def _text(story: Story) -> str:
     cuts = "".join(
         f"<h3>{words(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
     )
-    return _section("The text, and two ways to tokenize it", _note(*said), cuts)
+    return _section("The text, and two ways to tokenize it", _note(*paragraph), cuts)
 
 
 _KINDS = {"byte-bpe": "byte-level BPE (GPT-2)", "wordpiece": "WordPiece (BERT)"}
@@ -123,7 +123,7 @@ def _gpt(story: Story) -> str:
         "Asked whether the beginning of an unseen passage or a shuffled copy is more likely, "
         f"it is right {story.facts['order']:.0%} of the time.",
     )
-    said = "".join(
+    samples = "".join(
         f"<blockquote><b>{html.escape(prompt)}</b>{html.escape(text)}</blockquote>"
         for prompt, text in story.samples
     )
@@ -131,7 +131,7 @@ def _gpt(story: Story) -> str:
         "The GPT: what comes next?",
         _note(*sentences),
         _curve(story, "gpt", {"loss": "training"}),
-        said,
+        samples,
     )
 
 
@@ -158,8 +158,8 @@ def _task(story: Story) -> str:
     )
     names = story.text.labels
     gold = [row["label"] for row in story.said]
-    said = [row["prediction"] for row in story.said]
-    matrix = confusion_table(names, gold, said)
+    predictions = [row["prediction"] for row in story.said]
+    matrix = confusion_table(names, gold, predictions)
     return _section(
         story.text.question,
         _note(*sentences),
@@ -211,8 +211,8 @@ def _next(story: Story) -> str:
         "malmoi pretrain bert my_texts/ --minutes 30 -o runs/mine\n"
         "malmoi finetune rows.csv --model runs/mine"
     )
-    said = "The first four use this folder; the last two start from your own text."
-    return _section("What to try next", _note(said), f"<pre>{commands}</pre>")
+    note = "The first four use this folder; the last two start from your own text."
+    return _section("What to try next", _note(note), f"<pre>{commands}</pre>")
 
 
 def _made(story: Story) -> str:

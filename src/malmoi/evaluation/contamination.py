@@ -25,8 +25,8 @@ FindOverlaps = Callable[[Sequence[Sequence[str]]], Overlaps]  # given the texts 
 
 def item_texts(example: Example) -> list[str]:
     """The texts of an item that could be in the training text; names of labels are not."""
-    said = [message["content"] for message in example.messages]
-    return [text for text in (example.text, example.pair, *example.choices, *said) if text]
+    contents = [message["content"] for message in example.messages]
+    return [text for text in (example.text, example.pair, *example.choices, *contents) if text]
 
 
 def contamination_report(

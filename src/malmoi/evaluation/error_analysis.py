@@ -20,13 +20,13 @@ MAX_MISTAKES = 20
 MAX_SUSPECTS = 20
 
 
-def prediction_row(example: Example, label: Any, said: ExamplePrediction) -> dict[str, Any]:
+def prediction_row(example: Example, label: Any, predicted: ExamplePrediction) -> dict[str, Any]:
     """A line of predictions.jsonl."""
     row: dict[str, Any] = {"id": example.id, "text": example.text}
     row |= {} if example.pair is None else {"pair": example.pair}
     row |= {"choices": list(example.choices)} if example.choices else {}
-    row |= {"label": label, "prediction": said.prediction, "score": round(said.score, 5)}
-    chances = {name: round(chance, 5) for name, chance in said.probabilities.items()}
+    row |= {"label": label, "prediction": predicted.prediction, "score": round(predicted.score, 5)}
+    chances = {name: round(chance, 5) for name, chance in predicted.probabilities.items()}
     return row | ({"probabilities": chances} if chances else {})
 
 

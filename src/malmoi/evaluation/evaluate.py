@@ -125,19 +125,19 @@ def predict_and_score(task: Task, examples: Sequence[Example], reading: Predicto
     require_labels(examples)
     kind = head_kind(task)
     gold = [kind.gold(example.label, reading.labels) for example in examples]
-    said = kind.predict(reading, examples)
-    metrics = _measures(task, gold, [one.prediction for one in said], reading)
-    return Outcome({**kind.measure(examples, said), **metrics}, gold, said)
+    predictions = kind.predict(reading, examples)
+    metrics = _measures(task, gold, [one.prediction for one in predictions], reading)
+    return Outcome({**kind.measure(examples, predictions), **metrics}, gold, predictions)
 
 
 def _measures(
-    task: Task, gold: Sequence[Any], said: Sequence[Any], reading: Predictor
+    task: Task, gold: Sequence[Any], predictions: Sequence[Any], reading: Predictor
 ) -> dict[str, float]:
     """Computes metrics; macro averages cover all labels if an item may have several or none."""
     kind = head_kind(task)
     labels = reading.labels if kind.text_labels and not kind.exclusive else ()
     names = [name for name in metric_names(task) if name in METRICS]
-    return score_predictions(names, gold, said, labels)
+    return score_predictions(names, gold, predictions, labels)
 
 
 def check_task_fits(task: Task, reading: Predictor) -> None:
@@ -195,12 +195,12 @@ def judge(
 def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
     """An outcome with thresholds or a temperature applied; its metrics also without thresholds."""
     kind = head_kind(task)
-    said = [kind.decide(one, chosen) for one in plain.said]
+    predictions = [kind.decide(one, chosen) for one in plain.said]
     if kind.calibrated:  # the same predictions, less or more certain
-        return replace(plain, said=said, chosen=dict(chosen))
-    metrics = _measures(task, plain.labels, [one.prediction for one in said], reading)
+        return replace(plain, said=predictions, chosen=dict(chosen))
+    metrics = _measures(task, plain.labels, [one.prediction for one in predictions], reading)
     without = {f"{name}_without_threshold": value for name, value in plain.metrics.items()}
-    return Outcome({**metrics, **without}, plain.labels, said, dict(chosen))
+    return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
 
 
 def _undecided(reading: Predictor) -> Predictor:
@@ -252,8 +252,8 @@ def few_shot_results(
     """
     found: list[InContextResult] = []
     for result in evaluate_in_context(model, task, data, asking):
-        told = {note for one in found for note in one.notes}
-        for note in (note for note in result.notes if note not in told):
+        notes = {note for one in found for note in one.notes}
+        for note in (note for note in result.notes if note not in notes):
             logger.warning(note)
         found.append(result)
     if find is not None:

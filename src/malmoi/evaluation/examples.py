@@ -156,9 +156,9 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        said = f"the label {label!r}" if label != () else "no label"
+        shown = f"the label {label!r}" if label != () else "no label"
         raise MalmoiError(
-            f"All {len(examples):,} rows (from {examples[0].place} on) have {said}: there is "
+            f"All {len(examples):,} rows (from {examples[0].place} on) have {shown}: there is "
             "nothing to learn."
         )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))

@@ -120,8 +120,8 @@ def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
 
 def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
     """One row per choice: (context, question + choice)."""
-    asked = [(e.text, e.pair or "", e.choices) for e in examples]
-    pairs = choice_pairs(view.tokenizer, asked, view.length if view.choice_apart else None)
+    questions = [(e.text, e.pair or "", e.choices) for e in examples]
+    pairs = choice_pairs(view.tokenizer, questions, view.length if view.choice_apart else None)
     rows = iter(_encode([Example(*pair) for pair in pairs], view))
     for example in examples:
         yield TrainingItem(tuple(next(rows) for _ in example.choices), example.label)

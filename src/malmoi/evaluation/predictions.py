@@ -118,21 +118,21 @@ def predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 def predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Writes answers; the score is the reference's probability, its tokens' geometric mean."""
-    asked = [list(e.messages) or _texts([e])[0] for e in examples]
+    prompts = [list(e.messages) or _texts([e])[0] for e in examples]
     view = FeatureView.of(reading, ())
     rows = [answer_row(example, view) for example in examples]
     scored = [ScoredRow(row.tokens[:end], first) for row in rows for first, end in row.spans[-1:]]
     found = (math.exp(fmean(logprobs)) for logprobs, _ in token_logprobs(reading.network, scored))
     scores = [next(found) if row.spans else 0.0 for row in rows]
-    replies = write_answers(reading, asked)
+    replies = write_answers(reading, prompts)
     return [ExamplePrediction(r.text, p) for r, p in zip(replies, scores, strict=True)]
 
 
 def measure_writing(
-    examples: Sequence[Example], said: Sequence[ExamplePrediction]
+    examples: Sequence[Example], predictions: Sequence[ExamplePrediction]
 ) -> dict[str, float]:
     """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
-    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in said)
+    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in predictions)
     copied = [e.pair or e.text for e in examples]
     return {"answer_loss": loss, "bleu_copying": bleu([e.label for e in examples], copied)}
 

@@ -114,16 +114,16 @@ def probe_model(
 # ------------------------------------------------------------------ vectors
 
 
-def read_examples(model: Model, rows: Sequence[ProbeRow], most: int) -> LayerVectors:
+def read_examples(model: Model, rows: Sequence[ProbeRow], limit: int) -> LayerVectors:
     """The vectors of at most this many words or texts."""
     tokens: list[TokenRow] = []
     places: list[list[tuple[int, int]]] = []  # of each row: the tokens that are averaged
     labels: list[str] = []
     keys: list[str] = []
     for row, spans, said, names in _encoded(model, rows):
-        if len(labels) >= most:
+        if len(labels) >= limit:
             break
-        room = most - len(labels)
+        room = limit - len(labels)
         tokens.append(row)
         places.append(spans[:room])
         labels += said[:room]
@@ -137,14 +137,14 @@ Encoded = tuple[TokenRow, list[tuple[int, int]], list[str], list[str]]
 def _encoded(model: Model, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
     """Each row as tokens, the span of tokens of each example, its label, and its key."""
     length = model.config.context
-    for number, (given, said) in enumerate(rows, 1):
+    for number, (given, labels) in enumerate(rows, 1):
         if isinstance(given, str):
-            if not isinstance(said, str):
-                raise UsageError(f"Row {number}: a text has one label, not {said!r:.60}.")
+            if not isinstance(labels, str):
+                raise UsageError(f"Row {number}: a text has one label, not {labels!r:.60}.")
             (row,) = model.tokenizer.rows([given], None, max_tokens=length)
-            yield row, [(0, len(row.tokens))], [said], [given]
+            yield row, [(0, len(row.tokens))], [labels], [given]
             continue
-        if isinstance(said, str) or len(said) != len(given):
+        if isinstance(labels, str) or len(labels) != len(given):
             raise UsageError(f"Row {number}: there must be a label for each of its words.")
         (pieces,) = word_pieces(model.tokenizer, [list(given)], length)
         for piece in pieces:
@@ -159,7 +159,7 @@ def _encoded(model: Model, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
             yield (
                 piece.row,
                 [(at, at + 1) for at, _ in spans],
-                [said[i] for i in chosen],
+                [labels[i] for i in chosen],
                 [given[i].lower() for i in chosen],
             )
 
@@ -203,8 +203,8 @@ def _accuracy(
     weight, bias = fit_linear(
         (x - mean) / scale, torch.tensor([index[label] for label in known.labels]), len(labels)
     )
-    said = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
-    right = [labels[i] == label for i, label in zip(said, tested.labels, strict=True)]
+    predicted = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
+    right = [labels[i] == label for i, label in zip(predicted, tested.labels, strict=True)]
     return float(np.mean(right))
 
 

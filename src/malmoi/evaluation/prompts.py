@@ -56,15 +56,15 @@ def _query(task: Task, example: Example) -> str:
 def _written_prompt(task: Task, example: Example, *golds: str) -> TaskPrompt:
     """Asks for an answer that is generated; `golds` are right."""
     known = 0 if golds and example.label is not None else None
-    said = tuple(f" {gold}" for gold in golds)
-    return TaskPrompt(_query(task, example), said, known, written=True)
+    answers = tuple(f" {gold}" for gold in golds)
+    return TaskPrompt(_query(task, example), answers, known, written=True)
 
 
 def classification_prompt(task: Task, example: Example) -> TaskPrompt:
     names = task.labels or tuple(task.answers)
     gold = names.index(example.label) if example.label in names else None
-    said = tuple(f" {task.answers.get(name, name)}" for name in names)
-    return TaskPrompt(_query(task, example), said, gold, task.suffix)
+    answers = tuple(f" {task.answers.get(name, name)}" for name in names)
+    return TaskPrompt(_query(task, example), answers, gold, task.suffix)
 
 
 def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
@@ -73,9 +73,9 @@ def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
     return _written_prompt(task, example, LABEL_COMMA.join(held) or NO_NAMES)
 
 
-def parse_labels(said: str, task: Task) -> tuple[str, ...]:
+def parse_labels(answer: str, task: Task) -> tuple[str, ...]:
     """The labels in a generated list; anything that is not a label of the task is dropped."""
-    named = {part.strip() for part in said.split(LABEL_COMMA.strip())}
+    named = {part.strip() for part in answer.split(LABEL_COMMA.strip())}
     return tuple(name for name in task.labels if task.answers.get(name, name) in named)
 
 
@@ -87,8 +87,8 @@ def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     near = None
     if example.label is not None:
         near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))
-    said = tuple(f" {word}" for word in task.answers.values())
-    return TaskPrompt(_query(task, example), said, near, task.suffix)
+    answers = tuple(f" {word}" for word in task.answers.values())
+    return TaskPrompt(_query(task, example), answers, near, task.suffix)
 
 
 def choice_prompt(task: Task, example: Example) -> TaskPrompt:
@@ -117,10 +117,10 @@ def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
     return _written_prompt(task, example, "; ".join(named) or NO_NAMES)
 
 
-def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
+def parse_tags(answer: str, words: tuple[str, ...]) -> tuple[str, ...]:
     """Each word's tag from generated entities; entities not in the text are dropped."""
     tags = ["O"] * len(words)
-    for part in said.split(";"):
+    for part in answer.split(";"):
         name, _, label = part.strip().removesuffix(")").rpartition(" (")
         parts = tuple(name.split())
         free = (

@@ -40,14 +40,14 @@ class ReferencePairs:
         return self if count is None else ReferencePairs(self.sources[:count], self.targets[:count])
 
 
-def corpus_bleu(targets: Sequence[str], said: Sequence[str]) -> tuple[float, str]:
+def corpus_bleu(targets: Sequence[str], translations: Sequence[str]) -> tuple[float, str]:
     """BLEU of detokenized, cased text and its signature: by sacrebleu, or ours, which equals it."""
     if find_spec("sacrebleu") is None:
-        return bleu([[target] for target in targets], said), OWN_SIGNATURE
+        return bleu([[target] for target in targets], translations), OWN_SIGNATURE
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()
-    score = metric.corpus_score(list(said), [list(targets)]).score
+    score = metric.corpus_score(list(translations), [list(targets)]).score
     return float(score), str(metric.get_signature())
 
 
@@ -62,6 +62,6 @@ def evaluate_translation(
         )
     files = [data] if isinstance(data, str | Path) else list(data)
     pairs = ReferencePairs.read(files).first(limit)
-    said = model.translate(pairs.sources, beams=beams)
-    score, signature = corpus_bleu(pairs.targets, said)
-    return {"bleu": score, "beams": beams, "signature": signature, "examples": len(said)}
+    translations = model.translate(pairs.sources, beams=beams)
+    score, signature = corpus_bleu(pairs.targets, translations)
+    return {"bleu": score, "beams": beams, "signature": signature, "examples": len(translations)}

@@ -139,30 +139,30 @@ def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
     return {"slots": torch.from_numpy(slots), "labels": torch.from_numpy(wanted)}
 
 
-def _padded(rows: Sequence[Ids], fill: int, most: int) -> Tensor:
-    return torch.from_numpy(pad_to_width(rows, _width(max(map(len, rows)), most), fill))
+def _padded(rows: Sequence[Ids], fill: int, cap: int) -> Tensor:
+    return torch.from_numpy(pad_to_width(rows, _width(max(map(len, rows)), cap), fill))
 
 
-def _width(longest: int, most: int) -> int:
+def _width(longest: int, cap: int) -> int:
     step = FINE_MULTIPLE if longest <= SHORT_TOKENS else COARSE_MULTIPLE
-    return max(longest, min(most, -(-longest // step) * step))
+    return max(longest, min(cap, -(-longest // step) * step))
 
 
 def _places(items: Sequence[TrainingItem]) -> Tensor:
     """The rows of each example [B, K]; −1 where it has fewer than the others."""
-    most = max(len(item.rows) for item in items)
+    rows = max(len(item.rows) for item in items)
     at = 0
     places = []
     for item in items:
-        places.append([*range(at, at + len(item.rows)), *[-1] * (most - len(item.rows))])
+        places.append([*range(at, at + len(item.rows)), *[-1] * (rows - len(item.rows))])
         at += len(item.rows)
     return torch.tensor(places)
 
 
-def _labels(items: Sequence[TrainingItem], most: int) -> Tensor:
+def _labels(items: Sequence[TrainingItem], cap: int) -> Tensor:
     labels: list[Any] = [item.label for item in items]
     return (
-        _padded(labels, IGNORE_LABEL, most) if isinstance(labels[0], list) else torch.tensor(labels)
+        _padded(labels, IGNORE_LABEL, cap) if isinstance(labels[0], list) else torch.tensor(labels)
     )
 
 

@@ -61,7 +61,7 @@ def default_settings(
     rows: int, kind: HeadKind, config: ModelConfig, *, gpu: bool = False
 ) -> dict[str, Any]:
     """Defaults of full fine-tuning for settings that were not given."""
-    epochs, batch = next((e, b) for most, e, b in BY_ROWS if rows <= most)
+    epochs, batch = next((e, b) for limit, e, b in BY_ROWS if rows <= limit)
     rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
     chosen = {
         "epochs": epochs,

@@ -69,11 +69,11 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
         "over."
     )
     checkpoint = read_with_adapter(out, device=work.device)
-    said = _read_predictions(work, metrics, out)
-    if said is None:
+    outcome = _read_predictions(work, metrics, out)
+    if outcome is None:
         with work.computing(settings):
-            said = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
-    return FinishedRun(settings, checkpoint, replace(said, metrics=metrics), steps, held)
+            outcome = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
+    return FinishedRun(settings, checkpoint, replace(outcome, metrics=metrics), steps, held)
 
 
 def best_run(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> FinishedRun:
@@ -95,7 +95,7 @@ def write_results(
     done = kept.outcome
     rows = _write_predictions(work, done, out)
     if head_kind(work.task).by_id:
-        answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
+        answers = {e.id: text for e, text in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
     table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
     temperature = kept.checkpoint.extra.get("temperature", 1.0)
@@ -130,10 +130,10 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [json.loads(line) for line in lines]
         seen = [[row["id"], row["text"]] for row in rows]
-        said = [
+        found = [
             ExamplePrediction(r["prediction"], r["score"], r.get("probabilities", {})) for r in rows
         ]
         labels = [row["label"] for row in rows]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Outcome(metrics, labels, said) if seen == [[e.id, e.text] for e in work.dev] else None
+    return Outcome(metrics, labels, found) if seen == [[e.id, e.text] for e in work.dev] else None

@@ -207,9 +207,9 @@ def describe_run(
     kind = head_kind(work.task)
     if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
-        said = ", ".join(label) if isinstance(label, tuple) else label
+        text = ", ".join(label) if isinstance(label, tuple) else label
         share = f"{times / len(work.dev):.1%}"
-        logger.info(f"Always predicting {said or 'no label'!r} would be right for {share} of them.")
+        logger.info(f"Always predicting {text or 'no label'!r} would be right for {share} of them.")
     if work.word_baseline is not None:
         logger.info(
             f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."
@@ -240,13 +240,13 @@ def word_baseline(
         rows[place[row.label]] += 1
     logs = np.log(counts) - np.log(counts.sum(1, keepdims=True))
     prior = np.log(rows / rows.sum())
-    said = [(prior + logs[:, tokens].sum(1)).argmax() for tokens in _tokens(judged, tokenizer)]
-    right = sum(labels[i] == row.label for i, row in zip(said, judged, strict=True))
+    best = [(prior + logs[:, tokens].sum(1)).argmax() for tokens in _tokens(judged, tokenizer)]
+    right = sum(labels[i] == row.label for i, row in zip(best, judged, strict=True))
     return float(right / len(judged))
 
 
-def _sample(rows: Sequence[Example], most: int) -> Sequence[Example]:
-    return rows if len(rows) <= most else random.Random(0).sample(rows, most)
+def _sample(rows: Sequence[Example], limit: int) -> Sequence[Example]:
+    return rows if len(rows) <= limit else random.Random(0).sample(rows, limit)
 
 
 def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:

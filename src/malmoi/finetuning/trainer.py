@@ -191,7 +191,7 @@ class FinetuneTrainer:
             optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _done(self, asked: int) -> bool:
+    def _done(self, signal: int) -> bool:
         """After a step: logs, evaluates and saves when due; returns whether to stop."""
         over = self.progress >= 1
         self._look(over=over)
@@ -202,12 +202,12 @@ class FinetuneTrainer:
             self.clock.lap("judging")
         if over or (self.selects and self.state.evaluations_since >= self.settings.patience):
             return True
-        if asked or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+        if signal or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
-        self.stopped = asked
-        return bool(asked)
+        self.stopped = signal
+        return bool(signal)
 
     def _look(self, *, over: bool) -> None:
         """Reads the loss, on a GPU only occasionally, since it synchronizes; logs progress."""

@@ -25,10 +25,10 @@ from malmoi.training.losses.base import Term
 
 def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
     """The task's prompt and the words for each label."""
-    said = task_prompt(replace(task, labels=labels), Example("")).choices
-    if len(set(said)) < len(said):
-        raise UsageError(f"Two labels of {task.name} have the same label word: {', '.join(said)}.")
-    return Verbalizer(task.prompt, said)
+    words = task_prompt(replace(task, labels=labels), Example("")).choices
+    if len(set(words)) < len(words):
+        raise UsageError(f"Two labels of {task.name} have the same label word: {', '.join(words)}.")
+    return Verbalizer(task.prompt, words)
 
 
 def verbalizer_items(

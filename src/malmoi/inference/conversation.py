@@ -28,9 +28,9 @@ def encode_conversation(
     tokenizer: Tokenizer, messages: Messages | str, **values: Any
 ) -> Conversation:
     """Encodes messages with the chat template, or as a plain dialogue; a str is a user message."""
-    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     # the template itself writes a beginning-of-text token if the model needs one
-    tokens = encode_chat(tokenizer, said, **values)
+    tokens = encode_chat(tokenizer, turns, **values)
     return Conversation(
         tokens or [start_token(tokenizer)], () if template_of(tokenizer) else PLAIN_STOPS
     )

@@ -82,8 +82,8 @@ class _ActiveRequest:
         self.prompt_text = model.tokenizer.decode(job.prompt) if job.echo else ""
 
     def echo(self) -> TextChunk:
-        said = (None, *self.sequence.echoed) if self.job.logprobs else ()
-        return TextChunk(self.prompt_text, self.job.prompt, said)
+        logprobs = (None, *self.sequence.echoed) if self.job.logprobs else ()
+        return TextChunk(self.prompt_text, self.job.prompt, logprobs)
 
     def chunk(self, written: StepOutput) -> TextChunk:
         """The text of these tokens, up to its end."""

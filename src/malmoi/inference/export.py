@@ -65,8 +65,8 @@ def export_model(
     suffix = out.suffix.removeprefix(".")
     chosen = next((one for one in FORMATS if one == (format or suffix)), None)
     if chosen is None:
-        asked = format or suffix
-        raise UsageError(f"There is no format {asked!r} to export to.{nearest(asked, FORMATS)}")
+        kind = format or suffix
+        raise UsageError(f"There is no format {kind!r} to export to.{nearest(kind, FORMATS)}")
     if suffix != chosen:
         raise UsageError(f"--out {out} should be a file whose name ends in .{chosen}.")
     if out.is_dir():

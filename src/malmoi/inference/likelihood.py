@@ -39,12 +39,12 @@ class ScoredRow:
 
 
 def score_separately(
-    network: Network, rows: Sequence[ScoredRow], most: BatchLimits | None = None
+    network: Network, rows: Sequence[ScoredRow], limits: BatchLimits | None = None
 ) -> list[RowLogprobs]:
     """Scores every row from its start, in batches of similar length."""
     device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
-    batches = length_batches([len(row.tokens) for row in rows], most or forward_limits(device))
+    batches = length_batches([len(row.tokens) for row in rows], limits or forward_limits(device))
     for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
         # padded on the right, where no causal query attends

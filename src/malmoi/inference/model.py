@@ -281,13 +281,13 @@ class Model(Interpretation, ZeroShot):
     ) -> Iterator[str]:
         """Yields the reply of `chat` in chunks as it is generated."""
         self._require_head("lm", "chat")
-        said = encode_conversation(self.tokenizer, messages)
-        config = self._generation_config(**said.settings(dict(options)))
+        prompt = encode_conversation(self.tokenizer, messages)
+        config = self._generation_config(**prompt.settings(dict(options)))
         if config.n != 1:
             raise UsageError(
                 "A chat has one reply at a time; use another seed to get a different one."
             )
-        return (text for _, text in stream_texts(self.generator, [said.tokens], config))
+        return (text for _, text in stream_texts(self.generator, [prompt.tokens], config))
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -589,8 +589,8 @@ class Model(Interpretation, ZeroShot):
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
-        asked = row_texts([texts] if alone else texts, reading.columns)
-        found = self.task_head.predict(reading, asked)
+        inputs = row_texts([texts] if alone else texts, reading.columns)
+        found = self.task_head.predict(reading, inputs)
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ internals

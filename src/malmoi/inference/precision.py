@@ -51,11 +51,11 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         )
     # converted tensor by tensor, so that memory never holds a second network
     checkpoint.network.to(where, computed)
-    told = (
+    note = (
         f"stored in {_name(stored)}, computed in {_name(computed)}: this {PLACES[where.type]} has "
         f"no units for {_name(stored)}"
     )
-    return replace(_noted(checkpoint, told), dtype=stored)
+    return replace(_noted(checkpoint, note), dtype=stored)
 
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
@@ -75,11 +75,11 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     )
 
 
-def _cost(kind: str, asked: torch.dtype) -> str | None:
-    if this_machine().inference_dtype(kind, asked) == asked:
+def _cost(kind: str, dtype: torch.dtype) -> str | None:
+    if this_machine().inference_dtype(kind, dtype) == dtype:
         return None
     hush_emulation()
-    name = _name(asked)
+    name = _name(dtype)
     return (
         f"{name} is emulated on this {PLACES[kind]} and is many times slower than fp32; omit "
         "--dtype"

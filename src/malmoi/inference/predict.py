@@ -224,8 +224,10 @@ def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLa
     found = []
     for chances in score_classes(reading, texts).sigmoid().tolist():
         named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
-        least = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
-        held = (name for (name, chance), t in zip(named.items(), least, strict=True) if chance >= t)
+        thresholds = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
+        held = (
+            name for (name, chance), t in zip(named.items(), thresholds, strict=True) if chance >= t
+        )
         found.append(MultiLabelPrediction(tuple(held), named))
     return found
 
@@ -259,9 +261,9 @@ def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> l
 
 def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Tensor]:
     """One score per choice of each question; every choice is scored separately after its text."""
-    asked = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
+    parts = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
     room = reading.max_tokens if reading.choice_apart else None
-    vectors = _pooled(reading, list(choice_pairs(reading.tokenizer, asked, room)))
+    vectors = _pooled(reading, list(choice_pairs(reading.tokenizer, parts, room)))
     with torch.inference_mode():
         scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
     return list(scores.split([len(q[-1]) for q in questions]))
@@ -269,7 +271,7 @@ def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> li
 
 def choice_pairs(
     tokenizer: Tokenizer,
-    asked: Sequence[tuple[str, str, Sequence[str]]],
+    questions: Sequence[tuple[str, str, Sequence[str]]],
     max_tokens: int | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yields each choice of (text, question, choices) as a pair: after the question, or in its gap.
@@ -277,7 +279,7 @@ def choice_pairs(
     With `max_tokens` the choice is a text of its own, as in GPT-1 §3.3 (text question $ choice),
     and the text is truncated first, so that the question stays complete.
     """
-    for text, question, choices in asked:
+    for text, question, choices in questions:
         if max_tokens is not None and question:
             text = f"{_cut(tokenizer, text, (question, *choices), max_tokens)} {question}"
             question = ""

@@ -40,8 +40,8 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
     return [tokens or [start_token(tokenizer)] for tokens in tokenizer.ids(list(texts))]
 
 
-def text_too_long(tokens: int, most: int, what: str = "this model's context") -> UsageError:
-    sentence = f"The text has {tokens} tokens, more than {what} of {most}; shorten it."
+def text_too_long(tokens: int, limit: int, what: str = "this model's context") -> UsageError:
+    sentence = f"The text has {tokens} tokens, more than {what} of {limit}; shorten it."
     return UsageError(sentence, code="context_length_exceeded")
 
 

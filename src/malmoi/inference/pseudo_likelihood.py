@@ -51,8 +51,8 @@ def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[st
     longest = max((len(row.tokens) for row in rows), default=0)
     if longest > network.config.context:
         raise text_too_long(longest, network.config.context)
-    most = per_device(MAX_PASS_TOKENS, network.device.type)
-    found = score_separately(network, rows, BatchLimits(most, most, most // 8))
+    limit = per_device(MAX_PASS_TOKENS, network.device.type)
+    found = score_separately(network, rows, BatchLimits(limit, limit, limit // 8))
     return [sum(logprobs) for logprobs, _ in found]
 
 
@@ -120,15 +120,15 @@ def _logprobs(
         by_row[row].append(i)
     found: list[tuple[float, bool]] = [(0.0, False)] * len(queries)
     for rows in _equal_lengths(network, by_row):
-        asked = [(at, i) for at, row in enumerate(rows) for i in by_row[row]]
-        slots = [at * len(rows[0]) + queries[i][1] for at, i in asked]
-        given = (slots, rows, [[queries[i][2]] for _, i in asked])
+        positions = [(at, i) for at, row in enumerate(rows) for i in by_row[row]]
+        slots = [at * len(rows[0]) + queries[i][1] for at, i in positions]
+        given = (slots, rows, [[queries[i][2]] for _, i in positions])
         where, tokens, targets = (torch.tensor(one, device=network.device) for one in given)
         segments = torch.zeros_like(tokens) if network.config.segments else None
         logits = network(tokens, heads=("mlm",), slots=where, segments=segments)["mlm"].float()
         chosen = (logits.gather(1, targets)[:, 0] - logits.logsumexp(-1)).tolist()
         best = (logits.argmax(-1) == targets[:, 0]).tolist()
-        for (_, i), *one in zip(asked, chosen, best, strict=True):
+        for (_, i), *one in zip(positions, chosen, best, strict=True):
             found[i] = (one[0], one[1])
     return found
 

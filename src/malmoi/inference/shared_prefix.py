@@ -57,7 +57,7 @@ def token_logprobs(
     return results
 
 
-def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[SharedPrefix]]:
+def _groups(rows: Sequence[ScoredRow], limits: BatchLimits) -> Iterator[list[SharedPrefix]]:
     """Yields sorted contexts, so that similar ones are adjacent, in groups that fit in one pass."""
     found: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -66,7 +66,7 @@ def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[Share
     longest = 0
     for tokens in sorted(found):
         longest = max(longest, len(tokens))
-        if group and (len(group) == most.rows or (len(group) + 1) * longest > most.tokens):
+        if group and (len(group) == limits.rows or (len(group) + 1) * longest > limits.tokens):
             yield group
             group = []
             longest = len(tokens)
@@ -111,10 +111,10 @@ class _PrefixBatch:
         self._read_rests()
         pairs = [(row, i) for row, prefix in enumerate(self.shared) for i in prefix.rows]
         # each branch attends to its own prefix's keys and values
-        most = forward_limits(self.slots.device)
+        limits = forward_limits(self.slots.device)
         longest = max(len(self.rows[i].tokens) for _, i in pairs)
-        most = replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
-        for group in length_batches([len(self.rows[i].branch) for _, i in pairs], most):
+        limits = replace(limits, rows=min(limits.rows, max(1, limits.tokens // longest)))
+        for group in length_batches([len(self.rows[i].branch) for _, i in pairs], limits):
             some = [pairs[k] for k in group]
             yield from zip([i for _, i in some], self._branch(some), strict=True)
 

@@ -63,5 +63,5 @@ def join_chunks(pieces: Sequence[TextChunk]) -> TextChunk:
     """Joins chunks into one."""
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
-    said = tuple(one for piece in pieces for one in piece.logprobs)
-    return TextChunk(text, tokens, said, pieces[-1].finish or "stop")
+    logprobs = tuple(one for piece in pieces for one in piece.logprobs)
+    return TextChunk(text, tokens, logprobs, pieces[-1].finish or "stop")

@@ -30,16 +30,16 @@ class Reply(Result):
 # ------------------------------------------------------------------ what is asked
 
 
-def as_messages(asked: Any) -> list[Message]:
+def as_messages(prompt: Any) -> list[Message]:
     """The messages before the answer; a text, or a text with its context, is a user message."""
-    if isinstance(asked, list):
-        messages = parse_messages(asked)
+    if isinstance(prompt, list):
+        messages = parse_messages(prompt)
         while messages and messages[-1]["role"] == "assistant":  # the answer itself
             messages.pop()
         if not messages:
             raise UsageError("A conversation without a message to answer cannot be answered.")
         return messages
-    parts = [asked] if isinstance(asked, str) else asked
+    parts = [prompt] if isinstance(prompt, str) else prompt
     return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
 
 
@@ -61,7 +61,7 @@ def encode_answer(
     messages: Sequence[Message],
     answer: str,
     ends: Sequence[int],
-    most: int,
+    limit: int,
 ) -> AnswerRow:
     """A conversation and its answer as at most `most` tokens.
 
@@ -70,18 +70,18 @@ def encode_answer(
     """
     row = _turns(tokenizer, messages, answer, ends)
     shorter = list(messages)
-    if len(row.tokens) > most and len(row.spans) == 1:
+    if len(row.tokens) > limit and len(row.spans) == 1:
         first, end = row.spans[0]
-        shorter = cut_prompt(tokenizer, messages, prompt_room(most, end - first))
+        shorter = cut_prompt(tokenizer, messages, prompt_room(limit, end - first))
         row = _turns(tokenizer, shorter, answer, ends)
-    spans = tuple((first, min(end, most)) for first, end in row.spans if first < most)
-    cut = len(row.tokens) > most
-    return AnswerRow(row.tokens[:most], spans, shorter != list(messages), cut)
+    spans = tuple((first, min(end, limit)) for first, end in row.spans if first < limit)
+    cut = len(row.tokens) > limit
+    return AnswerRow(row.tokens[:limit], spans, shorter != list(messages), cut)
 
 
-def prompt_room(most: int, answer: int) -> int:
+def prompt_room(limit: int, answer: int) -> int:
     """Maximum tokens of a prompt, given the tokens reserved for the answer."""
-    return max(most - answer, most // 2)
+    return max(limit - answer, limit // 2)
 
 
 def cut_prompt(tokenizer: Tokenizer, messages: Sequence[Message], room: int) -> list[Message]:
@@ -106,19 +106,21 @@ def _turns(
     A span starts where generation would, and ends after the end-of-text token, which is added to
     the last one if the template writes none.
     """
-    said = [*messages, {"role": "assistant", "content": answer}]
-    whole = encode_chat(tokenizer, said, reply=False)
+    turns = [*messages, {"role": "assistant", "content": answer}]
+    whole = encode_chat(tokenizer, turns, reply=False)
     spans = []
-    for i, message in enumerate(said):
+    for i, message in enumerate(turns):
         if message["role"] != "assistant":
             continue
-        before = encode_chat(tokenizer, said[:i])
-        after = whole if i == len(said) - 1 else encode_chat(tokenizer, said[: i + 1], reply=False)
+        before = encode_chat(tokenizer, turns[:i])
+        after = (
+            whole if i == len(turns) - 1 else encode_chat(tokenizer, turns[: i + 1], reply=False)
+        )
         first = common_prefix_length(before, whole)
         end = common_prefix_length(after, whole)
         ended = next((at + 1 for at in range(first, end) if whole[at] in ends), None)
         spans.append((first, ended or end))
-        if i == len(said) - 1:
+        if i == len(turns) - 1:
             whole = whole[:ended] if ended else [*whole, ends[0]]
             spans[-1] = (first, len(whole))
     return AnswerRow(whole, tuple(spans))
@@ -129,8 +131,8 @@ def _turns(
 
 def write_answers(reading: Predictor, asked: Sequence[Any]) -> list[Reply]:
     """Answers each prompt or conversation greedily, in batches of similar length."""
-    most = reading.max_tokens
-    room = min(prompt_room(most, reading.answer_tokens), most - 1)
+    limit = reading.max_tokens
+    room = min(prompt_room(limit, reading.answer_tokens), limit - 1)
     prompts = []
     for one in asked:
         messages = cut_prompt(reading.tokenizer, as_messages(one), room)

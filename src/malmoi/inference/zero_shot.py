@@ -98,15 +98,15 @@ def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> lis
 
 def label_prompt(text: str, words: Sequence[str], prompt: str | None = None) -> str:
     """The classification prompt in the language of the text, with {text} still to fill in."""
-    said = ZERO_SHOT_PROMPTS[prompt_language(text)]
-    listed = ", ".join(words[:-1]) + said["or"] + words[-1]
-    return (prompt or said["classify"]).replace("{labels}", listed)
+    prompts = ZERO_SHOT_PROMPTS[prompt_language(text)]
+    listed = ", ".join(words[:-1]) + prompts["or"] + words[-1]
+    return (prompt or prompts["classify"]).replace("{labels}", listed)
 
 
-def question_prompt(asked: str, context: str) -> str:
+def question_prompt(question: str, context: str) -> str:
     """The prompt for a question, with a context if one is given."""
     return _put(
-        ZERO_SHOT_PROMPTS[prompt_language(asked)]["answer"], question=asked, context=context
+        ZERO_SHOT_PROMPTS[prompt_language(question)]["answer"], question=question, context=context
     ).lstrip("\n")
 
 
@@ -217,12 +217,12 @@ class ZeroShot:
         self, texts: Sequence[str], words: Mapping[str, str], prompt: str | None
     ) -> list[Prediction]:
         """Compares the cosines of each text and the labels' descriptions."""
-        asked = [descriptions(text, words, prompt) for text in texts]
-        names = list(dict.fromkeys(one for some in asked for one in some))
+        sentences = [descriptions(text, words, prompt) for text in texts]
+        names = list(dict.fromkeys(one for some in sentences for one in some))
         vectors = self.embed([*texts, *names], truncate=True)
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         found = []
-        for vector, some in zip(vectors, asked, strict=False):
+        for vector, some in zip(vectors, sentences, strict=False):
             near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
             found.append(_softmax_prediction(words, [COSINE_SCALE * float(n) for n in near]))
         return found
@@ -244,8 +244,8 @@ class ZeroShot:
         )
         return first_sentences(written, sentences)
 
-    def _line(self, prompt: str, most: int) -> str:
-        return str(self.generate(prompt, temperature=0, max_new_tokens=most, stop="\n")).strip()
+    def _line(self, prompt: str, limit: int) -> str:
+        return str(self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n")).strip()
 
     def _likelihoods(self, parts: Sequence[SplitText]) -> list[Score]:
         if "mlm" in self.network.heads:

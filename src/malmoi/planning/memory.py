@@ -96,13 +96,13 @@ def device_layout(
     return DeviceLayout(recipe, half, fixed)
 
 
-def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int, int]]:
+def activations(recipe: Recipe, limit: int, *, half: bool) -> dict[int, tuple[int, int]]:
     """Bytes by sequences per pass, 1, 2, 4… up to `most`: plain, and with checkpointing."""
     kept, again = (
         replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
         for r in (False, True)
     )
-    sizes = [1 << n for n in range(most.bit_length())]
+    sizes = [1 << n for n in range(limit.bit_length())]
     how: Any = dict(half=half, device="cuda")
     return {n: (activation_bytes(kept, n, **how), activation_bytes(again, n, **how)) for n in sizes}
 

@@ -183,10 +183,10 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
         if device_layout(network, tried, way, gpus, half=half).best(fleet.room).total <= fleet.room:
             return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
     small = replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1))
-    least = device_layout(network, small, "fsdp", c.batch, half=half)
+    smallest = device_layout(network, small, "fsdp", c.batch, half=half)
     return (
         f"No number of these GPUs is enough: on {c.batch:,}, sharded and with gradient "
-        f"checkpointing, one sequence still takes {least.memory(1).total / 1000000000.0:,.0f} GB "
+        f"checkpointing, one sequence still takes {smallest.memory(1).total / 1e9:,.0f} GB "
         "on each. Use GPUs with more memory, a smaller model.width or model.vocab, or shorter "
         "data.lengths."
     )

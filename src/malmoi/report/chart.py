@@ -119,11 +119,11 @@ def _grid(frame: _Frame) -> str:
     parts = []
     for value in frame.ticks_y:
         _, y = frame.place(frame.ticks_x[0], value)
-        said = f"{value:.0%}" if frame.share else short_number(value)
+        text = f"{value:.0%}" if frame.share else short_number(value)
         parts.append(
             f'<line x1="{MARGIN_LEFT}" x2="{frame.width - MARGIN_RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>'  # noqa: E501
         )
-        parts.append(f'<text x="{MARGIN_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{said}</text>')
+        parts.append(f'<text x="{MARGIN_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for value in frame.ticks_x:
         x, y = frame.place(value, frame.y[0])
         parts.append(

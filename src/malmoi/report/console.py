@@ -60,8 +60,8 @@ class Console(logging.Handler):
         """A log record as a line of its own; a warning is a note."""
         note = "note: " if record.levelno >= logging.WARNING else ""
         # what follows a line break is text that a model wrote
-        said, *sample = record.getMessage().split("\n")
-        text = translate(note) + "\n".join([translate(said), *sample])
+        message, *sample = record.getMessage().split("\n")
+        text = translate(note) + "\n".join([translate(message), *sample])
         self._print(text)
         self._open = False
         if self._live and text.endswith("…"):  # announces work that takes a while

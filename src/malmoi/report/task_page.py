@@ -87,13 +87,13 @@ class TaskPage:
             *((translate(name), value) for name, value in self.baselines),
             (translate("this model"), right / len(self.rows)),
         ]
-        said = (
+        note = (
             f"{right:,} of {len(self.rows):,} rows are right (95% confidence interval: {low:.0%} "
             f"to {high:.0%})."
         )
         best = max(value for _, value in shares[:-1])
         doubt = "" if right / len(self.rows) > best else words("No better than the baseline.")
-        return f"{bars(shares)}<p>{words(said)} <strong>{doubt}</strong></p>"
+        return f"{bars(shares)}<p>{words(note)} <strong>{doubt}</strong></p>"
 
     def _runs(self) -> str:
         if self.trials:
@@ -161,24 +161,24 @@ class TaskPage:
         svg = chart(
             lines, translate("confidence"), translate("fraction correct"), (400, 260), share=True
         )
-        said = (
+        note = (
             "A prediction of 80% confidence should be right 8 times in 10. On average confidence "
             f"and accuracy differ by {calibration_error(right, sure):.1%} "
             "(expected calibration error)."
         )
         picture = f'<div class="pair"><div>{svg}</div></div>'
-        return f"{heading('Calibration')}<p>{words(said)}</p>{picture}"
+        return f"{heading('Calibration')}<p>{words(note)}</p>{picture}"
 
     def _suspects(self) -> str:
         found = likely_label_errors(self.rows) if self.exclusive else []
         # a model that knows no more than the most frequent label cannot doubt anybody's labels
         if not found or sum(map(is_correct, self.rows)) <= self._most_frequent()[1]:
             return ""
-        said = (
+        text = (
             "The model was not trained on these rows and is more confident of another label than "
             "it usually is of that one: check them first."
         )
-        note = f'<p class="lead">{words(said)}</p>'
+        note = f'<p class="lead">{words(text)}</p>'
         return heading("Likely label errors") + note + self._table(found[:MAX_SUSPECTS])
 
     def _examples(self) -> str:
@@ -221,9 +221,9 @@ class TaskPage:
         return "".join(parts)
 
 
-def confusion_table(labels: Sequence[str], gold: Sequence[Any], said: Sequence[Any]) -> str:
+def confusion_table(labels: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> str:
     """Gold labels in rows, predicted ones in columns; shaded by the share of the row."""
-    matrix = confusion(gold, said, labels).tolist()
+    matrix = confusion(gold, predicted, labels).tolist()
     head = "".join(f"<th>{html.escape(name)}</th>" for name in labels)
     body = []
     for i, (name, row) in enumerate(zip(labels, matrix, strict=True)):
@@ -247,12 +247,12 @@ def _shade(share: float, *, right: bool) -> str:
 
 def is_correct(row: Row) -> bool:
     gold = row["label"]
-    said = row["prediction"]
+    guess = row["prediction"]
     if isinstance(gold, float):
-        return bool(abs(gold - said) < 0.5)
-    if isinstance(gold, list) and isinstance(said, str):  # answers: any of the gold texts is right
-        return said in gold or (not gold and not said)
-    return bool(list(gold) == list(said) if isinstance(gold, list | tuple) else gold == said)
+        return bool(abs(gold - guess) < 0.5)
+    if isinstance(gold, list) and isinstance(guess, str):  # answers: any of the gold texts is right
+        return guess in gold or (not gold and not guess)
+    return bool(list(gold) == list(guess) if isinstance(gold, list | tuple) else gold == guess)
 
 
 def likely_label_errors(rows: Sequence[Row]) -> list[Row]:
@@ -270,10 +270,10 @@ def likely_label_errors(rows: Sequence[Row]) -> list[Row]:
 
     def doubt(row: Row) -> float:
         chances = row.get("probabilities", {})
-        said = row["prediction"]
-        if said == row["label"] or said not in mean or chances.get(said, 0.0) < mean[said]:
+        guess = row["prediction"]
+        if guess == row["label"] or guess not in mean or chances.get(guess, 0.0) < mean[guess]:
             return 0.0
-        return float(chances[said] - chances.get(row["label"], 0.0))
+        return float(chances[guess] - chances.get(row["label"], 0.0))
 
     return [row for row in sorted(rows, key=doubt, reverse=True) if doubt(row) > 0]
 
@@ -291,7 +291,7 @@ def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, flo
     return middle - half, middle + half
 
 
-def _cut(value: Any, most: int = 160) -> str:
+def _cut(value: Any, limit: int = 160) -> str:
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     text = f"{value:.3f}" if isinstance(value, float) else text
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

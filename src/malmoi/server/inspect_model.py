@@ -59,8 +59,8 @@ def attention(
     size = len(encoding.tokens)
     c = model.config
     if c.depth * c.heads * size**2 > limit:
-        most = int((limit / (c.depth * c.heads)) ** 0.5)
-        raise text_too_long(size, most, "the attention map's limit")
+        longest = int((limit / (c.depth * c.heads)) ** 0.5)
+        raise text_too_long(size, longest, "the attention map's limit")
     activations = Activations(attention=[])
     _watch(model, encoding, activations)
     seen = torch.stack(activations.attention or [])[:, 0, :, -size:, -size:]

@@ -120,17 +120,17 @@ class RequestGuard:
             raise ApiError(408, sentence, code="slow") from None
 
     async def _read(self, receive: Receive, *, too_large: bool) -> bytes:
-        most = self.settings.max_body
+        limit = self.settings.max_body
         size = 0
         body = bytearray()
         async for part in _parts(receive):
             size += len(part)
-            too_large = too_large or size > most
+            too_large = too_large or size > limit
             if too_large and size > MAX_DRAINED_BYTES:
                 break
             body += b"" if too_large else part
         if too_large:
-            sentence = f"The body is larger than {most:,} bytes, this server's limit."
+            sentence = f"The body is larger than {limit:,} bytes, this server's limit."
             raise ApiError(413, sentence, code="too_large")
         return bytes(body)
 

@@ -173,19 +173,20 @@ def _notes(results: StudyResults) -> list[Words]:
 
 def _overall(results: StudyResults) -> Iterator[Words]:
     """The mean over tasks after fine-tuning, and the models that can generate text."""
-    told = [c for c in results.columns if not lower_is_better(c) and _all_models(results, c)]
-    if not told:
+    columns = [c for c in results.columns if not lower_is_better(c) and _all_models(results, c)]
+    if not columns:
         return
     means = {
-        row: sum(_mean(results, row, column) for column in told) / len(told) for row in results.rows
+        row: sum(_mean(results, row, column) for column in columns) / len(columns)
+        for row in results.rows
     }
     order = sorted(means, key=lambda row: -means[row])
     listed = ", ".join(f"{row} {number(means[row])}" for row in order)
     writers = ", ".join(row for row in results.rows if row in WRITERS)
     yield Words(
-        f"Mean over {len(told)} tasks that all models were tuned for ({', '.join(told)}): "
+        f"Mean over {len(columns)} tasks that all models were tuned for ({', '.join(columns)}): "
         f"{listed}. Only {writers} can write text.",
-        f"모든 모델을 미세 조정한 과제 {len(told)}개({', '.join(told)})의 평균: {listed}. "
+        f"모든 모델을 미세 조정한 과제 {len(columns)}개({', '.join(columns)})의 평균: {listed}. "
         f"텍스트를 쓸 수 있는 모델은 {writers}뿐이다.",
     )
 

@@ -39,13 +39,13 @@ def _cells(plan: StudyPlan) -> Iterator[Cell]:
 def _claims(results: StudyResults) -> list[Claim]:
     found = []
     for column in results.columns:
-        said = (
+        claims = (
             (FULL, SCRATCH, "pre-training beats none", "사전 학습이 없는 것보다 낫다"),
             (FULL, LSTM, "the Transformer beats the LSTM", "트랜스포머가 LSTM보다 낫다"),
         )
         found += [
             Claim(Words(f"{column}: {en}", f"{column}: {ko}"), better, worse, column)
-            for better, worse, en, ko in said
+            for better, worse, en, ko in claims
         ]
     if results.columns:
         large = Words(

@@ -37,8 +37,8 @@ def _cells(plan: StudyPlan) -> Iterator[Cell]:
     ]
     for seed in plan.seeds:
         recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
-        most = recipe.train.steps or MOST_UPDATES
-        steps = {_name(4**power): 4**power for power in range(12) if 4**power < most}
+        updates = recipe.train.steps or MOST_UPDATES
+        steps = {_name(4**power): 4**power for power in range(12) if 4**power < updates}
         end = {_name(recipe.train.steps) if recipe.train.steps else "the end": 0}
         for row, step in (steps | end).items():
             judge = partial(snapshot_scores, step=step, tasks=tasks, text=plan.data.held_out)

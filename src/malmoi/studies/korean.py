@@ -133,12 +133,12 @@ def _claims(results: StudyResults) -> list[Claim]:
 
 
 def _notes(results: StudyResults) -> list[Words]:
-    said = []
+    notes = []
     unknown = {row: results.at(row, UNKNOWN) for row in results.rows}
     lossy = [row for row, share in unknown.items() if share is not None and share.mean > 0.1]
     if lossy:
         names = ", ".join(lossy)
-        said.append(
+        notes.append(
             Words(
                 f"{names}: unknown tokens hide text and cost few bits, so its bits per byte "
                 "cannot be compared with those of a vocabulary without them.",
@@ -147,13 +147,13 @@ def _notes(results: StudyResults) -> list[Words]:
             )
         )
     if MORPHEMES not in results.rows:
-        said.append(
+        notes.append(
             Words(
                 "Morphemes are left out: they need kiwipiepy (pip install kiwipiepy).",
                 "형태소는 kiwipiepy가 없어 빠졌다(pip install kiwipiepy).",
             )
         )
-    return said
+    return notes
 
 
 STUDY = Study(

@@ -143,9 +143,11 @@ class Claim:
         spread = Words("one seed, spread unknown", "시드 하나라 편차는 모름")
         if not alone:
             spread = Words(f"error ± {number(error)}", f"오차 ± {number(error)}")
-        said = DISAGREES if gain < 0 else AGREES
-        said = NOISE if abs(gain) <= 2 * error else said
-        return Words(f"{said.en} ({size}, {spread.en})", f"{said.ko} ({size}, {spread.ko})")
+        direction = DISAGREES if gain < 0 else AGREES
+        direction = NOISE if abs(gain) <= 2 * error else direction
+        return Words(
+            f"{direction.en} ({size}, {spread.en})", f"{direction.ko} ({size}, {spread.ko})"
+        )
 
 
 # ------------------------------------------------------------------ figures
@@ -247,8 +249,8 @@ def result_rows(
     rows = []
     for row in dict.fromkeys([*results.rows, *theirs]):
         ours = [with_spread(results.at(row, c), results.seeds(row, c)) for c in results.columns]
-        told = theirs.get(row, {})
-        rows.append([row, *ours, *(number(told[c]) if c in told else "–" for c in paper)])
+        published = theirs.get(row, {})
+        rows.append([row, *ours, *(number(published[c]) if c in published else "–" for c in paper)])
     return head, rows
 
 

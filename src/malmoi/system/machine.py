@@ -251,8 +251,8 @@ def _features() -> frozenset[str]:
     if sys.platform == "darwin":
         arm = {"neon"} if _architecture() == "aarch64" else set()
         return frozenset(arm | {name for key, name in MACOS_FEATURES.items() if _sysctl(key)})
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text("utf-8", "replace").splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text("utf-8", "replace").splitlines() if cpuinfo.exists() else []
     flags = next(
         (line.partition(":")[2] for line in lines if line.startswith(("flags", "Feat"))), ""
     )
@@ -359,8 +359,8 @@ def free_memory() -> int:
     pretended = this_machine().memory
     if pretended != detect().memory:
         return pretended
-    told = Path("/proc/meminfo")
-    text = told.read_text() if told.exists() else ""
+    meminfo = Path("/proc/meminfo")
+    text = meminfo.read_text() if meminfo.exists() else ""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return min(pretended, int(found[1]) * 1024) if found else pretended
 
@@ -374,15 +374,15 @@ def usable_threads(measure: Callable[[int], float] | None = None) -> int:
     """
     import torch
 
-    most = min(torch.get_num_threads(), this_machine().cores)
-    if most == 1 or "OMP_NUM_THREADS" in os.environ:
-        return most
-    counts = [most]
+    limit = min(torch.get_num_threads(), this_machine().cores)
+    if limit == 1 or "OMP_NUM_THREADS" in os.environ:
+        return limit
+    counts = [limit]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
     took = {count: (measure or _seconds_of_products)(count) for count in counts}
     best = min(counts, key=lambda count: took[count])
-    return best if took[best] < FEWER_THREADS_PAY * took[most] else most
+    return best if took[best] < FEWER_THREADS_PAY * took[limit] else limit
 
 
 def _seconds_of_products(threads: int) -> float:

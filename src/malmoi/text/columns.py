@@ -69,17 +69,17 @@ class GuessedColumns:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
         others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
-        said = f"{self.kind}: text = {', '.join([self.text, *others])}"
+        description = f"{self.kind}: text = {', '.join([self.text, *others])}"
         if self.kind == "regression":
-            return f"{said}, standard deviation {self.baseline:.3g}"
+            return f"{description}, standard deviation {self.baseline:.3g}"
         if not self.labels:
-            return said
+            return description
         if self.separator:
-            return f"{said} ({len(self.labels)} labels, separated by {self.separator!r})"
+            return f"{description} ({len(self.labels)} labels, separated by {self.separator!r})"
         if self.kind == "multilabel":
-            return f"{said} ({len(self.labels)} columns of 0 and 1)"
+            return f"{description} ({len(self.labels)} columns of 0 and 1)"
         always = f"baseline {self.baseline:.0%} (always {self.labels[0]!r})"
-        return f"{said} ({len(self.labels)} labels), {always}"
+        return f"{description} ({len(self.labels)} labels), {always}"
 
 
 def guess_columns(

@@ -77,13 +77,13 @@ class DocumentReader:
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
-        said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
+        sentences = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
             count = plural(bad, "bad record") if web else plural(bad, "bad line")
-            said.append(f"{name}: {count} skipped, first {'; '.join(problem.first)}.")
-        return said
+            sentences.append(f"{name}: {count} skipped, first {'; '.join(problem.first)}.")
+        return sentences
 
     def fingerprint(self) -> str:
         """A hash that changes when the sources or the way of reading them change."""
@@ -116,8 +116,8 @@ def _pieces(text: str) -> Iterator[str]:
     """Yields the document, unless it is empty; a huge one in parts, split at spaces."""
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
-        most = start + MAX_DOCUMENT_CHARACTERS
-        stop = text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, most) + 1 or most
+        limit = start + MAX_DOCUMENT_CHARACTERS
+        stop = text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, limit) + 1 or limit
         yield text[start:stop]
         start = stop
     rest = text[start:] if start else text

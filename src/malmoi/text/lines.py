@@ -135,18 +135,18 @@ def decode_lines(
 
 
 def _byte_lines(
-    stream: IO[bytes], encoding: str, most: int
+    stream: IO[bytes], encoding: str, limit: int
 ) -> Iterator[tuple[int, str | None, bool]]:
     number = 1
     rest = b""
     korean = encoding == "cp949"
     if encoding == "utf-8-sig":
         stream.read(len(codecs.BOM_UTF8))
-    while piece := stream.readline(most):
+    while piece := stream.readline(limit):
         ends = piece.endswith(b"\n")
         line = rest + piece if rest else piece
         rest = b""
-        if not ends and len(piece) == most:
+        if not ends and len(piece) == limit:
             line, rest = _cut(line, korean=korean)
         yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean=korean), ends
         number += ends
@@ -174,14 +174,14 @@ def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
 
 
 def _wide_lines(
-    stream: IO[bytes], encoding: str, most: int
+    stream: IO[bytes], encoding: str, limit: int
 ) -> Iterator[tuple[int, str | None, bool]]:
     """Decodes before splitting, because UTF-16 and UTF-32 have no newline byte."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1
     try:
-        while piece := reader.readline(most // 2):
+        while piece := reader.readline(limit // 2):
             ends = piece.endswith("\n")
             yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
             number += ends

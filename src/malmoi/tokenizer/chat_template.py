@@ -81,26 +81,26 @@ def encode_chat(
     tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
 ) -> list[int]:
     """The tokens of a conversation: control tokens only from the template, messages as text."""
-    said = _plain(values) | {"messages": checked(messages)}
+    chat = _plain(values) | {"messages": checked(messages)}
     return conversation_tokens(
-        tokenizer, said, lambda given: _rendered(tokenizer, given, reply=reply)
+        tokenizer, chat, lambda given: _rendered(tokenizer, given, reply=reply)
     )
 
 
-def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str:
+def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str:
     template = template_of(tokenizer)
     if template is None:
-        return plain_dialogue(said["messages"], reply=reply)
+        return plain_dialogue(chat["messages"], reply=reply)
     if template == DEFAULT_TEMPLATE:  # the same text without asking another process
         end = tokenizer.token(tokenizer.specials.eos or 0)
-        return plain_dialogue(said["messages"], reply=reply, end=end)
+        return plain_dialogue(chat["messages"], reply=reply, end=end)
     roles = {role: id for role, id in vars(tokenizer.specials).items() if id is not None}
     tokens = {f"{role}_token": tokenizer.token(id) for role, id in roles.items()}
     asked = {"add_generation_prompt": reply, "tools": None, "documents": None}
     if find_spec("jinja2") is None:
         raise MalmoiError("A chat template needs jinja2: pip install jinja2.")
     try:
-        return render_template(template, tokens | asked | said)
+        return render_template(template, tokens | asked | chat)
     except Refused as error:
         if error.line is not None:
             raise MalmoiError(

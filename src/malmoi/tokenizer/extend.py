@@ -142,7 +142,7 @@ class Merge:
     token: str
 
 
-def _learn_merges(words: Counter[Word], most: int, prefix: str) -> list[Merge]:
+def _learn_merges(words: Counter[Word], limit: int, prefix: str) -> list[Merge]:
     """The merges of the most frequent pairs of neighbouring pieces, in order.
 
     The library learns them on words in which every piece is one character.
@@ -153,7 +153,7 @@ def _learn_merges(words: Counter[Word], most: int, prefix: str) -> list[Merge]:
     rust = Rust(models.BPE())
     rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
-        vocab_size=len(pieces) + most, min_frequency=MIN_FREQUENCY, show_progress=False
+        vocab_size=len(pieces) + limit, min_frequency=MIN_FREQUENCY, show_progress=False
     )
     lines = (
         " ".join(["".join(letters[piece] for piece in word)] * count)

@@ -22,26 +22,26 @@ COMPARED = ("role", "type", "name")  # keys that templates compare rather than p
 Render = Callable[[Any], str]
 
 
-def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list[int]:
+def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Render) -> list[int]:
     """The tokens of `render(said)`: control tokens only where the template wrote them.
 
     `said` is all untrusted input, as JSON. If no message contains a control token's name, these are
     the tokens that transformers gives for the rendered text.
     """
-    text = render(said)
-    guard = Guard(tokenizer, said, text)
-    marked = guard.protect(said)
-    if marked == said:
+    text = render(chat)
+    guard = Guard(tokenizer, chat, text)
+    marked = guard.protect(chat)
+    if marked == chat:
         return tokenizer.encode(text, specials=False, parse_special=True).tokens
     parsed = tokenizer.encode(text, specials=False, parse_special=True).tokens
     try:
         theirs = guard.parts(render(marked))
     # a template that searches messages for its own markers may fail on marked messages
     except UsageError:
-        if guard.is_named_in(said):
+        if guard.is_named_in(chat):
             raise
         return parsed
-    if guard.is_innocent(said, guard.parts(text), theirs, parsed):
+    if guard.is_innocent(chat, guard.parts(text), theirs, parsed):
         return parsed
     return tokenizer.encode_parts(theirs).tokens
 
@@ -49,11 +49,11 @@ def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list
 class Guard:
     """Marks messages so that they contain no complete name of a control token."""
 
-    def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat: Any, text: str) -> None:
         self.ids = tokenizer.control_tokens
         self.control = tokenizer.control_ids
         self.names = names_pattern(self.ids)
-        seen = text + json.dumps(said, ensure_ascii=False)
+        seen = text + json.dumps(chat, ensure_ascii=False)
         self.mark = next((mark for mark in MARKS if mark not in seen), None)
         self.firsts = re.compile("|".join({re.escape(name[0]) for name in self.ids}) or r"(?!)")
         self.rests = {name[at:] for name in self.ids for at in range(1, len(name))}
@@ -100,7 +100,7 @@ class Guard:
         return [*found, text[at:].replace(str(self.mark), "")]
 
     def is_innocent(
-        self, said: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]
+        self, chat: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]
     ) -> bool:
         """Whether every control token of the plain rendering was written by the template.
 
@@ -111,11 +111,11 @@ class Guard:
         found = self._control(parts)
         if not wanted == found == [token for token in parsed if token in self.control]:
             return False
-        return parts == theirs or not self.is_named_in(said)
+        return parts == theirs or not self.is_named_in(chat)
 
-    def is_named_in(self, said: Any) -> bool:
+    def is_named_in(self, chat: Any) -> bool:
         """Whether any text of the messages contains a control token's name."""
-        return self.names is not None and any(map(self.names.search, texts_in(said)))
+        return self.names is not None and any(map(self.names.search, texts_in(chat)))
 
     def _control(self, parts: list[str | int]) -> list[int]:
         return [part for part in parts if isinstance(part, int) and part in self.control]

@@ -166,27 +166,29 @@ class Pace:
         expected = plural(steps, "step")
         return f"{self.seconds / steps:.2g} s per step: about {expected} in your {minutes}."
 
-    def sentence(self, name: str, asked: int, chosen: int) -> str:
+    def sentence(self, name: str, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
         minutes = plural(self.seconds / 60, "minute")
         now = self.updates(chosen)
-        if chosen < asked:
-            before = plural(self.updates(asked), "update")
-            said = (
-                f"{name}'s batch of {asked} would give {before} in {minutes} here; using "
+        if chosen < requested:
+            before = plural(self.updates(requested), "update")
+            message = (
+                f"{name}'s batch of {requested} would give {before} in {minutes} here; using "
                 f"{chosen}: about {now:,}."
             )
         else:
-            said = self.expectation(chosen)
-        if now >= USEFUL_UPDATES and chosen == asked:
-            return said
+            message = self.expectation(chosen)
+        if now >= USEFUL_UPDATES and chosen == requested:
+            return message
         smaller = self.fitting(chosen)
         if smaller < chosen:
-            return f"{said} --set train.batch={smaller} would give about {self.updates(smaller):,}."
+            return (
+                f"{message} --set train.batch={smaller} would give about {self.updates(smaller):,}."
+            )
         if now >= FEW_UPDATES:
-            return said
+            return message
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
-        advice = f"{said} That is too few to learn much: use --minutes {enough}"
+        advice = f"{message} That is too few to learn much: use --minutes {enough}"
         if name == self.sized:
             return f"{advice}."
         return (

@@ -56,9 +56,9 @@ class ProcessGroup:
         """The first process's value, on all processes."""
         if self.world == 1:
             return value
-        told = torch.tensor([value], device=self.device)
-        dist.broadcast(told, 0)
-        return int(told.item())
+        tensor = torch.tensor([value], device=self.device)
+        dist.broadcast(tensor, 0)
+        return int(tensor.item())
 
     def broadcast_text(self, text: str) -> str:
         """The first process's text, on all processes."""

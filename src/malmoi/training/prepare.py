@@ -212,9 +212,11 @@ def _about(reader: DocumentReader) -> list[str]:
         return reader.describe()
     counts = Counter(reader.rules.values())
     bad = sum(problem.count for problem in reader.problems.values())
-    said = [f"{plural(count, 'file')}: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()]
+    sentences = [
+        f"{plural(count, 'file')}: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()
+    ]
     first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return [*said, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else said
+    return [*sentences, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else sentences
 
 
 def _describe(

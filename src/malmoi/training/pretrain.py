@@ -128,15 +128,19 @@ def _plugins(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _sized(
-    asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, out: Path, group: ProcessGroup
+    requested: Recipe,
+    overrides: Mapping[str, Any],
+    origin: RunSources,
+    out: Path,
+    group: ProcessGroup,
 ) -> Recipe:
     """The folder's recipe, or one that the first process chooses for all."""
     begun = out / "recipe.json"
-    if begun.is_file() and (found := read_recipe(begun)).name == asked.name:
+    if begun.is_file() and (found := read_recipe(begun)).name == requested.name:
         return resolve_recipe(found, overrides)
     chosen = ""
     if group.first:
-        sized = size_run(asked, overrides, origin, group)
+        sized = size_run(requested, overrides, origin, group)
         for sentence in sized.reasons:
             logger.info(sentence)
         chosen = sized.recipe.to_json()
@@ -152,28 +156,28 @@ def explain_size(
     **overrides: Any,
 ) -> SizedRecipe:
     """The recipe that `pretrain gpt|bert|both` would take, and why; nothing is written."""
-    asked = resolve_recipe(kind, overrides)
+    requested = resolve_recipe(kind, overrides)
     with process_group(device) as group:
-        return size_run(asked, overrides, RunSources(tuple(data), tokenizer), group)
+        return size_run(requested, overrides, RunSources(tuple(data), tokenizer), group)
 
 
 def size_run(
-    asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
+    requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
     """Chooses a size for this text, time budget and machine, and logs the reasons."""
-    given = _by_path(asked, overrides)
+    given = _by_path(requested, overrides)
     if "train.minutes" not in given:
         raise UsageError(
-            f"The size of `pretrain {asked.name}` follows from its time: give --minutes, or use "
-            "a recipe with a fixed size (malmoi recipes)."
+            f"The size of `pretrain {requested.name}` follows from its time: give --minutes, or "
+            "use a recipe with a fixed size (malmoi recipes)."
         )
     if origin.start is not None:
         raise UsageError(
-            f"--start already has a size, which `pretrain {asked.name}` would choose: give the "
+            f"--start already has a size, which `pretrain {requested.name}` would choose: give the "
             "recipe it was trained with."
         )
     words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
-    return size_recipe(asked, frozenset(given), origin.readers(asked.data), group, words)
+    return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
 
 
 def _names_budget(overrides: Mapping[str, Any]) -> bool:

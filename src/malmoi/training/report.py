@@ -71,14 +71,14 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
     last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
     if "guessing_loss" not in last:
         return ""
-    said = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
-    return f"<p><strong>{words(said)}</strong></p>"
+    message = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
+    return f"<p><strong>{words(message)}</strong></p>"
 
 
 def _said(rows: Sequence[Mapping[str, Any]]) -> str:
     """Samples from the whole run including the first and last, without repetitions."""
-    said = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
-    fresh = said[:1] + [now for before, now in pairwise(said) if now[1] != before[1]]
+    samples = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
+    fresh = samples[:1] + [now for before, now in pairwise(samples) if now[1] != before[1]]
     last = len(fresh) - 1
     count = min(len(fresh), 8)
     shown = [fresh[round(i * last / max(1, count - 1))] for i in range(count)]

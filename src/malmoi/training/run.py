@@ -100,8 +100,8 @@ class TrainingRun:
             if self.network.config.encoder_depth:
                 return f"{prompt} → {model.translate(prompt, beams=1)}"
             if "lm" in self.network.heads:
-                said = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
-                return (prompt + said).replace("\n", " ")
+                text = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
+                return (prompt + text).replace("\n", " ")
             mask = model.tokenizer.token(model.tokenizer.specials.mask or 0)
             return prompt.replace(
                 mask, f"[{' | '.join(f.token for f in model.fill(prompt, top=3))}]"

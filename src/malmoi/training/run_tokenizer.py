@@ -73,15 +73,15 @@ def prepare_tokenizer(
         _learn(recipe, readers).save(out)
 
 
-def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
-    if wanted is not None and wanted.fingerprint() != there.fingerprint():
+def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
+    if wanted is not None and wanted.fingerprint() != existing.fingerprint():
         raise pretraining_folder(out).refusal(
             ["with another tokenizer than --tokenizer or --start"]
         )
     fresh = not (out / "recipe.json").is_file() and wanted is None
-    if fresh and there.kind != recipe.tokenizer.kind:
+    if fresh and existing.kind != recipe.tokenizer.kind:
         raise UsageError(
-            f"{out} holds a {there.kind} tokenizer but this recipe trains a "
+            f"{out} holds a {existing.kind} tokenizer but this recipe trains a "
             f"{recipe.tokenizer.kind} one: choose another folder, or use it with --tokenizer."
         )
 

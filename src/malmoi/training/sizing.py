@@ -166,7 +166,7 @@ def vocabulary_size(text_bytes: int) -> int:
 def context_length(kind: Kind, weights: int, tokens: int) -> int:
     """Tokens per sample: longer for larger models, never more than a hundredth of the text.
 
-    A BERT's is a paragraph: what is cut off can be classified by no fine-tuning (docs/lab.md).
+    A BERT's is a paragraph, because fine-tuning cannot use truncated text (docs/lab.md).
     """
     steps = ((2e6, 128), (8e6, 256), (300e6, 512), (math.inf, 1024))
     length = 128 if kind == "bert" else next(length for most, length in steps if weights < most)
@@ -180,8 +180,8 @@ def batch_tokens(tokens: int, device: str) -> int:
 
     Never below 32,768 on a GPU, where half as many did worse (docs/lab.md).
     """
-    least = 512 if device == "cpu" else 32_768
-    wanted = min(2**19, max(least, 32_768 * (tokens / 170e6) ** 0.6))
+    minimum = 512 if device == "cpu" else 32_768
+    wanted = min(2**19, max(minimum, 32_768 * (tokens / 170e6) ** 0.6))
     return int(2 ** round(math.log2(wanted)))
 
 
@@ -208,11 +208,13 @@ def choose_size(
         best = replace(best, reason=reason)
     if best is None:
         raise UsageError("There is no size to choose from.")
-    most = USABLE_EPOCHS * MAX_EPOCHS[kind]
-    if best.epochs <= most:
+    limit = USABLE_EPOCHS * MAX_EPOCHS[kind]
+    if best.epochs <= limit:
         return best
-    share = most / best.epochs
-    return replace(best, epochs=most, tokens=int(best.tokens * share), minutes=best.minutes * share)
+    share = limit / best.epochs
+    return replace(
+        best, epochs=limit, tokens=int(best.tokens * share), minutes=best.minutes * share
+    )
 
 
 def _one_size(
@@ -248,9 +250,9 @@ def dropout_for(kind: Kind, epochs: float) -> float:
     At most 0.2, for text that is read far too often. A BERT sees other masks every time: 0.05 at
     most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md).
     """
-    most = MAX_EPOCHS["gpt"]
-    often = min(1.0, max(0.0, (epochs - most) / most))
-    rate = 0.1 * min(1.0, math.log(max(1.0, epochs)) / math.log(most)) + 0.1 * often
+    limit = MAX_EPOCHS["gpt"]
+    often = min(1.0, max(0.0, (epochs - limit) / limit))
+    rate = 0.1 * min(1.0, math.log(max(1.0, epochs)) / math.log(limit)) + 0.1 * often
     return round(min(rate, MAX_BERT_DROPOUT) if kind == "bert" else rate, 2)
 
 
@@ -329,7 +331,7 @@ class SizedRecipe:
 
 
 def size_recipe(
-    asked: Recipe,
+    requested: Recipe,
     given: frozenset[str],
     readers: Sequence[DocumentReader],
     group: ProcessGroup,
@@ -340,25 +342,27 @@ def size_recipe(
     `asked` has the user's settings, named in `given`: they are kept, and the others follow from
     them.
     """
-    kind = cast(Kind, asked.name)
+    kind = cast(Kind, requested.name)
     text = measure_text(readers)
     check_enough_text(kind, text)
     named = "tokenizer.vocab" in given
-    vocab = asked.tokenizer.vocab if named else vocabulary_size(text.bytes)
+    vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes)
     if tokenizer is not None:
         vocab = tokenizer.vocab_size
-    words = tokenizer or train_tokenizer(text.sample, **vars(asked.tokenizer) | {"vocab": vocab})
-    speed = measure_speed(group, asked.train)
+    words = tokenizer or train_tokenizer(
+        text.sample, **vars(requested.tokenizer) | {"vocab": vocab}
+    )
+    speed = measure_speed(group, requested.train)
     sizes = [name for name in ("width", "depth", "context") if f"model.{name}" in given]
-    fixed = {name: getattr(asked.model, name) for name in sizes}
+    fixed = {name: getattr(requested.model, name) for name in sizes}
     tokens = text.tokens(words)
-    size = choose_size(kind, tokens, vocab, asked.train.minutes * 60, speed, fixed)
+    size = choose_size(kind, tokens, vocab, requested.train.minutes * 60, speed, fixed)
     changes = _settings(kind, size, text, vocab, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
-    chosen = asked.override(changes)
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, asked)))
+    chosen = requested.override(changes)
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, requested)))
 
 
 def check_enough_text(kind: Kind, text: TextSize) -> None:
@@ -397,7 +401,7 @@ def _settings(
 
 
 def _reasons(
-    recipe: Recipe, size: SizeChoice, text: TextSize, tokens: int, speed: Speed, asked: Recipe
+    recipe: Recipe, size: SizeChoice, text: TextSize, tokens: int, speed: Speed, requested: Recipe
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
@@ -423,9 +427,9 @@ def _reasons(
         f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
     )
     yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
-    if size.minutes < asked.train.minutes:
+    if size.minutes < requested.train.minutes:
         yield (
-            f"Minutes: {asked.train.minutes:g} are more than this text can use: after about "
+            f"Minutes: {requested.train.minutes:g} are more than this text can use: after about "
             f"{size.minutes:.2g} it has been read {size.epochs:.0f} times, and the run ends "
             "there. More text would make use of them."
         )

@@ -155,8 +155,8 @@ class Trainer:
         self.save()
         if self.average is not None and self.position.averaged:
             self.average.keep()
-        if not metrics and (said := self._verdict(self.position.mean)):
-            self.log.line(said)
+        if not metrics and (warning := self._verdict(self.position.mean)):
+            self.log.line(warning)
         return metrics
 
     # ------------------------------------------------------------------ before the first step
@@ -199,8 +199,8 @@ class Trainer:
         compiling = self.execution.compiled and not self._compiled
         self._compiled = self.execution.compiled
         seconds = 40 if self._one_graph else 20
-        said = f"compiling (once, about {seconds} s) and {what}" if compiling else what
-        self.log.line(f"{said[0].upper()}{said[1:]} …")
+        message = f"compiling (once, about {seconds} s) and {what}" if compiling else what
+        self.log.line(f"{message[0].upper()}{message[1:]} …")
 
     def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
@@ -256,9 +256,9 @@ class Trainer:
 
     def _fit_batch(self, pace: Pace) -> None:
         """Takes a smaller batch if the minutes would hold too few updates, unless one was set."""
-        asked = self.config.batch
-        batch = pace.fitting(asked) if self.config.fit_batch else asked
-        if batch != asked:
+        requested = self.config.batch
+        batch = pace.fitting(requested) if self.config.fit_batch else requested
+        if batch != requested:
             start = min(self.config.batch_start, batch)
             self.config = replace(self.config, batch=batch, batch_start=start)
             self.recipe = replace(self.recipe, train=self.config)
@@ -266,7 +266,7 @@ class Trainer:
             if self.group.first:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.position.expected = pace.updates(batch)
-        self.log.line(pace.sentence(self.recipe.name, asked, batch))
+        self.log.line(pace.sentence(self.recipe.name, requested, batch))
 
     # ------------------------------------------------------------------ steps
 
@@ -370,10 +370,10 @@ class Trainer:
         """
         c = self.config
         p = self.position
-        asked = self._agree()
-        early = asked == EARLY_STOP
+        signal = self._agree()
+        early = signal == EARLY_STOP
         done = self.budget.progress(p) >= 1 or early
-        saving = done or asked or self._save_is_due()
+        saving = done or signal or self._save_is_due()
         validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
         snapping = c.snapshots and is_snapshot_step(p.step)
         looking = saving or validating or snapping or self._look_is_due()
@@ -393,10 +393,10 @@ class Trainer:
         if saving and not done:
             self.save()
             self.clock.lap("save")
-        if asked and not done:
+        if signal and not done:
             self.log.line(f"Stopped at step {p.step:,} and saved; run the same command to resume.")
             self.log.close()
-            raise Stopped(asked)
+            raise Stopped(signal)
         return early
 
     def _look_is_due(self) -> bool:
@@ -420,8 +420,8 @@ class Trainer:
         number = self._stop.number or (EARLY_STOP if stop_requested() else 0)
         if self.group.world > 1:
             here = [seconds if self.group.first else 0.0, number]
-            told = torch.tensor(here, device=self.group.device).double()
-            seconds, number = self.group.max(told).tolist()
+            totals = torch.tensor(here, device=self.group.device).double()
+            seconds, number = self.group.max(totals).tolist()
         self.position.seconds = seconds
         return int(number)
 
@@ -528,8 +528,8 @@ class Trainer:
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
         p = self.position
         rounded = {name: round(value, 5) for name, value in metrics.items()}
-        said = self._verdict(metrics["valid_loss"])
-        if said:
+        warning = self._verdict(metrics["valid_loss"])
+        if warning:
             rounded["guessing_loss"] = round(self._guessing, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
@@ -538,8 +538,8 @@ class Trainer:
         self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
         words = ", ".join(f"{name.replace('_', ' ')} {v:.4g}" for name, v in rounded.items())
         self.log.line(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
-        if said:
-            self.log.line(said)
+        if warning:
+            self.log.line(warning)
 
     # ------------------------------------------------------------------ saving and resuming
 

@@ -19,8 +19,8 @@ def validate(
 ) -> dict[str, float]:
     """Returns the loss and each head's metrics, weighted as in the objective."""
     sums: dict[str, Tensor] = {}
-    most = max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
-    size = valid.rows or most
+    limit = max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
+    size = valid.rows or limit
     wanted = config.valid_batches * config.batch // size
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
         for micro in valid.of_each_kind(i * size, size, execution.device):

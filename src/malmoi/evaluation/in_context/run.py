@@ -95,16 +95,16 @@ def evaluate_in_context(
         raise UsageError(
             f"There is no method {asking.score!r} to compare choices.{nearest(asking.score, known)}"
         )
-    asked = templated(task, asking.template)
-    items, pool, notes = split_rows(asked, data, asking)
-    asked = replace(asked, metrics=metric_names(asked))
-    if kind_of(asked).text_labels and not asked.labels:
-        asked = replace(asked, labels=label_names(asked, [*items, *pool]))
+    prompted = templated(task, asking.template)
+    items, pool, notes = split_rows(prompted, data, asking)
+    prompted = replace(prompted, metrics=metric_names(prompted))
+    if kind_of(prompted).text_labels and not prompted.labels:
+        prompted = replace(prompted, labels=label_names(prompted, [*items, *pool]))
     for shots in wanted:
         yield _result(
-            EvaluationSession(asked, model, asking.score),
+            EvaluationSession(prompted, model, asking.score),
             items,
-            QuestionBuilder(asked, model, pool, shots, asking.seed),
+            QuestionBuilder(prompted, model, pool, shots, asking.seed),
             notes,
         )
 
@@ -125,13 +125,13 @@ def _result(
         questions = asker.build_all(items)
     graded = kind.grade(exam, questions)
     cut = sum(question.cut for question in questions)
-    said = (
+    truncated = (
         [f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit"]
         if cut
         else []
     )
     drawn = notes if shots.count or shots.as_many_as_fit else ()
-    notes = (*drawn, *said, *graded.notes)
+    notes = (*drawn, *truncated, *graded.notes)
     return InContextResult(task.name, shots, graded, questions, exam, notes)
 
 

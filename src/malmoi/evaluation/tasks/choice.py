@@ -36,9 +36,9 @@ def race_rows(path: Path) -> Iterator[DataRow]:
 
 def _race_questions(row: DataRow) -> Iterator[DataRow]:
     parts = [row[name] for name in ("questions", "options", "answers")]
-    asked, options, answers = map(len, parts)
-    if not asked == options == answers:
-        why = f"{asked} questions, {options} lists of options, {answers} answers"
+    questions, options, answers = map(len, parts)
+    if not questions == options == answers:
+        why = f"{questions} questions, {options} lists of options, {answers} answers"
         yield BrokenRow({}, row.place, why)
         return
     for values in zip(*parts, strict=True):

@@ -80,13 +80,13 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
         limits = {"max_new_tokens": MAX_SIZE, "n": MAX_CONTINUATIONS, "beams": MAX_BEAMS}
-        for name, most in limits.items():
-            check_whole_number(name, getattr(self, name), 1, most)
+        for name, limit in limits.items():
+            check_whole_number(name, getattr(self, name), 1, limit)
         if self.seed is not None:
             check_whole_number("seed", self.seed, MIN_SEED, MAX_SEED)
         plain = self.sampling.greedy and not self.sampling.changes_best and self.n == 1
-        for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
-            if asked and not (plain and self.constraint is None):
+        for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
+            if enabled and not (plain and self.constraint is None):
                 raise UsageError(
                     f"{name} is deterministic and works only with temperature=0, n=1, no "
                     "penalties, logit_bias or constraint."

@@ -77,12 +77,12 @@ def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.
             gc.enable()
 
 
-def bucket_rows(rows: int, most: int) -> int:
+def bucket_rows(rows: int, limit: int) -> int:
     """Rounds up to a power of two: few graphs, and at most half of the rows idle."""
-    return min(1 << (rows - 1).bit_length(), most)
+    return min(1 << (rows - 1).bit_length(), limit)
 
 
-def bucket_width(width: int, most: int) -> int:
+def bucket_width(width: int, limit: int) -> int:
     """Rounds up to one of a few widths; beyond the last of them, to a multiple of it."""
     step = next((w for w in CACHE_WIDTHS if w >= width), CACHE_WIDTHS[-1])
-    return min(-(-width // step) * step, most)
+    return min(-(-width // step) * step, limit)

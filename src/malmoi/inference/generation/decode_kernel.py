@@ -42,15 +42,15 @@ def _decode_step_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Tri
         place = start + tl.arange(0, BLOCK)
         seen = place < position
         at = held + place[:, None] * E + e[None, :]
-        there = seen[:, None] & inside[None, :]
+        valid = seen[:, None] & inside[None, :]
         scores = tl.sum(
-            query[None, :] * tl.load(keys + at, mask=there, other=0.0).to(tl.float32), 1
+            query[None, :] * tl.load(keys + at, mask=valid, other=0.0).to(tl.float32), 1
         )
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 0))
         weights = tl.exp(scores - higher)
         fade = tl.exp(best - higher)
-        found = tl.load(values + at, mask=there, other=0.0).to(tl.float32)
+        found = tl.load(values + at, mask=valid, other=0.0).to(tl.float32)
         mixed = mixed * fade + tl.sum(weights[:, None] * found, 0)
         total = total * fade + tl.sum(weights, 0)
         best = higher

@@ -149,6 +149,6 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(s, str) and s for s in stops):
         raise UsageError("A stop string must be a text of at least one character.")
     if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        most = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
-        raise UsageError(f"The limit is {most}.")
+        limit = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
+        raise UsageError(f"The limit is {limit}.")
     return stops

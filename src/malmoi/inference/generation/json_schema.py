@@ -220,8 +220,8 @@ class SchemaCompiler:
         """The expression of a part; `path` has the references that lead to it, "" between."""
         self.parts += 1
         if self.parts > MAX_SCHEMA_PARTS or len(path) > MAX_SCHEMA_DEPTH:
-            most = f"{MAX_SCHEMA_PARTS:,} parts or {MAX_SCHEMA_DEPTH} levels"
-            raise UsageError(f"json_schema has more than {most}.")
+            limit = f"{MAX_SCHEMA_PARTS:,} parts or {MAX_SCHEMA_DEPTH} levels"
+            raise UsageError(f"json_schema has more than {limit}.")
         if isinstance(schema, bool):
             return _any_value(MAX_ANY_DEPTH - 1) if schema else NOTHING
         given = _constraining(schema)

@@ -71,11 +71,11 @@ class PromptLookup:
         return best[: agreed + 1]
 
 
-def find_draft(text: Sequence[int], most: int) -> list[int]:
+def find_draft(text: Sequence[int], limit: int) -> list[int]:
     """What followed the latest earlier occurrence of the newest tokens, up to `most` tokens."""
-    for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if most > 0 else ():
+    for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if limit > 0 else ():
         newest = text[-size:]
         for start in range(len(text) - size - 1, -1, -1):
             if text[start : start + size] == newest:
-                return list(text[start + size : start + size + most])
+                return list(text[start + size : start + size + limit])
     return []

@@ -129,8 +129,8 @@ def alternation(*parts: Regex) -> Regex:
         flat |= part.parts if isinstance(part, Alternation) else {part}
     flat.discard(NOTHING)
     if len(flat) > MAX_REGEX_PARTS:
-        most = f"{MAX_REGEX_PARTS:,} alternatives"
-        raise UsageError(f"The regular expression has more than {most}; make it simpler.")
+        limit = f"{MAX_REGEX_PARTS:,} alternatives"
+        raise UsageError(f"The regular expression has more than {limit}; make it simpler.")
     if len(flat) < 2:
         return flat.pop() if flat else NOTHING
     shortest = min(part.shortest for part in flat)
@@ -189,8 +189,8 @@ class Derivatives:
     def work(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MAX_REGEX_STEPS:
-            most = f"{MAX_REGEX_STEPS:,} steps for one token"
-            raise UsageError(f"The regular expression takes more than {most}; make it simpler.")
+            limit = f"{MAX_REGEX_STEPS:,} steps for one token"
+            raise UsageError(f"The regular expression takes more than {limit}; make it simpler.")
 
     def after(self, regex: Regex, char: int) -> Regex:
         """What is left to match after a character."""

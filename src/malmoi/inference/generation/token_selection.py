@@ -135,10 +135,10 @@ class TokenSelector:
             chosen[at] = sample_next(
                 allowed[at], sampling, _history(some, sampling, logits), drawing
             )
-        said = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
+        logprobs = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
         return [
             _write(sequence, [token], [_cut(one, sequence.top)] if sequence.top else [])
-            for sequence, token, one in zip(sequences, chosen.tolist(), said, strict=True)
+            for sequence, token, one in zip(sequences, chosen.tolist(), logprobs, strict=True)
             if sequence.error is None
         ]
 
@@ -229,9 +229,9 @@ def _history(
     return TokenHistory(seen, written)
 
 
-def _write(sequence: SequenceState, tokens: list[int], said: list[Logprob]) -> StepOutput:
+def _write(sequence: SequenceState, tokens: list[int], logprobs: list[Logprob]) -> StepOutput:
     sequence.tokens += tokens
     if sequence.constraint_state is not None:
         for token in tokens:
             sequence.constraint_state.push(token)
-    return StepOutput(sequence, tokens, said)
+    return StepOutput(sequence, tokens, logprobs)

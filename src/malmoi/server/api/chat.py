@@ -50,12 +50,12 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
 
 def chat_jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
     messages = [message.plain() for message in ask.messages]
-    said = encode_conversation(engine.model.tokenizer, messages)
+    prompt = encode_conversation(engine.model.tokenizer, messages)
     limit = {"max_new_tokens": ask.limit} if ask.limit else {}
-    options = said.settings(ask.settings() | limit)
+    options = prompt.settings(ask.settings() | limit)
     named = max(ask.top_logprobs or 0, 1) if ask.logprobs else 0
     return [
-        engine.job(said.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds(ask.n)
+        engine.job(prompt.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds(ask.n)
     ]
 
 
@@ -107,9 +107,9 @@ class ChatReply(GenerationReply):
     def _part(self, index: int, chunk: TextChunk) -> ChunkChoice:
         text = chunk.text if self.begun[index] else chunk.text.lstrip()
         self.begun[index] = self.begun[index] or bool(text)
-        said = self._logprobs(chunk.logprobs) if chunk.tokens else None
+        logprobs = self._logprobs(chunk.logprobs) if chunk.tokens else None
         delta = Delta(content=text) if text else Delta()
-        return ChunkChoice(index=index, delta=delta, logprobs=said, finish_reason=chunk.finish)  # type: ignore[arg-type]
+        return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=chunk.finish)  # type: ignore[arg-type]
 
     def _logprobs(self, said: Sequence[Any]) -> ChatLogprobs | None:
         top = self.ask.top_logprobs or 0

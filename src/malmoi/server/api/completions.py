@@ -50,8 +50,8 @@ def check_length(ask: GenerationFields, request: Request) -> None:
         raise UsageError("stream_options needs stream: true.")
 
 
-def too_long(asked: int, limit: int) -> UsageError:
-    return UsageError(f"max_tokens is {asked}, and this server's limit per request is {limit}.")
+def too_long(requested: int, limit: int) -> UsageError:
+    return UsageError(f"max_tokens is {requested}, and this server's limit per request is {limit}.")
 
 
 def _check(ask: CompletionRequest, request: Request) -> None:
@@ -66,8 +66,8 @@ def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
     """One job for each continuation of each prompt."""
     compared = ask.best_of is not None and ask.best_of > ask.n
     named = 0 if ask.logprobs is None and not compared else max(ask.logprobs or 0, 1)
-    most = 16 if ask.limit is None else max(ask.limit, 1)
-    options: dict[str, Any] = ask.settings() | {"max_new_tokens": most}
+    limit = 16 if ask.limit is None else max(ask.limit, 1)
+    options: dict[str, Any] = ask.settings() | {"max_new_tokens": limit}
     prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)

@@ -23,13 +23,13 @@ async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
 
     def see() -> str:
         seen = attention(served.model, ask.text, ask.pair)
-        told = {
+        facts = {
             "model": served.name,
             "tokens": seen.tokens,
             "words": seen.words,
             "segments": seen.segments,
         }
-        return f'{json.dumps(told)[:-1]}, "attention": {_numbers(seen.weights)}}}'
+        return f'{json.dumps(facts)[:-1]}, "attention": {_numbers(seen.weights)}}}'
 
     return Response(await run_on_model(request, served, see), media_type="application/json")
 

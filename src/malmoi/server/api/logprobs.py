@@ -64,7 +64,9 @@ class LogprobRecorder:
         return at
 
 
-def chat_logprobs(tokenizer: Tokenizer, said: Sequence[Logprob | None], top: int) -> ChatLogprobs:
+def chat_logprobs(
+    tokenizer: Tokenizer, logprobs: Sequence[Logprob | None], top: int
+) -> ChatLogprobs:
     """Log-probabilities of an answer in the format of /v1/chat/completions."""
 
     def named(token: int, value: float) -> NamedLogprob:
@@ -78,7 +80,7 @@ def chat_logprobs(tokenizer: Tokenizer, said: Sequence[Logprob | None], top: int
                 **dict(named(one.token, one.logprob)),
                 top_logprobs=[named(*t) for t in one.top[:top]],
             )
-            for one in said
+            for one in logprobs
             if one is not None
         ]
     )

@@ -48,11 +48,11 @@ router = APIRouter()
 
 def check_reading(request: Request, tokens: int, passes: int = 1) -> None:
     """Refuses a request that would read too many tokens, each of them `passes` times."""
-    most = request.app.state.settings.max_read_tokens
-    if tokens * passes > most:
+    limit = request.app.state.settings.max_read_tokens
+    if tokens * passes > limit:
         total = f"{tokens:,} tokens" + (f" × {passes} passes" if passes > 1 else "")
         sentence = (
-            f"The model would have to read {total}, above this server's limit of {most:,} per "
+            f"The model would have to read {total}, above this server's limit of {limit:,} per "
             "request: send it in parts."
         )
         raise ApiError(400, sentence, code="too_many_tokens")
@@ -246,8 +246,8 @@ def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
     masked = "mlm" in model.network.heads
     passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
-    asked = (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
-    tokens = count_tokens(model, asked)
+    prompts = (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
+    tokens = count_tokens(model, prompts)
     check_reading(request, tokens, passes if masked else len(labels))
 
 
@@ -284,10 +284,10 @@ async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
     def find() -> Any:
         # every window over a long context starts with the question
         encode = served.model.tokenizer.encode
-        check_reading(request, sum(len(encode(text).tokens) for text in asked))
-        return served.model.predict(asked)
+        check_reading(request, sum(len(encode(text).tokens) for text in question))
+        return served.model.predict(question)
 
-    asked = (ask.question, ask.context)
+    question = (ask.question, ask.context)
     found = await run_on_model(request, served, find)
     candidates = [AnswerResponse.One(**asdict(one)) for one in found.candidates]
     place = {"start": found.start, "end": found.end, "score": found.score}

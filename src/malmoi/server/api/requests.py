@@ -269,12 +269,12 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_tools(cls, given: Any) -> Any:
-        asked = isinstance(given, dict) and (
+        uses_tools = isinstance(given, dict) and (
             given.get("role") in ("tool", "function")
             or given.get("tool_calls")
             or given.get("function_call")
         )
-        if asked:
+        if uses_tools:
             sentence = "tools are not offered by this server, so omit the messages that use them"
             raise PydanticCustomError("no_tools", sentence)
         return given

@@ -81,15 +81,15 @@ class ResponseRequest(
     user: str | None = Field(None, description="Accepted and not stored.")
 
     def as_chat(self) -> ChatRequest:
-        said = [Message(role="system", content=self.instructions)] if self.instructions else []
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            said.append(Message(role="user", content=self.input))
+            messages.append(Message(role="user", content=self.input))
         else:
-            said += [one.as_message() for one in self.input]
+            messages += [one.as_message() for one in self.input]
         form = self.text.format.response_format() if self.text and self.text.format else None
         given: dict[str, Any] = {"model": self.model}
         given |= {"temperature": self.temperature, "top_p": self.top_p}
-        given |= {"messages": said, "max_completion_tokens": self.max_output_tokens}
+        given |= {"messages": messages, "max_completion_tokens": self.max_output_tokens}
         return ChatRequest.model_validate(given | {"stream": self.stream, "response_format": form})
 
 

@@ -75,15 +75,15 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
             f"There is no method {wanted.scoring!r} to compare answers; there are "
             f"{', '.join(known)}."
         )
-    asked, rows = _rows(wanted)
+    task, rows = _rows(wanted)
     if not 0 <= wanted.item < len(rows):
         raise UsageError(f"There is no item {wanted.item + 1}: there are {len(rows)}.")
-    asker = QuestionBuilder(asked, model, rows, Shots(wanted.shots), wanted.seed)
+    asker = QuestionBuilder(task, model, rows, Shots(wanted.shots), wanted.seed)
     question = asker.build(rows[wanted.item], wanted.item)
     together = wanted.scoring.startswith("cloze_")
     scoring = wanted.scoring.removeprefix("cloze_")
     found = score_answers(
-        EvaluationSession(asked, model, wanted.scoring),
+        EvaluationSession(task, model, wanted.scoring),
         [question],
         together=together,
     )[0]
@@ -155,11 +155,11 @@ def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
         if '"choices"' in lines
         else custom_task("classification")
     )
-    asked = replace(chosen, rows=lambda path: parse_json_rows(numbered, "line"))
+    task = replace(chosen, rows=lambda path: parse_json_rows(numbered, "line"))
     try:
-        rows = load_examples(asked, "your lines").rows
+        rows = load_examples(task, "your lines").rows
         require_labels(rows)
-        return replace(asked, labels=label_names(asked, rows)), rows
+        return replace(task, labels=label_names(task, rows)), rows
     except UsageError:
         raise
     except MalmoiError as error:  # the error is in the request

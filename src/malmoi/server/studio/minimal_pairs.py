@@ -69,13 +69,13 @@ def read_pairs(source: Path | str) -> tuple[Example, ...]:
     groups: dict[str, list[Example]] = defaultdict(list)
     for example in load_examples(task, source).rows:
         groups[example.group].append(example)
-    most = max(1, MAX_PAIRS // len(groups))
-    return tuple(pair for some in groups.values() for pair in _spread(some, most))
+    limit = max(1, MAX_PAIRS // len(groups))
+    return tuple(pair for some in groups.values() for pair in _spread(some, limit))
 
 
-def _spread(pairs: list[Example], most: int) -> list[Example]:
+def _spread(pairs: list[Example], limit: int) -> list[Example]:
     """At most `most` of them, evenly spread: paradigms follow one another in a file."""
-    count = min(len(pairs), most)
+    count = min(len(pairs), limit)
     return [pairs[i * len(pairs) // count] for i in range(count)]
 
 

@@ -17,11 +17,11 @@ class TranslationView(BaseModel):
 
 def translation_view(model: Model, text: str, layer: int) -> TranslationView:
     """Translates by beam search; `layer` counts from 0, -1 is the last."""
-    said = model.translate(text)
-    seen = model.cross_attention(text, said, layer=layer)
+    translation = model.translate(text)
+    seen = model.cross_attention(text, translation, layer=layer)
     words = model.tokenizer
     return TranslationView(
-        translation=said,
+        translation=translation,
         source=[readable_token(words, token) for token in seen.source],
         target=[readable_token(words, token) for token in seen.target],
         weights=seen.weights.round(4).tolist(),

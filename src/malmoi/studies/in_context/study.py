@@ -290,9 +290,9 @@ def figure(results: StudyResults) -> str:
         weights = results.facts(row)["parameters"]
         name = f"{row}, {short_number(float(f'{weights:.2g}'))}"
         plain = [results.at(row, column) for column in columns]
-        told = [results.at(row, f"{INSTRUCTED}: {column}") for column in columns]
+        instructed = [results.at(row, f"{INSTRUCTED}: {column}") for column in columns]
         errors = [value.deviation if value else 0.0 for value in plain]
-        for key, values in ((f"{name}, {INSTRUCTED}", told), (name, plain)):
+        for key, values in ((f"{name}, {INSTRUCTED}", instructed), (name, plain)):
             points = [(at, value.mean) for at, value in zip(shots, values, strict=True) if value]
             beside = name if key != name else ""
             lines[key] = Line(points, () if beside else errors, beside=beside, dashed=bool(beside))

@@ -57,7 +57,7 @@ class BertBatches:
     ) -> ArrayBatch:
         width = round_up(tokens.shape[1], WIDTH_MULTIPLE)
         labels = _widen(labels, width, UNMASKED_LABEL)
-        most = len(tokens) * self.masking.slots(width - 2)
+        limit = len(tokens) * self.masking.slots(width - 2)
         # of pairs whose positions restart in the second language
         given = {"positions": samples["positions"]} if "positions" in samples else {}
         return {
@@ -65,7 +65,7 @@ class BertBatches:
             "tokens": _widen(tokens, width, self.pad),
             "segments": _widen(samples["segments"], width, 0),
             "keep": _widen(keep, width, 0),
-            **_slots(labels.reshape(-1), most),
+            **_slots(labels.reshape(-1), limit),
         }
 
     def _packed(
@@ -77,7 +77,7 @@ class BertBatches:
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
-        most = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
+        limit = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
         return {
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
@@ -86,7 +86,8 @@ class BertBatches:
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
             **_slots(
-                _tail(labels[keep], size, UNMASKED_LABEL)[0], round_up(max(most, 1), WIDTH_MULTIPLE)
+                _tail(labels[keep], size, UNMASKED_LABEL)[0],
+                round_up(max(limit, 1), WIDTH_MULTIPLE),
             ),
         }
 
@@ -113,8 +114,8 @@ class MaskedWindows:
         corrupted, labels = mask(tokens, maskable, draws, self.masking)
         before = np.full_like(labels, UNMASKED_LABEL)
         before[:, :-1] = labels[:, 1:]
-        most = len(tokens) * self.masking.slots(tokens.shape[1] - 1)
-        return {**windows, "tokens": corrupted, **_slots(before.reshape(-1), most)}
+        limit = len(tokens) * self.masking.slots(tokens.shape[1] - 1)
+        return {**windows, "tokens": corrupted, **_slots(before.reshape(-1), limit)}
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -131,11 +132,11 @@ def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
     return np.pad(flat, (0, size - len(flat)), constant_values=fill)[None]
 
 
-def _slots(labels: NDArray[Any], most: int) -> ArrayBatch:
+def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
     """Positions and labels of predictions, padded to `most` (slot 0, label -100)."""
     found = np.flatnonzero(labels != UNMASKED_LABEL)
-    slots = np.zeros(most, np.int64)
-    wanted = np.full(most, UNMASKED_LABEL, np.int64)
+    slots = np.zeros(limit, np.int64)
+    wanted = np.full(limit, UNMASKED_LABEL, np.int64)
     slots[: len(found)] = found
     wanted[: len(found)] = labels[found]
     return {"mlm_slots": slots, "mlm_labels": wanted}

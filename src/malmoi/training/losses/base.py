@@ -126,10 +126,10 @@ class Objective:
         loss = torch.stack(
             [term.weight * mean for term, mean in zip(terms, means, strict=True)]
         ).sum()
-        told: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         for term, mean in zip(terms, means, strict=True):
-            told[term.metric_name] = told.get(term.metric_name, 0) + mean.detach()
-        return loss, told
+            metrics[term.metric_name] = metrics.get(term.metric_name, 0) + mean.detach()
+        return loss, metrics
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -125,8 +125,10 @@ def compare_scores(
 
     def total(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         with torch.no_grad():
-            said = read(taught)
-        return (apart(read(done), said, temperature) * (done.batch["labels"] != IGNORE_LABEL)).sum()
+            target = read(taught)
+        return (
+            apart(read(done), target, temperature) * (done.batch["labels"] != IGNORE_LABEL)
+        ).sum()
 
     return total
 
@@ -156,8 +158,10 @@ def _vocabulary_divergence(
 
         def piece(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
-                said = theirs.scores(y)
-            return (divergence(ours.scores(x), said, temperature) * (labels != IGNORE_LABEL)).sum()
+                target = theirs.scores(y)
+            return (
+                divergence(ours.scores(x), target, temperature) * (labels != IGNORE_LABEL)
+            ).sum()
 
         rows = max(1, per_device(MAX_SCORES, x.device.type) // ours.weight.size(0))
         pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)
