@@ -84,16 +84,16 @@ class Graded:
 Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
 
 
-def measure_with_error(name: str, gold: Sequence[Any], predictions: Sequence[Any]) -> MeanWithError:
+def measure_with_error(name: str, gold: Sequence[Any], guesses: Sequence[Any]) -> MeanWithError:
     """A metric with its standard error: s/√n for a mean over items, else by bootstrap."""
     measure = metric(name)
     if name in MEAN_METRICS:
-        return mean_with_error([measure([g], [s]) for g, s in zip(gold, predictions, strict=True)])
-    value = measure(gold, predictions)
+        return mean_with_error([measure([g], [s]) for g, s in zip(gold, guesses, strict=True)])
+    value = measure(gold, guesses)
     rng = Random(0)
     size = len(gold)
     draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
-    found = [measure([gold[i] for i in some], [predictions[i] for i in some]) for some in draws]
+    found = [measure([gold[i] for i in some], [guesses[i] for i in some]) for some in draws]
     spread = float(np.std(found, ddof=1))
     return MeanWithError(value, spread, spread * math.sqrt(size))
 
@@ -179,16 +179,16 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     """Picks the likeliest choice by every scoring; other metrics use the selected one."""
     gold = [question.prompt.gold for question in questions]
     measures: dict[str, MeanWithError] = {}
-    predictions: dict[str, list[int]] = {}
+    picks: dict[str, list[int]] = {}
     for way, together in likelihood_modes(exam.model).items():
         found = score_answers(exam, questions, together=together)
         for name in SCORINGS:
-            predictions[way + name] = [best_choice(choices, name) for choices in found]
+            picks[way + name] = [best_choice(choices, name) for choices in found]
             measures[f"accuracy_{way}{name}"] = measure_with_error(
-                "accuracy", gold, predictions[way + name]
+                "accuracy", gold, picks[way + name]
             )
     accuracy = measures[f"accuracy_{exam.scoring}"]
-    return Graded({"accuracy": accuracy, **measures}, predictions[exam.scoring])
+    return Graded({"accuracy": accuracy, **measures}, picks[exam.scoring])
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -196,8 +196,8 @@ def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Grad
     found = grade_choices(exam, questions)
     names = exam.task.labels or tuple(exam.task.answers)
     gold = [question.example.label for question in questions]
-    predictions = [names[choice] for choice in found.predictions]
-    own = {name: measure_with_error(name, gold, predictions) for name in exam.task.metrics}
+    picks = [names[choice] for choice in found.predictions]
+    own = {name: measure_with_error(name, gold, picks) for name in exam.task.metrics}
     measures = {"accuracy": found.measures["accuracy"], **own, **found.measures}
     return Graded(measures, found.predictions)
 
@@ -207,15 +207,14 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     values = np.array([float(value) for value in exam.task.answers])
     together = exam.scoring.startswith("cloze_")
     scoring = exam.scoring.removeprefix("cloze_")
-    predictions = []
+    picks = []
     for choices in score_answers(exam, questions, together=together):
         logs = np.array([SCORINGS[scoring](one) for one in choices])
         chances = np.exp(logs - logs.max())
-        predictions.append(float(chances @ values / chances.sum()))
+        picks.append(float(chances @ values / chances.sum()))
     gold = [question.example.label for question in questions]
     return Graded(
-        {name: measure_with_error(name, gold, predictions) for name in exam.task.metrics},
-        predictions,
+        {name: measure_with_error(name, gold, picks) for name in exam.task.metrics}, picks
     )
 
 
@@ -247,7 +246,7 @@ def written_grader(
     def grade(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
         task = exam.task
         texts = _written(exam, questions)
-        predictions = [
+        answers = [
             parse(text.strip(), task, q.example) for text, q in zip(texts, questions, strict=True)
         ]
         golds = [gold(question.example.label) for question in questions]
@@ -258,8 +257,8 @@ def written_grader(
         )
         # the loss on the answer is measured where it is learnt
         names = [name for name in task.metrics if name in METRICS]
-        measures = {name: measure_with_error(name, golds, predictions) for name in names}
-        return Graded(measures, predictions, [note] if endless else [])
+        measures = {name: measure_with_error(name, golds, answers) for name in names}
+        return Graded(measures, answers, [note] if endless else [])
 
     return grade
 
@@ -303,10 +302,9 @@ def grade_acceptability(exam: EvaluationSession, questions: Sequence[Question]) 
     bad, good = exam.task.labels
     gold = [question.example.label for question in questions]
     above = cross_thresholded(means, np.array([label == good for label in gold]))
-    predictions = [good if high else bad for high in above]
+    picks = [good if high else bad for high in above]
     return Graded(
-        {name: measure_with_error(name, gold, predictions) for name in exam.task.metrics},
-        predictions,
+        {name: measure_with_error(name, gold, picks) for name in exam.task.metrics}, picks
     )
 
 
@@ -369,18 +367,16 @@ def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
     """
     language_head(exam.model)  # raises an error if the model has none
-    predictions: list[int] = []
+    picks: list[int] = []
     for start in range(0, len(questions), PAIRS_PER_UPDATE):
         some = questions[start : start + PAIRS_PER_UPDATE]
-        predictions += _likelier(exam, some)
-        report_progress(
-            Progress(f"{exam.task.name}: pairs", len(predictions), len(questions), "pairs")
-        )
+        picks += _likelier(exam, some)
+        report_progress(Progress(f"{exam.task.name}: pairs", len(picks), len(questions), "pairs"))
     right: dict[str, list[float]] = {}
-    for question, chosen in zip(questions, predictions, strict=True):
+    for question, chosen in zip(questions, picks, strict=True):
         for name in filter(None, ("accuracy", question.example.group)):
             right.setdefault(name, []).append(float(chosen == question.example.label))
-    return Graded({name: mean_with_error(values) for name, values in right.items()}, predictions)
+    return Graded({name: mean_with_error(values) for name, values in right.items()}, picks)
 
 
 def _likelier(exam: EvaluationSession, questions: Sequence[Question]) -> list[int]:

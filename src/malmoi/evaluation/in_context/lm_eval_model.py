@@ -103,8 +103,8 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         settings = normalize_gen_kwargs(given, DEFAULT_NEW_TOKENS)
         tokenizer = self.model.tokenizer
         until = handle_stop_sequences(settings.get("until"), eos=tokenizer.token(self.eot_token_id))
-        limit = settings["max_gen_toks"]
-        room = max(self.max_length - limit, 1)
+        most = settings["max_gen_toks"]
+        room = max(self.max_length - most, 1)
         cut = [
             tokenizer.decode(self.tok_encode(prompt)[-room:], skip_specials=True)
             for prompt in prompts
@@ -113,6 +113,4 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
             c if len(self.tok_encode(p)) > room else p for p, c in zip(prompts, cut, strict=True)
         ]
         warmth = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        return list(
-            self.model.generate(shown, max_new_tokens=limit, temperature=warmth, stop=until)
-        )
+        return list(self.model.generate(shown, max_new_tokens=most, temperature=warmth, stop=until))
