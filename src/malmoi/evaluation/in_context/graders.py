@@ -207,15 +207,13 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     values = np.array([float(value) for value in exam.task.answers])
     together = exam.scoring.startswith("cloze_")
     scoring = exam.scoring.removeprefix("cloze_")
-    picks = []
+    pred = []
     for choices in score_answers(exam, questions, together=together):
         logs = np.array([SCORINGS[scoring](one) for one in choices])
         chances = np.exp(logs - logs.max())
-        picks.append(float(chances @ values / chances.sum()))
+        pred.append(float(chances @ values / chances.sum()))
     gold = [question.example.label for question in questions]
-    return Graded(
-        {name: measure_with_error(name, gold, picks) for name in exam.task.metrics}, picks
-    )
+    return Graded({name: measure_with_error(name, gold, pred) for name in exam.task.metrics}, pred)
 
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -302,10 +300,8 @@ def grade_acceptability(exam: EvaluationSession, questions: Sequence[Question]) 
     bad, good = exam.task.labels
     gold = [question.example.label for question in questions]
     above = cross_thresholded(means, np.array([label == good for label in gold]))
-    picks = [good if high else bad for high in above]
-    return Graded(
-        {name: measure_with_error(name, gold, picks) for name in exam.task.metrics}, picks
-    )
+    pred = [good if high else bad for high in above]
+    return Graded({name: measure_with_error(name, gold, pred) for name in exam.task.metrics}, pred)
 
 
 def cross_thresholded(scores: Any, gold: Any) -> Any:
