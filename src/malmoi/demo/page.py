@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from malmoi.demo.story import Story
-from malmoi.report.chart import chart
+from malmoi.report.chart import ChartPoints, Line, page_chart
 from malmoi.report.console import format_duration
 from malmoi.report.page import bars, heading, html_page, html_table, machine_name, words
 from malmoi.report.task_page import confusion_table
@@ -106,12 +106,10 @@ def _curve(story: Story, name: str, losses: dict[str, str]) -> str:
         translate(label): [(r["seconds"], r[key]) for r in rows if key in r and "lr" in r]
         for key, label in losses.items()
     }
-    return chart(
-        {label: line for label, line in series.items() if len(line) > 1},
-        translate("seconds"),
-        translate("loss"),
-        size=(820, 240),
-    )
+    lines: dict[str, ChartPoints | Line] = {
+        label: line for label, line in series.items() if len(line) > 1
+    }
+    return page_chart(lines, translate("seconds"), translate("loss"), 240)
 
 
 def _gpt(story: Story) -> str:

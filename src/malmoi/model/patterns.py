@@ -282,7 +282,7 @@ class _Parser:
     def __init__(self, text: str, named: Callable[[str], Predicate]) -> None:
         self.text = text
         self.named = named
-        self.tokens = re.findall(r"[a-z_]+(?::[\d,\s]*\d)?|\S", text)
+        self.tokens = re.findall(r"[a-z_]\w*(?::[\d,\s]*\d)?|\S", text)
 
     def parse(self) -> Predicate:
         result = self._or()

@@ -61,6 +61,17 @@ def chart(
     )
 
 
+def page_chart(
+    series: Mapping[str, ChartPoints | Line], across: str, up: str, height: int = 300
+) -> str:
+    """A chart as wide as a page, and another for phones, where the first would be a thin strip."""
+    sizes = {"desktop": (820, height), "phone": (360, 240)}
+    return "".join(
+        f'<div class="{screen}">{chart(series, across, up, size)}</div>'
+        for screen, size in sizes.items()
+    )
+
+
 def standalone_svg(svg: str) -> str:
     """A chart as a file of its own."""
     return (

@@ -20,7 +20,7 @@ td,th{padding:.4rem .6rem;text-align:left;border-bottom:1px solid var(--line);ve
 th{color:var(--soft);font-weight:500}
 .facts{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:.7rem;margin:1.4rem 0 0}
 @media(max-width:700px){.facts{--columns:2!important}}
-@media(max-width:600px){svg[viewBox^="0 0 820"] text{font-size:22px}}
+.phone{display:none}@media(max-width:600px){.desktop{display:none}.phone{display:block}td,th{padding:.4rem .3rem}}
 .facts div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:.65rem .85rem}
 .facts dt{color:var(--soft);font-size:.82rem}.facts dd{margin:0;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .pair{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:1rem 2rem}

@@ -14,7 +14,7 @@ from malmoi.metrics import (
     label_scores,
     mean_with_error,
 )
-from malmoi.report.chart import Line, chart
+from malmoi.report.chart import Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
 from malmoi.system.language import translate
 
@@ -114,13 +114,17 @@ class TaskPage:
         judged = [(row["step"], row[self.measure]) for row in self.log if self.measure in row]
         lines = {"loss": loss, self.measure: judged}
         lines = {name: line for name, line in lines.items() if len(line) > 1}
-        size = (400, 220) if len(lines) > 1 else (820, 240)
+        if not lines:
+            return ""
+        if len(lines) == 1:
+            [(name, line)] = lines.items()
+            drawn = page_chart({name: line}, translate("steps"), translate(name), 240)
+            return heading("Learning curve") + drawn
         drawn = "".join(
-            f"<div>{chart({name: line}, translate('steps'), translate(name), size)}</div>"
+            f"<div>{chart({name: line}, translate('steps'), translate(name), (400, 220))}</div>"
             for name, line in lines.items()
         )
-        layout = "pair" if len(lines) > 1 else ""
-        return f'{heading("Learning curve")}<div class="{layout}">{drawn}</div>' if drawn else ""
+        return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
 
     def _labels(self) -> str:
         if not self.labels or not self.rows:

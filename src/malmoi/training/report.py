@@ -7,7 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from malmoi.report.chart import ChartPoints, Line, chart, short_number, smooth_points
+from malmoi.report.chart import (
+    ChartPoints,
+    Line,
+    chart,
+    page_chart,
+    short_number,
+    smooth_points,
+)
 from malmoi.report.console import format_duration
 from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
@@ -29,7 +36,7 @@ def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
         training: smooth_points(steps),
         translate("validation"): valid,
     }
-    return chart(lines, translate("tokens"), translate("loss"))
+    return page_chart(lines, translate("tokens"), translate("loss"))
 
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> str:
