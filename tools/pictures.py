@@ -14,9 +14,7 @@ import pty
 import re
 import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
 from io import BytesIO
 from pathlib import Path
@@ -34,6 +32,7 @@ TABLES = {
     "doctor": ["doctor"],
 }
 TASKS = {"en": "era", "ko": "ministry"}  # the demo's tasks
+SECTIONS = {"run": 1, "finetune": 4}  # that are shown: what follows quotes the text
 SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
 COLOURS = 64  # of a picture: pages have few
 # Hangul takes two columns in NanumGothicCoding, which has no lines for boxes
@@ -65,17 +64,9 @@ def on_terminal(arguments: list[str], language: str) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def run(arguments: list[str], language: str) -> None:
-    subprocess.run([*MALMOI, *arguments], env=os.environ | {"MALMOI_LANG": language}, check=True)
-
-
-def write_pages(demo: Path, language: str, scratch: Path) -> dict[str, Path]:
-    """The demo's page, and those of a short run and a fine-tuning on its text."""
-    task = TASKS[language]
-    run(["pretrain", "gpt", f"{demo}/text", "-o", f"{scratch}/gpt", "--minutes", "45s"], language)
-    rows = [f"{demo}/{task}.train.tsv", "--dev", f"{demo}/{task}.dev.tsv", "--epochs", "2"]
-    run(["finetune", *rows, "-m", f"{demo}/bert", "-o", f"{scratch}/{task}"], language)
-    folders = {"demo": demo, "run": scratch / "gpt", "finetune": scratch / task}
+def pages(demo: Path, language: str) -> dict[str, Path]:
+    """The demo's page, and those of its GPT's training and its fine-tuning."""
+    folders = {"demo": demo, "run": demo / "gpt", "finetune": demo / TASKS[language]}
     return {name: folder / "report.html" for name, folder in folders.items()}
 
 
@@ -93,13 +84,17 @@ def picture_text(browser: Browser, text: str, file: Path) -> None:
 
 
 def picture_page(browser: Browser, source: Path, screen: str, file: Path) -> None:
+    """The top of a page, to the first section that quotes the text it is about."""
     width, most = SCREENS[screen]
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto(source.resolve().as_uri())
     wide, tall = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollHeight]")
     if wide > width:
         print(f"{file} is {wide} pixels wide, more than its screen of {width}.", file=sys.stderr)
-    clip = {"x": 0, "y": 0, "width": width, "height": min(tall, most)}
+    heading = page.locator("h2").nth(SECTIONS.get(file.name.split("-")[0], 99))
+    end = heading.bounding_box() if heading.count() else None
+    height = min(most, tall if end is None else end["y"])
+    clip = {"x": 0, "y": 0, "width": width, "height": height}
     save(page.screenshot(full_page=True, clip=clip), file)  # type: ignore[arg-type]
     page.close()
 
@@ -112,7 +107,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names such as help or run-ko, with commas")
     given = parser.parse_args()
     wanted = [name for name in given.only.split(",") if name]
-    scratch = Path(tempfile.mkdtemp())
     with sync_playwright() as started:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -121,14 +115,12 @@ def main() -> None:
                 if not wanted or {name, f"{name}-{language}"} & set(wanted):
                     text = on_terminal(arguments, language)
                     picture_text(browser, text, given.out / f"{name}-{language}.png")
-            if wanted and not {"demo", "run", "finetune", f"pages-{language}"} & set(wanted):
-                continue
-            for name, page in write_pages(demo, language, scratch / language).items():
+            for name, page in pages(demo, language).items():
                 for screen in SCREENS:
-                    file = given.out / f"{name}-{language}-{screen}.png"
-                    picture_page(browser, page, screen, file)
+                    if not wanted or {name, f"{name}-{language}"} & set(wanted):
+                        file = given.out / f"{name}-{language}-{screen}.png"
+                        picture_page(browser, page, screen, file)
         browser.close()
-    shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from unicodedata import east_asian_width
 
 LINE_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--soft)")
 # room around a chart
@@ -173,7 +174,7 @@ def _legend(colours: Mapping[str, str], up: str, width: int) -> str:
         parts.append(
             f'<text x="{at}" y="12" text-anchor="end" style="fill:{colour}">{html.escape(name)}</text>'  # noqa: E501
         )
-        at -= 8 * len(name) + 14
+        at -= sum(13 if east_asian_width(letter) in "WF" else 8 for letter in name) + 14
     return "".join(parts)
 
 
