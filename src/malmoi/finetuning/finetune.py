@@ -160,10 +160,7 @@ def _is_gpt(network: Network) -> bool:
 def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: bool) -> Checkpoint:
     if start.network.config.both_ways and reads and not settings.lm and not settings.words:
         start = replace(start, network=start.network.masked())  # a label depends on the whole text
-    if start.tokenizer is None:
-        raise UsageError(
-            "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-        )
+    _ = start.required_tokenizer
     start.network.require_one_text("Fine-tuning")
     if start.network.trunk.has_soft_tokens:
         raise UsageError(

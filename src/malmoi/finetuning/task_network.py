@@ -32,11 +32,9 @@ def build_task_network(
     With an adapter, only the adapter and the new layer are trained; with label words, there is no
     new layer.
     """
-    tokenizer = start.tokenizer
+    tokenizer = start.required_tokenizer
     config = start.network.config
     said = _says_words(start, task, settings)
-    if tokenizer is None:
-        raise UsageError("A model without a tokenizer cannot be fine-tuned.")
     causal = config.pool == "last"
     output = head_kind(task).output
     if output is SENTENCE:

@@ -24,6 +24,7 @@ from malmoi.model.intervention import (
     Place,
     changed_patterns,
     combined,
+    position_in,
     recorder,
     run_layers,
     view_with_taps,
@@ -78,14 +79,10 @@ class Subject:
     """A model to intervene on: its encoding, its head, and its last clean pass."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.tokenizer is None:
-            raise UsageError(
-                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-            )
         if checkpoint.network.reader is not None:
             raise UsageError("Interventions do not support a feature model on frozen layers.")
         self.network: Network = checkpoint.network
-        self.tokenizer: Tokenizer = checkpoint.tokenizer
+        self.tokenizer: Tokenizer = checkpoint.required_tokenizer
         self.labels = checkpoint.labels
         self.length = Predictor.of(checkpoint).max_tokens  # a classifier's texts are truncated
         self._clean: tuple[Encoding, list[Tensor]] | None = None
@@ -256,7 +253,7 @@ def _run_text(
     at = (
         [*subject.answer_positions(encoding)] if options.positions is None else [*options.positions]
     )
-    at = [_position(i, len(encoding.tokens)) for i in at]
+    at = [position_in(i, len(encoding.tokens)) for i in at]
     scores = subject.scores(network, last, at).float()
     return ForwardResult(
         tokens=tuple(map(subject.tokenizer.token, encoding.tokens)),
@@ -266,12 +263,6 @@ def _run_text(
         hidden=_stacked([*states[:-1], last]) if options.hidden else None,
         attention=_stacked(attention) if attention else None,
     )
-
-
-def _position(i: int, length: int) -> int:
-    if not -length <= i < length:
-        raise UsageError(f"There is no position {i} in a text of {length} tokens.")
-    return i % length
 
 
 def _guesses(subject: Subject, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:

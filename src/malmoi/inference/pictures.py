@@ -110,11 +110,7 @@ def lens_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
     """The most likely token of every layer at every position, as if it were the last layer."""
     found = model.run(text, hidden=True)
     hidden = torch.tensor(found.hidden, device=model.network.device)
-    head = model.network.language_head
-    if not head:
-        raise UsageError(
-            "This model has no head over the vocabulary, so its layers cannot be read as tokens."
-        )
+    head = model.network.require_language_head()
     states = [model.network.trunk.norm(state[None]) for state in hidden[:-1]]
     rows = [model.network.read(head, state)[0] for state in (*states, hidden[-1:])]
     best = [row.float()[:, : model.tokenizer.vocab_size].softmax(-1).max(-1) for row in rows]

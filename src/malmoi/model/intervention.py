@@ -150,10 +150,14 @@ class Intervention:
 def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
     if positions is None:
         return slice(None)
-    for at in positions:
-        if not -length <= at < length:
-            raise UsageError(f"There is no position {at} in a text of {length} tokens.")
-    return list(positions)
+    return [position_in(at, length) for at in positions]
+
+
+def position_in(at: int, length: int) -> int:
+    """A position counted from 0; negative ones are given from the end."""
+    if not -length <= at < length:
+        raise UsageError(f"There is no position {at} in a text of {length} tokens.")
+    return at % length
 
 
 class Tapped(nn.Module):

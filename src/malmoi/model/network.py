@@ -76,6 +76,15 @@ class Network(nn.Module):
         """The head over the vocabulary: lm for a GPT, mlm for a BERT; "" without one."""
         return next((name for name in HEADS if name in self.heads and HEADS[name].vocabulary), "")
 
+    def require_language_head(self) -> str:
+        """The head over the vocabulary, with which layers are read as tokens."""
+        if not self.language_head:
+            raise UsageError(
+                "This model has no head over the vocabulary, so its layers cannot be read as "
+                "tokens."
+            )
+        return self.language_head
+
     @property
     def blocks(self) -> list[nn.Module]:
         """Every block, an encoder's too."""

@@ -71,11 +71,7 @@ def attention(
 @torch.inference_mode()
 def lens(model: Model, text: str, top: int = 5) -> Lens:
     """The likeliest tokens by layer and position: final norm and head on each layer's states."""
-    head = model.network.language_head
-    if not head:
-        raise UsageError(
-            "This model has no head over the vocabulary, so its layers cannot be read as tokens."
-        )
+    head = model.network.require_language_head()
     if not 1 <= top <= model.tokenizer.vocab_size:
         raise UsageError(f"top must be between 1 and {model.tokenizer.vocab_size}, not {top}.")
     encoding = encode_for_model(model, text)
