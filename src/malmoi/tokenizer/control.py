@@ -37,7 +37,11 @@ def is_reachable(state: State, names: Vocab) -> bool:
     pre = state["pre_tokenizer"] or {}
     if model["type"] == "BPE" and not model.get("ignore_merges"):
         prefix = model.get("continuing_subword_prefix") or ""
-        return any(left + right.removeprefix(prefix) in names for left, right in model["merges"])
+        ends = {name[-1] for name in names}  # most merges end otherwise, and need not be made
+        return any(
+            right[-1:] in ends and left + right.removeprefix(prefix) in names
+            for left, right in model["merges"]
+        )
     known = names.keys() & _pieces(model)
     cut_by_bert = pre.get("type") == "BertPreTokenizer"  # splits at every punctuation mark
     return any(not cut_by_bert or not set(string.punctuation).intersection(name) for name in known)
