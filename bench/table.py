@@ -507,7 +507,7 @@ ROWS: dict[str, Callable[[CPU], Iterator[Row]]] = {
     "corpus": corpus_rows,
     "serve": serve_rows,
 }
-SWITCHES = ("kernel", "prefix", "cache", "screen")
+SWITCHES = ("kernel", "prefix", "cache", "screen", "graphs")
 
 
 def main() -> None:
@@ -519,6 +519,8 @@ def main() -> None:
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=str(SWITCHES))
     parser.add_argument("--text", help="a text to encode and clean [builtin:sotu]")
     given = parser.parse_args()
+    if "graphs" in given.without:
+        print("graphs: only a GPU records them, there is nothing to switch off here")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     import transformers

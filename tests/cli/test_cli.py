@@ -518,7 +518,7 @@ def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_of_benchmarks_knows_its_switches(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "--quick", "--without", "prefix,nothing"]) == 2
-    assert "'nothing' is none of screen, prefix, cache" in capfd.readouterr().err
+    assert "'nothing' is none of kernel, prefix, cache, screen, graphs" in capfd.readouterr().err
 
 
 def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
