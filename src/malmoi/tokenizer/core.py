@@ -118,9 +118,6 @@ class Tokenizer:
         roles = {id for role, id in vars(self.specials).items() if role != "unk"}
         unknown = {self.specials.unk} - roles
         self.control_ids = frozenset(set(self.control_tokens.values()) - unknown)
-        self.names_are_literal = state["normalizer"] is None or not any(
-            token["special"] and token["normalized"] for token in state["added_tokens"]
-        )
         self._text_only = self._made_text_only(state)
 
     @classmethod
