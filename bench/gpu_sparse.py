@@ -29,7 +29,7 @@ from torch import Tensor
 from malmoi.model import Layout, parse_pattern
 from malmoi.model.attention import Mask, attend, build_mask
 from malmoi.model.linear_attention import causal_linear_attention, feature_map
-from malmoi.report.chart import chart, standalone_svg
+from malmoi.report.chart import LINE_COLOURS, chart, standalone_svg
 
 GPU_PATTERNS = {
     "dense": "causal",
@@ -162,7 +162,8 @@ def lengths_of(name: str, *, cuda: bool) -> tuple[int, ...]:
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Plots time and memory by length, forward and backward."""
-    chosen = [row for row in rows if row["passes"] == "both" and "mask" not in row["pattern"]]
+    names = list(dict.fromkeys(row["pattern"] for row in rows))[: len(LINE_COLOURS)]
+    chosen = [row for row in rows if row["passes"] == "both" and row["pattern"] in names]
     for name, unit, scale in (("time", "s", 1000), ("memory", "MB", 1)):
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in chosen:

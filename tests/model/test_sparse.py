@@ -30,6 +30,7 @@ PATTERNS = (
     "causal & fixed:24,2",
     "causal & (local:20 | prefix:3)",
     "local:9 | prefix:2",
+    "causal & (block:32 | prefix:3)",
     "causal & summary:32,2",  # queries before the first summary see nothing
     "causal & local:24 ; causal & column:24",
     "causal & block:32 ; causal & summary:32,2",
