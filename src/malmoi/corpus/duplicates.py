@@ -68,7 +68,7 @@ def exact_duplicates(exact: HashArray) -> DuplicateIndices:
 
 
 def near_duplicates(signatures: Signatures, rows: int, share: float) -> DuplicateIndices:
-    """For each text an earlier kept one that shares `least` of its hashes, or −1.
+    """For each text an earlier kept one that shares `share` of its hashes, or −1.
 
     Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998).
     """

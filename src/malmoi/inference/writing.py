@@ -63,7 +63,7 @@ def encode_answer(
     ends: Sequence[int],
     limit: int,
 ) -> AnswerRow:
-    """A conversation and its answer as at most `most` tokens.
+    """A conversation and its answer as at most `limit` tokens.
 
     If they are too long, the prompt is truncated at its end, down to half of the tokens, and then
     the answer.

@@ -97,7 +97,7 @@ def device_layout(
 
 
 def activations(recipe: Recipe, limit: int, *, half: bool) -> dict[int, tuple[int, int]]:
-    """Bytes by sequences per pass, 1, 2, 4… up to `most`: plain, and with checkpointing."""
+    """Bytes by sequences per pass, 1, 2, 4… up to `limit`: plain, and with checkpointing."""
     kept, again = (
         replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
         for r in (False, True)

@@ -23,9 +23,9 @@ Render = Callable[[Any], str]
 
 
 def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Render) -> list[int]:
-    """The tokens of `render(said)`: control tokens only where the template wrote them.
+    """The tokens of `render(chat)`: control tokens only where the template wrote them.
 
-    `said` is all untrusted input, as JSON. If no message contains a control token's name, these are
+    `chat` is all untrusted input, as JSON. If no message contains a control token's name, these are
     the tokens that transformers gives for the rendered text.
     """
     text = render(chat)

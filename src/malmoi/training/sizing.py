@@ -128,10 +128,7 @@ class SizeChoice:
 
 
 def tokens_per_weight(flops: float) -> float:
-    """The most useful tokens per weight with this much compute.
-
-    Log-linear between the two measured runs and beyond them.
-    """
+    """The best tokens per weight for this compute, log-linear through the two measured runs."""
     low, high = MEASURED
     ratio = high.tokens_per_weight / low.tokens_per_weight
     slope = math.log(ratio) / math.log(high.flops / low.flops)
@@ -339,7 +336,7 @@ def size_recipe(
 ) -> SizedRecipe:
     """The recipe for this text, these minutes and this machine.
 
-    `asked` has the user's settings, named in `given`: they are kept, and the others follow from
+    `requested` has the user's settings, named in `given`: they are kept, and the others follow from
     them.
     """
     kind = cast(Kind, requested.name)

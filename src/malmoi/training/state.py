@@ -265,10 +265,7 @@ def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]
 
 
 def latest_state(root: Path, note: Callable[[str], None], group: ProcessGroup) -> Path | None:
-    """The newest intact state, the same for all processes.
-
-    A damaged one is reported and moved aside, not deleted.
-    """
+    """The newest intact state, the same for all processes; damaged ones are moved aside."""
     number = group.broadcast(_newest(root, note) if group.first else 0)
     return None if number < 0 else root / f"step-{number}"
 

@@ -72,7 +72,7 @@ class PromptLookup:
 
 
 def find_draft(text: Sequence[int], limit: int) -> list[int]:
-    """What followed the latest earlier occurrence of the newest tokens, up to `most` tokens."""
+    """What followed the latest earlier occurrence of the newest tokens, up to `limit` tokens."""
     for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if limit > 0 else ():
         newest = text[-size:]
         for start in range(len(text) - size - 1, -1, -1):

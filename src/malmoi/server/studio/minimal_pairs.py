@@ -74,7 +74,7 @@ def read_pairs(source: Path | str) -> tuple[Example, ...]:
 
 
 def _spread(pairs: list[Example], limit: int) -> list[Example]:
-    """At most `most` of them, evenly spread: paradigms follow one another in a file."""
+    """At most `limit` of them, evenly spread: paradigms follow one another in a file."""
     count = min(len(pairs), limit)
     return [pairs[i * len(pairs) // count] for i in range(count)]
 

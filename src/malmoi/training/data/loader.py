@@ -133,7 +133,7 @@ def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
 
 
 def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
-    """Positions and labels of predictions, padded to `most` (slot 0, label -100)."""
+    """Positions and labels of predictions, padded to `limit` (slot 0, label -100)."""
     found = np.flatnonzero(labels != UNMASKED_LABEL)
     slots = np.zeros(limit, np.int64)
     wanted = np.full(limit, UNMASKED_LABEL, np.int64)
