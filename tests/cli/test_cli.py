@@ -184,6 +184,7 @@ def test_score_and_perplexity(call: Call, gpt: Path) -> None:
         call("perplexity", "--model", gpt, "--bits-per-byte", "--json", stdin=TEXTS[0] * 9).out
     )
     assert bits == {"bits_per_byte": pytest.approx(lm.bits_per_byte(TEXTS[0] * 9), rel=1e-5)}
+    refused(call("perplexity", "--model", gpt, __file__), 2, "is a file: give its text on stdin")
     assert call("score", "--model", gpt, "only a context").code == 2
     assert "no tab" in call("score", "--model", gpt, stdin="no tab here").err
 

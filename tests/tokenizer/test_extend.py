@@ -1,6 +1,7 @@
 """New tokens from text: old ids stay, new rows are means, transformers opens the folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.extend import extend_tokenizer
+from malmoi.training.pretrain import resolve_recipe
+from malmoi.training.recipe import Recipe
 
 ENGLISH = ["the state of the union is strong", "free people work for peace and law"] * 3
 KOREAN = ["국회는 법률안을 의결한다. 국회의원은 법률안을 발의한다.", "법률안의 제안 이유"] * 4
@@ -64,6 +67,9 @@ def test_new_rows_are_means_of_their_pieces(
         "gpt2-small", vocab=words.vocab_size, context=128, width=16, heads=2, depth=1, tied=False
     )
     write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), tmp_path / "gpt")
+    recipe = resolve_recipe("gpt2-small", {})
+    recipe = replace(recipe, model=replace(config, vocab=280))
+    (tmp_path / "gpt" / "recipe.json").write_text(recipe.to_json(), "utf-8")
     text = tmp_path / "bills.txt"
     text.write_text("\n\n".join(KOREAN), "utf-8")
     command = ["tokenizer", "extend", "--model", str(tmp_path / "gpt"), "--data", str(text)]
@@ -71,6 +77,8 @@ def test_new_rows_are_means_of_their_pieces(
     told = json.loads(capsys.readouterr().out)
     assert told["added"] == 20
     assert told["tokens_per_character"][1] < told["tokens_per_character"][0]
+    resumed = Recipe.from_json((tmp_path / "ko" / "recipe.json").read_text("utf-8"))
+    assert resumed == replace(recipe, model=replace(config, vocab=told["vocab"]))
     old, new = malmoi.load(tmp_path / "gpt"), malmoi.load(tmp_path / "ko")
     pieces = extend_tokenizer(words, KOREAN, 20).pieces
     for part in ("trunk.embed.token.weight", "heads.lm.weight"):

@@ -1,9 +1,12 @@
 """`malmoi perplexity`: how well a language model predicts a text."""
 
+from pathlib import Path
+
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json
+from malmoi.errors import UsageError
 
 
 def perplexity_command(
@@ -27,6 +30,11 @@ def perplexity_command(
     Example: malmoi perplexity --model runs/tiny-gpt < book.txt
     """
     given = whole_texts(texts)
+    for text in given:
+        if len(text.split()) == 1 and Path(text).is_file():
+            raise UsageError(
+                f"{text} is a file: give its text on stdin, malmoi perplexity < {text}"
+            )
     lm = open_model(model, device, dtype)
     for text in given:
         measure = lm.bits_per_byte if bits else lm.perplexity

@@ -1,6 +1,8 @@
 """Train a tokenizer, or see how one splits a text."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -10,7 +12,7 @@ from malmoi.cli.inputs import whole_texts
 from malmoi.cli.options import argument, count, described, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
-from malmoi.system.files import require_free
+from malmoi.system.files import require_free, write_text
 
 MAX_CHARACTERS = 20_000_000  # of text that new tokens are learnt from
 
@@ -92,6 +94,7 @@ def extend_command(
     found = extend_tokenizer(tokenizer, texts, add)
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
     write_checkpoint(grown, out)
+    _copy_recipe(Path(model), out, found.tokenizer.vocab_size)
     rates = [
         sum(map(len, words.ids(texts))) / max(1, sum(map(len, texts)))
         for words in (tokenizer, found.tokenizer)
@@ -106,6 +109,16 @@ def extend_command(
         f"{out}: {len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
         f"{rates[0]:.3f} tokens per character before, {rates[1]:.3f} now"
     )
+
+
+def _copy_recipe(model: Path, out: Path, vocab: int) -> None:
+    """The recipe of a pre-trained model for the larger vocabulary, by which `pretrain` resumes."""
+    from malmoi.training.recipe import Recipe
+
+    if (model / "recipe.json").is_file():
+        recipe = Recipe.from_json((model / "recipe.json").read_text("utf-8"))
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
+        write_text(out / "recipe.json", recipe.to_json())
 
 
 def first_texts(texts: Iterable[str], most: int = MAX_CHARACTERS) -> Iterator[str]:
