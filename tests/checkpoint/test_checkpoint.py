@@ -19,6 +19,7 @@ from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
+from malmoi.tokenizer import train_tokenizer
 
 VOCAB, LENGTH = 77, 9
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -346,6 +347,22 @@ def test_shards_and_torch_files_load(tmp_path: Path) -> None:
     for file in (tmp_path / "shards").glob("model*safetensors*"):
         file.unlink()
     assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
+
+
+@pytest.mark.parametrize(
+    ("text", "usage"),
+    [
+        ("우리나라의 역사와 문화에 대한 이야기", 'generate("우리나라의")'),
+        ("a story about the history and culture", 'generate("The state of")'),
+    ],
+)
+def test_a_card_shows_an_example_in_the_tokenizers_language(
+    tmp_path: Path, text: str, usage: str
+) -> None:
+    tokenizer = train_tokenizer([text] * 8, kind="byte-bpe", vocab=320)
+    network = Network(gpt2(vocab=tokenizer.vocab_size, width=16, depth=1, heads=2), {"lm": 0})
+    write_checkpoint(Checkpoint(initialise(network, 0), tokenizer), tmp_path)
+    assert usage in (tmp_path / "README.md").read_text("utf-8")
 
 
 def test_models_without_a_hugging_face_class_round_trip(tmp_path: Path) -> None:

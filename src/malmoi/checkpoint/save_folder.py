@@ -1,6 +1,7 @@
 """Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -179,11 +180,33 @@ def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
 
+# shown for tokenizers that were trained on Korean text
+KOREAN_USAGE = {
+    "lm": 'generate("우리나라의")',
+    "mlm": 'fill("우리나라의 {mask} 함께 지켜야 한다.")',
+}
+KOREAN_TEXT = "우리나라의 역사와 문화에 대한"
+ENGLISH_TEXT = "about the history and culture"
+
+
+def _is_korean(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer splits Korean into fewer tokens per character than English."""
+    unknown = tokenizer.specials.unk
+
+    def tokens_per_character(text: str) -> float:
+        tokens = tokenizer.encode(text).tokens
+        return math.inf if unknown is not None and unknown in tokens else len(tokens) / len(text)
+
+    return tokens_per_character(KOREAN_TEXT) < tokens_per_character(ENGLISH_TEXT)
+
+
 def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) -> str:
     c = network.config
     id = tokenizer.specials.mask if tokenizer else None
     mask = tokenizer.token(id) if tokenizer and id is not None else "[MASK]"
-    shown = (spec.usage for name, spec in HEADS.items() if name in network.heads and spec.usage)
+    korean = KOREAN_USAGE if tokenizer and _is_korean(tokenizer) else {}
+    usages = {name: korean.get(name, spec.usage) for name, spec in HEADS.items()}
+    shown = (usage for name, usage in usages.items() if name in network.heads and usage)
     use = next(shown, 'embed(["a text"])').replace("{mask}", mask)
     elsewhere = (
         "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."

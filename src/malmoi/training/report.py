@@ -111,7 +111,7 @@ def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("folder"), str(out)),
         (translate("learns by"), recipe.objective),
-        (translate("budget"), budget),
+        (translate("budget"), translate(budget)),
         (translate("batch"), f"{c.batch} × {', '.join(str(n) for n, _ in recipe.phases)}"),
         (translate("learning rate"), f"{c.lr:g} ({c.optimizer}, {c.schedule})"),
         (translate("machine"), machine_name()),
