@@ -44,6 +44,7 @@ reveal_type(tuned)
 reveal_type(tuned.metrics)
 reveal_type(tuned.model)
 reveal_type(malmoi.evaluate(tuned.model, "sst2", "dev.tsv"))
+reveal_type(malmoi.evaluate(tuned.model, "sst2", "dev.tsv", per_label=True))
 reveal_type(malmoi.evaluate(lm, "copa", "copa.jsonl", shots=4))
 rows = [{"review": "good", "stars": 5}, {"review": "bad", "stars": 1}]
 rated = malmoi.finetune(lm, data=rows, out="runs/h", text="review", label="stars", overwrite=True)

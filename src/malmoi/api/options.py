@@ -161,11 +161,16 @@ class EvaluateOptions(ColumnOptions, total=False):
     limit: int | None  # evaluate at most this many rows
     score: str  # how choices are compared: total, token, byte, unconditional
     template: str | None  # name or .toml file of another prompt template
-    per_label: bool  # also return metrics per label
     beams: int  # of a translation model; default 4
     reading: Literal["causal", "masked"]  # for a model trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None
+
+
+class DetailedEvaluateOptions(EvaluateOptions, total=False):
+    """The options of `evaluate`, with those that add tables to its metrics."""
+
+    per_label: bool  # also return metrics per label
     contamination: Sequence[str]  # training text; items that occur in it are scored separately
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from malmoi.api.models import AnyModel, as_model
 from malmoi.api.options import (
     ColumnOptions,
+    DetailedEvaluateOptions,
     EvaluateOptions,
     Files,
     FinetuneOptions,
@@ -19,6 +20,7 @@ from malmoi.api.options import (
 )
 from malmoi.errors import UsageError
 from malmoi.system.progress import ProgressCallback, listening
+from malmoi.system.result import PlainValue
 
 if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
@@ -161,11 +163,21 @@ def evaluate(
     task: "str | Task | None" = None,
     data: "RowSource | None" = None,
     *,
+    shots: int | Literal["max"] | None = None,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[DetailedEvaluateOptions],
+) -> dict[str, PlainValue]: ...
+@overload
+def evaluate(
+    model: AnyModel,
+    task: "str | Task | None" = None,
+    data: "RowSource | None" = None,
+    *,
     shots: Sequence[int],
     progress: ProgressCallback | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> list[Metrics]: ...
-@lists_options(EvaluateOptions)
+@lists_options(DetailedEvaluateOptions)
 def evaluate(
     model: AnyModel,
     task: "str | Task | None" = None,
@@ -173,14 +185,15 @@ def evaluate(
     *,
     shots: int | str | Sequence[int] | None = None,
     progress: ProgressCallback | None = None,
-    **options: Unpack[EvaluateOptions],
-) -> Metrics | list[Metrics]:
+    **options: Unpack[DetailedEvaluateOptions],
+) -> Metrics | dict[str, PlainValue] | list[Metrics]:
     """Evaluates a model on a task and returns its metrics: {"accuracy": 0.91, …, "examples": 872}.
 
     `data` is files or rows in memory, as for `finetune`; without a task, it is the one that the
     model was fine-tuned for. A fine-tuned model is evaluated as it is. With `shots` (0, 1, K or
     "max") a GPT or a BERT answers after that many examples in its prompt, and each metric has a
-    standard error beside it; a list of numbers gives a list of metrics.
+    standard error beside it; a list of numbers gives a list of metrics. With `per_label` or
+    `contamination`, the result also has tables.
 
     Examples:
         >>> malmoi.evaluate("runs/reviews", "classification", "reviews.csv")
@@ -193,7 +206,7 @@ def evaluate(
     """
     from malmoi.evaluation.evaluate import evaluate_model as judge
 
-    check_options("evaluate", options, EvaluateOptions, "shots", "data", "progress")
+    check_options("evaluate", options, DetailedEvaluateOptions, "shots", "data", "progress")
     given: dict[str, Any] = dict(options)
     columns = {name: given.pop(name, None) for name in COLUMNS}
     opened = as_model(model, device=given.pop("device", None))
@@ -206,7 +219,9 @@ def evaluate(
         texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
         given["contamination"] = lambda items: find_overlaps(items, texts)
     with listening(progress):
-        found: Metrics | list[Metrics] = judge(opened, chosen, data, **given)
+        found: Metrics | dict[str, PlainValue] | list[Metrics] = judge(
+            opened, chosen, data, **given
+        )
     return found
 
 
