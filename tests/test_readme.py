@@ -208,9 +208,9 @@ NOT_PROVIDED = (
 )
 DEMO = """
 from malmoi.demo.demo import run_demo
-from malmoi.demo.story import DemoConfig, DemoSize
-size = DemoSize(seconds=3, width=128, depth=2, length=128, batch=4)
-run_demo("demo", DemoConfig(size, size, vocab=600, updates=8, seeds=1, labelled=64, judged=32))
+from malmoi.demo.story import DemoConfig
+size = {"model.width": 128, "model.depth": 2, "model.context": 128, "train.batch": 4}
+run_demo("demo", DemoConfig(3, 3, settings=size, updates=8, seeds=1, labelled=64, judged=32))
 """
 
 

@@ -8,21 +8,14 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import (
-    BERT_SIZES,
     CLEAR_GAIN,
-    ENOUGH_UPDATES,
-    FEW_UPDATES,
-    GPT_SIZES,
     HELD_OUT_DOCUMENTS,
     DemoConfig,
-    DemoSize,
     Story,
 )
 from malmoi.demo.texts import SPEECHES, DemoText
@@ -31,15 +24,11 @@ from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
-from malmoi.system.machine import pick_device
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
-from malmoi.training.estimate import EXPECTED_UTILISATION
 from malmoi.training.pretrain import discard_run, run_pretraining
-from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt, named_recipe
+from malmoi.training.sizing import vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +45,7 @@ def run_demo(
     Models of an earlier demo are resumed, or with `overwrite` trained again.
     """
     text = text or SPEECHES
-    story = Story(plan or plan_for_this_machine(), Path(out or text.out), text)
+    story = Story(plan or DemoConfig(), Path(out or text.out), text)
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
     if overwrite:
@@ -69,43 +58,6 @@ def run_demo(
     story.seconds["all"] = time.monotonic() - began
     write_demo_page(story)
     return story
-
-
-def plan_for_this_machine() -> DemoConfig:
-    """The largest models that this machine can give enough updates; logs the choice."""
-    execution = choose_execution(pick_device(), TrainConfig(compile=False))
-    with thread_count(execution.device, 0, _say):
-        rate = measured_flops(execution)
-    gpt = _largest("gpt", GPT_SIZES, EXPECTED_UTILISATION * rate)
-    bert = _largest("bert", BERT_SIZES, EXPECTED_UTILISATION * rate)
-    plan = DemoConfig(gpt=gpt, bert=bert)
-    _say(
-        f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} "
-        f"layers × {gpt.width} and a BERT of {bert.depth} × {bert.width} will train for "
-        f"{gpt.seconds + bert.seconds:.0f} seconds."
-    )
-    fewest = min(
-        updates("gpt", gpt, EXPECTED_UTILISATION * rate),
-        updates("bert", bert, EXPECTED_UTILISATION * rate),
-    )
-    if fewest < FEW_UPDATES:
-        _say(
-            f"That is only about {fewest} updates: too few for good sentences. Another program "
-            "may be using the processor; try again once it is idle."
-        )
-    return plan
-
-
-def _largest(name: str, sizes: Sequence[DemoSize], speed: float) -> DemoSize:
-    return next((size for size in sizes if updates(name, size, speed) >= ENOUGH_UPDATES), sizes[-1])
-
-
-def updates(name: str, size: DemoSize, speed: float) -> int:
-    """Updates of a size that fit into its seconds at `speed` FLOP/s."""
-    plan = DemoConfig(gpt=size) if name == "gpt" else DemoConfig(bert=size)
-    weights = 12 * size.depth * size.width**2 + plan.vocab * size.width
-    per_token = flops_per_token(demo_recipes(plan)[name].model, weights, size.length)
-    return int(size.seconds * speed / (per_token * size.length * size.batch))
 
 
 def _say(text: str) -> None:
@@ -139,6 +91,7 @@ def _text(story: Story) -> None:
         write_text(_rows_file(story, part), f"text\t{story.text.task}\n{lines}")
     story.facts |= {
         "characters": size,
+        "bytes": sum(len(document.text.encode()) for document in found),
         "documents": len(found),
         "held out": len(found) // HELD_OUT_DOCUMENTS,
     }
@@ -159,7 +112,7 @@ def _rows(story: Story, part: str) -> list[list[str]]:
 
 def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
-    vocab = story.plan.vocab
+    vocab = vocabulary_size(story.facts["bytes"])
     _say(
         f"Training two tokenizers of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
         "the BERT."
@@ -183,69 +136,24 @@ def _tokens(words: Tokenizer, text: str, *, specials: bool) -> list[str]:
     return [text[start:end].replace(" ", "▁") for start, end in encoding.offsets]
 
 
-def demo_recipes(plan: DemoConfig, rule: Literal["blank", "file"] = "file") -> dict[str, Recipe]:
-    """A small GPT and BERT: the -fast recipes, with the norm that is fast without a compiler."""
-    gpt = Recipe(
-        name="demo-gpt",
-        model=replace(named_recipe("gpt2-small").model, **_shape(plan.gpt, plan.vocab)),
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab),
-        data=DataConfig(documents=rule, valid=0.03),
-        train=_training(plan.gpt),
-    )
-    bert = replace(
-        gpt,
-        name="demo-bert",
-        model=replace(named_recipe("bert-tiny").model, **_shape(plan.bert, plan.vocab)),
-        tokenizer=TokenizerConfig(kind="wordpiece", vocab=plan.vocab),
-        train=_training(plan.bert),
-    )
-    quick = {"model.norm_kind": "layer"}
-    # In 500 updates a ModernBERT learns less, and has no segments for the next sentence.
-    shape = MODERN_GPT | dict(
-        norm="pre", embed_norm=False, final_norm=True, init="normal", eps=1e-6
-    )
-    modern = replace(fast_bert(bert), model=replace(bert.model, **shape))
-    return {
-        "gpt": fast_gpt(gpt).override(quick),
-        "bert": modern.override({**quick, "objective": "mlm+nsp"}),
-    }
-
-
-def _shape(size: DemoSize, vocab: int) -> dict[str, Any]:
-    heads = max(1, size.width // 64)
-    return dict(vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads)
-
-
-def _training(size: DemoSize) -> TrainConfig:
-    """Settings of a run of a minute: too short to compile, validate or save midway."""
-    rare = 10**6
-    return TrainConfig(
-        batch=size.batch,
-        lr=8e-4,
-        valid_every=rare,
-        valid_batches=8,
-        save_every=rare,
-        keep=1,
-        compile=False,
-    )
-
-
-def _pretrain(story: Story, name: str, kind: str, size: DemoSize) -> Model:
+def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
+    """As `malmoi pretrain gpt|bert` does it: its rule chooses the size."""
     return run_pretraining(
-        demo_recipes(story.plan, story.text.rule)[name],
+        name,
         data=str(story.out / "text"),
         out=story.out / name,
         tokenizer=story.out / "tokenizers" / kind,
-        minutes=size.seconds / 60,
+        minutes=seconds / 60,
+        **{"data.documents": story.text.rule, **story.plan.settings},
     )
 
 
 def _gpt(story: Story) -> None:
     _say(
-        f"Pre-training a GPT for {story.plan.gpt.seconds:.0f} seconds: it learns to predict the "
+        f"Pre-training a GPT for {story.plan.gpt_seconds:.0f} seconds: it learns to predict the "
         "next token."
     )
-    model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt)
+    model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt_seconds)
     prompts = list(story.text.prompts)
     texts = model.generate(prompts, max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
     story.samples = list(zip(prompts, texts, strict=True))
@@ -266,12 +174,9 @@ def tells_order(model: Model, texts: list[str], opening: str) -> float:
 
 
 def _bert(story: Story) -> None:
-    seconds = story.plan.bert.seconds
-    _say(
-        f"Pre-training a BERT for {seconds:.0f} seconds: masked words, and whether one sentence "
-        "follows another."
-    )
-    model = _pretrain(story, "bert", "wordpiece", story.plan.bert)
+    seconds = story.plan.bert_seconds
+    _say(f"Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.")
+    model = _pretrain(story, "bert", "wordpiece", story.plan.bert_seconds)
     for text in story.text.masked:
         found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
         story.fills.append((text, found))
@@ -308,7 +213,7 @@ def _verdict(story: Story, gain: float) -> str:
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
         f"Pre-training made no clear difference here ({points} points): in its "
-        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, "
+        f"{story.plan.bert_seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, "
         "and single words are already informative in this task. Longer pre-training, or a faster "
         "machine, lets it read more."
     )

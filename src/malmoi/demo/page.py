@@ -13,6 +13,8 @@ from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
+from malmoi.training.prepare import read_recipe
+from malmoi.training.recipe import Recipe
 
 Matrix = Sequence[Sequence[float]]  # [queries][keys]
 DEMO_STYLE = """<style>
@@ -117,7 +119,7 @@ def _gpt(story: Story) -> str:
     sentences = (
         "It was trained to predict the next token.",
         f"On text it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; an "
-        f"untrained model's is {story.plan.vocab:,}.",
+        f"untrained model's is {_recipe(story, 'gpt').tokenizer.vocab:,}.",
         "Asked whether the beginning of an unseen passage or a shuffled copy is more likely, "
         f"it is right {story.facts['order']:.0%} of the time.",
     )
@@ -138,10 +140,9 @@ def _bert(story: Story) -> str:
     sentences = (
         "It sees both sides of a masked token.",
         "A quarter of the tokens were masked, and it learnt to predict them (accuracy "
-        f"{last.get('mlm_accuracy', 0):.0%}), and whether the second of two passages follows the "
-        f"first (accuracy {last.get('nsp_accuracy', 0):.0%}, chance 50%).",
+        f"{last.get('mlm_accuracy', 0):.0%}).",
     )
-    curve = _curve(story, "bert", {"mlm": "masked tokens", "nsp": "next sentence"})
+    curve = _curve(story, "bert", {"mlm": "masked tokens"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
     return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
 
@@ -213,10 +214,14 @@ def _next(story: Story) -> str:
     return _section("What to try next", _note(note), f"<pre>{commands}</pre>")
 
 
+def _recipe(story: Story, name: str) -> Recipe:
+    return read_recipe(story.out / name / "recipe.json")
+
+
 def _made(story: Story) -> str:
     """Provenance: model, data, date, settings and duration."""
     plan = story.plan
-    models = {"GPT": plan.gpt, "BERT": plan.bert}
+    recipes = {name: _recipe(story, name.lower()) for name in ("GPT", "BERT")}
     rows = [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("machine"), machine_name()),
@@ -224,10 +229,12 @@ def _made(story: Story) -> str:
         *(
             (
                 name,
-                f"{size.depth} × {size.width}, batch {size.batch} × {size.length}, "
-                f"{_last(story, name.lower()).get('step', 0):,} steps, {size.seconds:.0f} s",
+                f"{used.model.depth} × {used.model.width}, "
+                f"batch {used.train.batch} × {used.model.context}, "
+                f"{_last(story, name.lower()).get('step', 0):,} steps, "
+                f"{60 * used.train.minutes:.0f} s",
             )
-            for name, size in models.items()
+            for name, used in recipes.items()
         ),
         (translate("fine-tuning"), f"{plan.labelled:,} rows, {plan.updates} steps × {plan.seeds}"),
         (translate("time"), format_duration(story.seconds["all"])),
