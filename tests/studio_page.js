@@ -5,6 +5,7 @@ globalThis.setTimeout = (work, ms) => timers.push({ work, ms });
 globalThis.clearTimeout = () => timers.splice(0);
 Object.defineProperty(globalThis, "performance", { value: { now: () => clock } });
 globalThis.history = { replaceState() {} };
+globalThis.document = { documentElement: { lang: "en" } };
 globalThis.sessionStorage = { getItem: () => null };
 globalThis.fetch = (path, { signal, headers }) =>
   new Promise((answer, refuse) => {
@@ -14,7 +15,11 @@ globalThis.fetch = (path, { signal, headers }) =>
 
 class Node {
   classes = new Set();
-  classList = { add: (name) => this.classes.add(name), remove: (name) => this.classes.delete(name) };
+  classList = {
+    add: (name) => this.classes.add(name),
+    remove: (name) => this.classes.delete(name),
+    contains: (name) => this.classes.has(name),
+  };
   replaceChildren(...all) {
     this.text = all.join("");
   }

@@ -262,7 +262,7 @@ def test_help_lists_every_option_with_what_it_does() -> None:
     assert signature(malmoi.pretrain).parameters["minutes"].annotation is float
     said = malmoi.pretrain.__doc__ or ""
     assert "\n        overwrite: discard the run in the folder and start over" in said
-    assert "\n        mask_rate: share of the tokens that an MLM predicts" in said
+    assert "\n        mask_rate: share of the tokens to predict (MLM)" in said
 
 
 def test_overwrite_starts_a_run_over(workshop: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_overwrite_starts_a_run_over(workshop: Path, tmp_path: Path) -> None:
 
 def test_a_text_with_several_masks_is_for_fill_masks(workshop: Path) -> None:
     model = malmoi.load(workshop / "runs/tiny-bert")
-    with pytest.raises(malmoi.UsageError, match=r"has 2 masks .* use fill_masks"):
+    with pytest.raises(malmoi.UsageError, match=r"has 2 masks, .*: use fill_masks"):
         model.fill("the [MASK] of [MASK]")
     assert len(model.fill_masks("the [MASK] of [MASK]", top=3)) == 2
 

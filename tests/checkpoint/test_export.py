@@ -319,11 +319,11 @@ def test_a_sentencepiece_vocabulary_comes_back() -> None:
         (
             gpt2(**SIZES, activation="relu2", qk_norm=True),
             {"lm": 0},
-            "from gpt2 is qk_norm = True, activation = 'relu2'",
+            "from gpt2: qk_norm = True, activation = 'relu2'",
         ),
         (gpt2(**SIZES, activation="relu"), {"lm": 0}, "activation = 'relu'"),
         (gpt3(**SIZES, attention=("causal & local:3",)), {"lm": 0}, "attention = "),
-        (llama(**SIZES, softcap=30.0), {"lm": 0}, "from llama is softcap = 30.0"),
+        (llama(**SIZES, softcap=30.0), {"lm": 0}, "from llama: softcap = 30.0"),
         (
             llama(**SIZES, rotary_scaling="yarn:4,16,16,1"),
             {"lm": 0},

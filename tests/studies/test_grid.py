@@ -126,7 +126,7 @@ def test_a_stopped_study_resumes(
     assert again["rows"] == facts["rows"]
     assert [path for path, at in before.items() if path.stat().st_mtime_ns != at] == [cells[0]]
     assert run_command([*order[:4], "--data", "builtin:sotu", "--out", str(out)]) == 2
-    assert "holds another text" in capsys.readouterr().err
+    assert "was made from a different text" in capsys.readouterr().err
 
 
 @pytest.mark.heavy

@@ -75,7 +75,9 @@ def sentences() -> set[str]:
             found |= {text, *(" ".join(part.split()) for part in text.split("\n\n"))}
             # a metric with its value, a number with its unit
             words = text.replace("_", " ")
-            found |= {words, f"{words} {{}}", f"{{}} {words}"} if text.isidentifier() else set()
+            if text.isidentifier():
+                accuracy = f"{words} accuracy"  # of a loss
+                found |= {words, f"{words} {{}}", f"{{}} {words}", accuracy, f"{accuracy} {{}}"}
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "plural":
             noun = template(node.args[1])
             found |= {f"{{}} {noun}", f"{{}} {noun}s"}

@@ -234,7 +234,7 @@ def test_a_tokenizer_is_called_as_in_transformers(
 
 
 def test_a_call_without_padding_names_the_option() -> None:
-    with pytest.raises(UsageError, match="give padding=True"):
+    with pytest.raises(UsageError, match="pass padding=True"):
         trained("wordpiece")(["a", "a longer text"], return_tensors="np")
     with pytest.raises(UsageError, match="no padding token"):
         trained("byte-bpe")(["a", "a longer text"], padding=True)

@@ -19,6 +19,7 @@ EXTRAS = {  # modules of each optional part of the installation
     "hub": ("huggingface_hub",),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
     "web": ("trafilatura",),
+    "cluster": ("ray",),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
     "serve": ("fastapi", "uvicorn", "jinja2"),
