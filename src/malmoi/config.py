@@ -204,7 +204,7 @@ class ModelConfig(Config):
     dropout: float = 0.1  # of embeddings and of what blocks add
     attention_dropout: float = 0.1  # of attention weights
     # xavier: by the sizes of each matrix, the embedding N(0, 1/√width) (tensor2tensor)
-    init: Literal["normal", "truncated", "xavier"] = "normal"
+    init: Literal["normal", "truncated", "xavier", "fan_in"] = "normal"
     init_std: float = 0.02  # standard deviation of initial weights
     # initialisation of weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"

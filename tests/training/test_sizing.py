@@ -45,8 +45,10 @@ def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() ->
     assert weights == sorted(set(weights))
     epochs = [size(tokens, 300).epochs for tokens in (1e6, 1e7, 1e8, 1e9)]
     assert epochs == sorted(epochs, reverse=True)
-    slow = size(2e6, 100, Speed(3.6e10, "cpu", half=False, name="a core"))
-    assert (slow.model.depth, slow.model.width) == (2, 64)
+    for flops, shape in ((1e10, (2, 64)), (7e10, (2, 128))):
+        cores = Speed(flops, "cpu", half=False, name="two cores")
+        slow = choose_size("gpt", 2_500_000, 4096, 100, cores, {})
+        assert (slow.model.depth, slow.model.width) == shape
     assert size(2e6, 100, width=96).model.heads == 3
 
 

@@ -15,7 +15,7 @@ CLEAR_GAIN = 0.04  # of accuracy: about two standard errors of three seeds on 40
 class DemoConfig:
     """The time of each part; the size of the models follows from it, the text and the machine."""
 
-    gpt_seconds: float = 80
+    gpt_seconds: float = 100
     bert_seconds: float = 150
     settings: Mapping[str, Any] = field(default_factory=dict)  # of pre-training; else by the rule
     labelled: int = 120  # training passages with a label: few, as labels are scarce in practice

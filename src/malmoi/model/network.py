@@ -248,6 +248,8 @@ def count_parameters(network: nn.Module) -> int:
 def initialise(network: Network, seed: int | None = None, *, skip: Collection[str] = ()) -> Network:
     """Initialises the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1.
 
+    With `fan_in`, σ of a linear layer is 1/√inputs, so that narrow models attend from the start.
+
     Weights named in `skip` are not drawn: the caller replaces them.
 
     Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
@@ -292,7 +294,9 @@ def _draw(
             weight, std=c.init_std, a=-2 * c.init_std, b=2 * c.init_std, generator=generator
         )
     else:
-        nn.init.normal_(weight, std=c.init_std, generator=generator)
+        by_inputs = c.init == "fan_in" and isinstance(module, nn.Linear)
+        std = weight.size(1) ** -0.5 if by_inputs else c.init_std
+        nn.init.normal_(weight, std=std, generator=generator)
 
 
 class _SkipInit(TorchFunctionMode):

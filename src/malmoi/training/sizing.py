@@ -62,7 +62,7 @@ class MeasuredRun:
 
 # Runs limited by compute, not by text: their D/N is interpolated in log C.
 MEASURED = (
-    MeasuredRun(1e12, 0.229e6, 0.635e6, "a slow core, 12 MB of speeches: 2 × 64, not 2 × 128"),
+    MeasuredRun(3e12, 0.92e6, 0.68e6, "two slow cores, 12 MB of speeches: 2 × 128, not 3 × 64"),
     MeasuredRun(9.6e16, 32.5e6, 500e6, "H100, 5 minutes of fresh text: 9 × 512 (autoresearch)"),
 )
 # Runs limited by text did best at the size that reads it at most this often
