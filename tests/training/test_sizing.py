@@ -45,7 +45,7 @@ def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() ->
     assert weights == sorted(set(weights))
     epochs = [size(tokens, 300).epochs for tokens in (1e6, 1e7, 1e8, 1e9)]
     assert epochs == sorted(epochs, reverse=True)
-    for flops, shape in ((1e10, (2, 64)), (7e10, (2, 128))):
+    for flops, shape in ((5e9, (2, 64)), (7e10, (2, 128))):
         cores = Speed(flops, "cpu", half=False, name="two cores")
         slow = choose_size("gpt", 2_500_000, 4096, 100, cores, {})
         assert (slow.model.depth, slow.model.width) == shape
