@@ -21,6 +21,7 @@ from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.in_context.documents import RuleItems, halves, write_rule_documents
 from malmoi.studies.in_context.rules import HIDDEN_RULES, UNSEEN_RULES, HiddenRule
+from malmoi.studies.scale import RARELY
 from malmoi.studies.table import Claim, StudyResults, Words
 from malmoi.system.files import write_text
 from malmoi.text.documents import read_documents
@@ -33,7 +34,6 @@ CHARACTERS_PER_DOCUMENT = 350  # about
 TEXT_SHARE = 0.1  # natural text in addition to the documents of hidden rules
 ROWS_PER_TASK = 64  # questions of a task, and the pool of their examples
 MAX_ANSWER_CHARACTERS = 16  # a space, seven letters doubled, the end of the line
-RARELY = 10**6  # steps between saves and validations of runs of minutes
 
 GAIN = "gain from examples"
 INSTRUCTED = "with the instruction"
