@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 
-from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.attribution import (
     Attribution,
@@ -16,6 +15,7 @@ from malmoi.inference.attribution import (
     leave_one_out,
     target_index,
 )
+from malmoi.inference.base import LoadedModel
 from malmoi.inference.importance import (
     Importance,
     Method,
@@ -32,22 +32,13 @@ from malmoi.inference.intervene import (
     network_with,
     run_text,
 )
+from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TEXT_HEADS
-from malmoi.model import Network
 from malmoi.model.intervention import Intervention, Site
 
 
-class Interpretation:
+class Interpretation(LoadedModel):
     """Interpretation methods of `Model`."""
-
-    checkpoint: Checkpoint
-    network: Network
-    predict: Any
-    task_head: Any
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.network = checkpoint.network.eval()
 
     @cached_property
     def _subject(self) -> Subject:
@@ -140,14 +131,19 @@ class Interpretation:
     def _likeliest(self, text: str) -> str:
         if self.task_head not in TEXT_HEADS:
             return self.run(text, top=1).guesses[-1][0].name
-        (scores,) = (one.scores for one in self.predict([text]))
-        return str(max(scores, key=scores.__getitem__))
+        (scores,) = self._label_chances([text])
+        return max(scores, key=scores.__getitem__)
 
     def _chances(self, texts: Sequence[str], target: str) -> list[float]:
-        """p(target) of each text, from `predict` or `run`."""
+        """p(target) of each text, from the fine-tuned head or `run`."""
         if self.task_head in TEXT_HEADS:
             self._subject.label_index(target)
-            return [one.scores[target] for one in self.predict(list(texts))]
+            return [scores[target] for scores in self._label_chances(texts)]
         index = target_index(self._subject, torch.zeros(1), target)
         logits = [self.run(text).logits[-1] for text in texts]
         return [float(torch.tensor(row).softmax(-1)[index]) for row in logits]
+
+    def _label_chances(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        assert self.task_head is not None
+        found = self.task_head.predict(Predictor.of(self.checkpoint), texts)
+        return [prediction.scores for prediction in found]

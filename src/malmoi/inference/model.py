@@ -1,7 +1,6 @@
 """The public model class, returned by `malmoi.load`."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,22 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from malmoi.checkpoint import write_checkpoint
-from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.inference.answer import Answer
+from malmoi.inference.base import listed_texts
 from malmoi.inference.captions import describe_features
-from malmoi.inference.conversation import encode_conversation
 from malmoi.inference.embed import Float32Array, Pool, embed_texts
 from malmoi.inference.fill import Fill, fills
-from malmoi.inference.generation.config import (
-    GenerationConfig,
-    GenerationOptions,
-    GenerationSettings,
-    generation_config,
-)
-from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_for
-from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
-from malmoi.inference.generation.prefix_cache import PrefixCache
+from malmoi.inference.generation.fast_argmax import column_major
 from malmoi.inference.interpretation import Interpretation
 from malmoi.inference.pictures import Picture, PictureKind, PictureOptions, show
 from malmoi.inference.precision import open_for_use
@@ -36,13 +26,9 @@ from malmoi.inference.predict import (
     Prediction,
     Predictor,
     Span,
-    end_tokens,
     refuse_file_name,
     row_texts,
 )
-from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
-from malmoi.inference.prompt import encode_prompt, text_too_long
-from malmoi.inference.score import Score, long_text_logprobs, score_pairs
 from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,
@@ -51,13 +37,11 @@ from malmoi.inference.translation import (
     translate_texts,
 )
 from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ZeroShot, entailment_class, translation_prompt
-from malmoi.metrics import perplexity
+from malmoi.inference.zero_shot import ZeroShot, translation_prompt
 from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import TableLike
-from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.chat_template import Messages
+from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.padding import model_inputs
 
 # a text, a pair, a question with its context, a text (and question) with its choices, or a row
@@ -69,22 +53,6 @@ Asked = (
     | Mapping[str, object]
 )
 Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
-# available without fine-tuning: see zero_shot.py
-ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
-ABILITIES = {
-    "lm": (
-        "generate",
-        "stream",
-        "chat",
-        "score",
-        "perplexity",
-        "bits_per_byte",
-        "logits",
-        *ZERO_SHOT_ABILITIES,
-    ),
-    "mlm": ("fill", "logits", "classify"),
-    **{one.head: ("predict",) for one in TASK_HEADS},
-}
 
 
 def load(
@@ -109,7 +77,7 @@ def load(
     return Model(checkpoint)
 
 
-class Model(Interpretation, ZeroShot):
+class Model(ZeroShot, Interpretation):
     """A network with its tokenizer and labels, and everything you can do with them.
 
     Examples:
@@ -118,55 +86,6 @@ class Model(Interpretation, ZeroShot):
         True
         >>> lm.save("copy")
     """
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.required_tokenizer
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.network.config
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.checkpoint.labels
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes of loading: weights that were missing or unused, a changed dtype."""
-        return self.checkpoint.notes
-
-    @property
-    def abilities(self) -> tuple[str, ...]:
-        """The methods that this model's heads allow."""
-        if self.config.encoder_depth:
-            return ("translate", "cross_attention")
-        if self.config.feature_count:
-            return ("describe",)
-        heads = [*self.network.heads]
-        heads += [] if self.masked is self else self.masked.network.heads
-        verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
-        if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
-            verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
-        verbs |= {"predict": None} if self.task_head else {}
-        described = self.checkpoint.sentence or entailment_class(self.checkpoint) is not None
-        verbs |= {"classify": None} if described else {}
-        return (*verbs, "embed")
-
-    @cached_property
-    def task_head(self) -> TaskHead | None:
-        """The head the model was fine-tuned with; None if it was not fine-tuned."""
-        found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
-        return found[0] if found else None
-
-    @cached_property
-    def masked(self) -> "Model":
-        """The bidirectional form of a model trained both ways; any other model itself."""
-        if not (self.config.both_ways and self._causal):
-            return self
-        return Model(replace(self.checkpoint, network=self.network.masked()))
 
     def __repr__(self) -> str:
         c = self.config
@@ -195,122 +114,6 @@ class Model(Interpretation, ZeroShot):
         """The text as token strings."""
         return [self.tokenizer.token(token) for token in self.tokenizer.encode(text).tokens]
 
-    # ------------------------------------------------------------------ language models
-
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
-        self,
-        prompt: str,
-        *,
-        n: Literal[1] = 1,
-        parse_special: bool = False,
-        **options: Unpack[GenerationOptions],
-    ) -> str: ...
-    @overload
-    def generate(
-        self,
-        prompt: Sequence[str],
-        *,
-        n: Literal[1] = 1,
-        parse_special: bool = False,
-        **options: Unpack[GenerationOptions],
-    ) -> list[str]: ...
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        n: int,
-        parse_special: bool = False,
-        **options: Unpack[GenerationOptions],
-    ) -> str | list[str] | list[list[str]]: ...
-
-    def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        n: int = 1,
-        parse_special: bool = False,
-        **options: Unpack[GenerationOptions],
-    ) -> str | list[str] | list[list[str]]:
-        """Generates a continuation of a prompt; a list for a list of prompts or n > 1.
-
-        An empty prompt starts after the tokenizer's beginning-of-text token, or else its
-        end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
-        "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
-        temperature=1.0 (0 is greedy), top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
-        frequency_penalty=0.0, presence_penalty=0.0, logit_bias={}, stop=(), ignore_eos=False,
-        min_tokens=0, seed=None; choices, regex, json_schema, allowed and banned constrain the text;
-        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
-        """
-        self._require_head("lm", "generate")
-        config = self._generation_config(n=n, **options)
-        prompts = _listed(prompt, "prompt")
-        texts = continuations(
-            self.generator, self._prompts(prompts, parse_special=parse_special), config
-        )
-        if n == 1:
-            return texts[0][0] if isinstance(prompt, str) else [some[0] for some in texts]
-        return texts[0] if isinstance(prompt, str) else texts
-
-    def stream(
-        self, prompt: str, *, parse_special: bool = False, **options: Unpack[GenerationSettings]
-    ) -> Iterator[str]:
-        """Yields the text of `generate` in chunks as it is generated; whole characters only."""
-        self._require_head("lm", "generate")
-        config = self._generation_config(**options)
-        if not isinstance(prompt, str) or config.n != 1:
-            raise UsageError(
-                "Only one continuation of one prompt can be streamed; use generate for several."
-            )
-        pieces = stream_texts(
-            self.generator, self._prompts([prompt], parse_special=parse_special), config
-        )
-        return (text for _, text in pieces)
-
-    def chat(self, messages: Messages | str, **options: Unpack[GenerationSettings]) -> str:
-        """Replies to a conversation [{"role": "user", "content": "…"}, …] with the chat template.
-
-        A str is a single user message. A model without a template continues "User:
-        …\\nAssistant:". Options are those of `generate`, but max_new_tokens=256.
-        """
-        return "".join(self.chat_stream(messages, **options)).strip()
-
-    def chat_stream(
-        self, messages: Messages | str, **options: Unpack[GenerationSettings]
-    ) -> Iterator[str]:
-        """Yields the reply of `chat` in chunks as it is generated."""
-        self._require_head("lm", "chat")
-        prompt = encode_conversation(self.tokenizer, messages)
-        config = self._generation_config(**prompt.settings(dict(options)))
-        if config.n != 1:
-            raise UsageError(
-                "A chat has one reply at a time; use another seed to get a different one."
-            )
-        return (text for _, text in stream_texts(self.generator, [prompt.tokens], config))
-
-    @overload
-    def score(  # type: ignore[overload-overlap]
-        self, context: str, continuation: str
-    ) -> Score: ...
-    @overload
-    def score(self, context: str | Sequence[str], continuation: Sequence[str]) -> list[Score]: ...
-
-    def score(
-        self, context: str | Sequence[str], continuation: str | Sequence[str]
-    ) -> Score | list[Score]:
-        """Returns log p(continuation | context); lists are batched, and may share one context."""
-        self._require_head("lm", "score")
-        if isinstance(context, str) and isinstance(continuation, str):
-            return self.score([context], [continuation])[0]
-        contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
-        if isinstance(continuation, str) or len(contexts) != len(continuation):
-            raise UsageError(
-                "score takes one continuation for each context, or many for a single one."
-            )
-        pairs = list(zip(contexts, continuation, strict=True))
-        return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
-
     # ------------------------------------------------------------------ translation
 
     @overload
@@ -332,7 +135,7 @@ class Model(Interpretation, ZeroShot):
         `examples`.
         """
         if not isinstance(text, str):
-            texts = _listed(text, "text")
+            texts = listed_texts(text, "text")
             if not self.config.encoder_depth:
                 return [self.translate(one, to, **options) for one in texts]
             return translate_texts(self.translator, self.tokenizer, texts, options)
@@ -373,28 +176,6 @@ class Model(Interpretation, ZeroShot):
         limit = min(max_new_tokens, self.config.context - self.config.feature_count)
         tokens = describe_features(self.network, given, min(self._ends), limit)
         return [self.tokenizer.decode(some).strip() for some in tokens]
-
-    # ------------------------------------------------------------------ likelihood of long texts
-
-    def perplexity(
-        self, text: str, *, stride: int | None = None, memory: int | None = None
-    ) -> float:
-        """exp of the mean loss per token; windows advance by `stride` (half the context).
-
-        A recurrent model carries its state instead, and a Transformer-XL its memory, of `memory`
-        tokens if given.
-        """
-        self._require_head("lm", "perplexity")
-        found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
-        return perplexity(found[0])
-
-    def bits_per_byte(
-        self, text: str, *, stride: int | None = None, memory: int | None = None
-    ) -> float:
-        """Like perplexity, but comparable between models with different tokenizers."""
-        self._require_head("lm", "bits_per_byte")
-        logprobs, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
-        return -sum(logprobs) / math.log(2) / size
 
     # ------------------------------------------------------------------ masks, vectors, task heads
 
@@ -485,7 +266,9 @@ class Model(Interpretation, ZeroShot):
         """
         self._require_text_input("embed")
         reader = self.masked
-        encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
+        encodings = [
+            reader._encoded(text, truncate=truncate) for text in listed_texts(texts, "texts")
+        ]
         if language:
             encodings = [self._in_language(encoding, language) for encoding in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
@@ -593,81 +376,7 @@ class Model(Interpretation, ZeroShot):
         found = self.task_head.predict(reading, inputs)
         return found[0] if alone else found
 
-    # ------------------------------------------------------------------ internals
-
-    def _require_text_input(self, verb: str) -> None:
-        if self.config.encoder_depth:
-            raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
-        if self.config.feature_count:
-            raise UsageError(
-                f"This model cannot {verb}: it generates text from features. Use describe."
-            )
-
-    def _require_head(self, head: str, verb: str) -> None:
-        self._require_text_input(verb)
-        if head not in self.network.heads:
-            can = ", ".join(verb for verb in self.abilities if verb != "stream")
-            heads = ", ".join(self.network.heads) or "none"
-            raise UsageError(
-                f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: "
-                f"{can}."
-            )
-
-    def _generation_config(self, **options: Unpack[GenerationSettings]) -> GenerationConfig:
-        return generation_config(self.tokenizer, self._ends, self.config.vocab, options)
-
-    @cached_property
-    def generator(self) -> TextGenerator:
-        """The parts of this model that generation needs."""
-        self._require_head("lm", "generate")
-        return TextGenerator(self.network, self.tokenizer, fast_argmax_for(self.network))
-
-    @cached_property
-    def _prefixes(self) -> PrefixCache:
-        """Cached prefixes of the contexts that `score` has read."""
-        return PrefixCache(self.network)
-
-    @property
-    def _ends(self) -> frozenset[int]:
-        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
-        return frozenset(end_tokens(self.checkpoint))
-
-    def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
-        return [
-            encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens
-            for text in texts
-        ]
-
-    @cached_property
-    def _causal(self) -> bool:
-        return all(pattern.is_causal for pattern in self.network.trunk.patterns)
-
-    def _encoded(self, text: str, *, truncate: bool) -> Encoding:
-        """Encodes a text for this model; one that is too long is an error unless `truncate`."""
-        read = encode_prompt if self._causal else Tokenizer.encode
-        sentence = self.checkpoint.sentence
-        longest = self.config.context
-        if sentence is not None:
-            longest = min(longest, sentence.max_tokens or longest)
-        return self._fitting(read(self.tokenizer, text, max_tokens=longest if truncate else None))
-
-    def _fitting(self, encoding: Encoding) -> Encoding:
-        if len(encoding.tokens) > self.config.context:
-            raise text_too_long(len(encoding.tokens), self.config.context)
-        return encoding
-
 
 def _stacked(layers: Sequence[torch.Tensor]) -> Float32Array:
     """The first row of each layer's batch, as one array."""
     return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
-
-
-def _listed(texts: str | Sequence[str], name: str) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    for text in listed:
-        if not isinstance(text, str):
-            raise UsageError(
-                f"{name} must be a text or a list of texts, not {type(text).__name__}: "
-                f"{text!r:.60}."
-            )
-    return listed

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.embed import compare_pairs
@@ -58,3 +59,11 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
     heads = [one for one in TASK_HEADS if one.head in reading.network.heads]
     found = [one for one in heads if one.problem_type in wanted]
     return found + ([SENTENCE] if reading.sentence is not None else [])
+
+
+def entailment_class(checkpoint: Checkpoint) -> int | None:
+    """The class "entailment" of a model fine-tuned for natural language inference, if it is one."""
+    if checkpoint.tokenizer is None or ONE_LABEL not in task_heads(Predictor.of(checkpoint)):
+        return None
+    places = [i for i, name in enumerate(checkpoint.labels) if name.lower().startswith("entail")]
+    return places[0] if places else None

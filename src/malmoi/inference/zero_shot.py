@@ -5,17 +5,17 @@ Prompts are in the language of the text: Korean if it is mostly Hangul, else Eng
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
-from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
+from malmoi.inference.embed import embed_texts
+from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.predict import Prediction, Predictor, score_classes
-from malmoi.inference.predictors import ONE_LABEL, task_heads
+from malmoi.inference.predictors import entailment_class
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import Score
-from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
 ZERO_SHOT_PROMPTS = {
@@ -82,14 +82,6 @@ def label_words(labels: LabelWords) -> dict[str, str]:
     return words
 
 
-def entailment_class(checkpoint: Checkpoint) -> int | None:
-    """The class "entailment" of a model fine-tuned for natural language inference, if it is one."""
-    if checkpoint.tokenizer is None or ONE_LABEL not in task_heads(Predictor.of(checkpoint)):
-        return None
-    places = [i for i, name in enumerate(checkpoint.labels) if name.lower().startswith("entail")]
-    return places[0] if places else None
-
-
 def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> list[str]:
     """A sentence for each label in the language of the text; `prompt` contains {label}."""
     form = prompt or ZERO_SHOT_PROMPTS[prompt_language(text)]["describe"]
@@ -145,15 +137,8 @@ def _put(form: str, **values: str) -> str:
     return form
 
 
-class ZeroShot:
-    """Zero-shot methods of `Model`, which provides score and generate."""
-
-    checkpoint: Checkpoint
-    network: Network
-    tokenizer: Any
-    score: Any
-    generate: Any
-    embed: Any
+class ZeroShot(LanguageModel):
+    """Zero-shot methods of `Model`."""
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
@@ -219,8 +204,10 @@ class ZeroShot:
         """Compares the cosines of each text and the labels' descriptions."""
         sentences = [descriptions(text, words, prompt) for text in texts]
         names = list(dict.fromkeys(one for some in sentences for one in some))
-        vectors = self.embed([*texts, *names], truncate=True)
-        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        encodings = [self._encoded(text, truncate=True) for text in (*texts, *names)]
+        pooling = self.checkpoint.sentence
+        vectors = np.stack(embed_texts(self.network, encodings, (-1,), "auto", pooling))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         found = []
         for vector, some in zip(vectors, sentences, strict=False):
             near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
@@ -245,9 +232,9 @@ class ZeroShot:
         return first_sentences(written, sentences)
 
     def _line(self, prompt: str, limit: int) -> str:
-        return str(self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n")).strip()
+        return self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n").strip()
 
     def _likelihoods(self, parts: Sequence[SplitText]) -> list[Score]:
         if "mlm" in self.network.heads:
             return pseudo_scores(self.network, self.tokenizer, parts)
-        return list(self.score([part.before for part in parts], [part.middle for part in parts]))
+        return self.score([part.before for part in parts], [part.middle for part in parts])

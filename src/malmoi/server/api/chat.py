@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
-from malmoi.inference.conversation import encode_conversation
 from malmoi.inference.engine import Engine, GenerationJob
+from malmoi.inference.prompt import encode_conversation
 from malmoi.inference.stream import TextChunk, join_chunks
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES

@@ -1,0 +1,138 @@
+"""What every ability of a model builds on: its parts, its abilities, and how it encodes a text."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Self
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.inference.predict import Predictor, end_tokens
+from malmoi.inference.predictors import TASK_HEADS, TaskHead, entailment_class, task_heads
+from malmoi.inference.prompt import encode_prompt, text_too_long
+from malmoi.tokenizer import Encoding, Tokenizer
+
+# available without fine-tuning: see zero_shot.py
+ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
+ABILITIES = {
+    "lm": (
+        "generate",
+        "stream",
+        "chat",
+        "score",
+        "perplexity",
+        "bits_per_byte",
+        "logits",
+        *ZERO_SHOT_ABILITIES,
+    ),
+    "mlm": ("fill", "logits", "classify"),
+    **{one.head: ("predict",) for one in TASK_HEADS},
+}
+
+
+class LoadedModel:
+    """A network with its tokenizer and labels."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.network = checkpoint.network.eval()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.checkpoint.required_tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.checkpoint.labels
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of loading: weights that were missing or unused, a changed dtype."""
+        return self.checkpoint.notes
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """The methods that this model's heads allow."""
+        if self.config.encoder_depth:
+            return ("translate", "cross_attention")
+        if self.config.feature_count:
+            return ("describe",)
+        heads = [*self.network.heads]
+        heads += [] if self.masked is self else self.masked.network.heads
+        verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
+        if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
+            verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
+        verbs |= {"predict": None} if self.task_head else {}
+        described = self.checkpoint.sentence or entailment_class(self.checkpoint) is not None
+        verbs |= {"classify": None} if described else {}
+        return (*verbs, "embed")
+
+    @cached_property
+    def task_head(self) -> TaskHead | None:
+        """The head the model was fine-tuned with; None if it was not fine-tuned."""
+        found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
+        return found[0] if found else None
+
+    @cached_property
+    def masked(self) -> Self:
+        """The bidirectional form of a model trained both ways; any other model itself."""
+        if not (self.config.both_ways and self._causal):
+            return self
+        return type(self)(replace(self.checkpoint, network=self.network.masked()))
+
+    def _require_text_input(self, verb: str) -> None:
+        if self.config.encoder_depth:
+            raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
+        if self.config.feature_count:
+            raise UsageError(
+                f"This model cannot {verb}: it generates text from features. Use describe."
+            )
+
+    def _require_head(self, head: str, verb: str) -> None:
+        self._require_text_input(verb)
+        if head not in self.network.heads:
+            can = ", ".join(verb for verb in self.abilities if verb != "stream")
+            heads = ", ".join(self.network.heads) or "none"
+            raise UsageError(
+                f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: "
+                f"{can}."
+            )
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+        return frozenset(end_tokens(self.checkpoint))
+
+    @cached_property
+    def _causal(self) -> bool:
+        return self.network.trunk.is_causal
+
+    def _encoded(self, text: str, *, truncate: bool) -> Encoding:
+        """Encodes a text for this model; one that is too long is an error unless `truncate`."""
+        read = encode_prompt if self._causal else Tokenizer.encode
+        sentence = self.checkpoint.sentence
+        longest = self.config.context
+        if sentence is not None:
+            longest = min(longest, sentence.max_tokens or longest)
+        return self._fitting(read(self.tokenizer, text, max_tokens=longest if truncate else None))
+
+    def _fitting(self, encoding: Encoding) -> Encoding:
+        if len(encoding.tokens) > self.config.context:
+            raise text_too_long(len(encoding.tokens), self.config.context)
+        return encoding
+
+
+def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for text in listed:
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{name} must be a text or a list of texts, not {type(text).__name__}: "
+                f"{text!r:.60}."
+            )
+    return listed

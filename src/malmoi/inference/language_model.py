@@ -1,0 +1,180 @@
+"""Methods of `Model` for language models: generation, chat, likelihoods."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Literal, Unpack, overload
+
+from malmoi.errors import UsageError
+from malmoi.inference.base import LoadedModel, listed_texts
+from malmoi.inference.generation.config import (
+    GenerationConfig,
+    GenerationOptions,
+    GenerationSettings,
+    generation_config,
+)
+from malmoi.inference.generation.fast_argmax import fast_argmax_for
+from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
+from malmoi.inference.generation.prefix_cache import PrefixCache
+from malmoi.inference.prompt import encode_conversation, encode_prompt
+from malmoi.inference.score import Score, long_text_logprobs, score_pairs
+from malmoi.metrics import perplexity
+from malmoi.tokenizer.chat_template import Messages
+
+
+class LanguageModel(LoadedModel):
+    """Generates and scores text with the lm head."""
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
+        self,
+        prompt: str,
+        *,
+        n: Literal[1] = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        *,
+        n: Literal[1] = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        n: int,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str | list[str] | list[list[str]]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        n: int = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str | list[str] | list[list[str]]:
+        """Generates a continuation of a prompt; a list for a list of prompts or n > 1.
+
+        An empty prompt starts after the tokenizer's beginning-of-text token, or else its
+        end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
+        "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
+        temperature=1.0 (0 is greedy), top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, logit_bias={}, stop=(), ignore_eos=False,
+        min_tokens=0, seed=None; choices, regex, json_schema, allowed and banned constrain the text;
+        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
+        """
+        self._require_head("lm", "generate")
+        config = self._generation_config(n=n, **options)
+        prompts = listed_texts(prompt, "prompt")
+        texts = continuations(
+            self.generator, self._prompts(prompts, parse_special=parse_special), config
+        )
+        if n == 1:
+            return texts[0][0] if isinstance(prompt, str) else [some[0] for some in texts]
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def stream(
+        self, prompt: str, *, parse_special: bool = False, **options: Unpack[GenerationSettings]
+    ) -> Iterator[str]:
+        """Yields the text of `generate` in chunks as it is generated; whole characters only."""
+        self._require_head("lm", "generate")
+        config = self._generation_config(**options)
+        if not isinstance(prompt, str) or config.n != 1:
+            raise UsageError(
+                "Only one continuation of one prompt can be streamed; use generate for several."
+            )
+        pieces = stream_texts(
+            self.generator, self._prompts([prompt], parse_special=parse_special), config
+        )
+        return (text for _, text in pieces)
+
+    def chat(self, messages: Messages | str, **options: Unpack[GenerationSettings]) -> str:
+        """Replies to a conversation [{"role": "user", "content": "…"}, …] with the chat template.
+
+        A str is a single user message. A model without a template continues "User:
+        …\\nAssistant:". Options are those of `generate`, but max_new_tokens=256.
+        """
+        return "".join(self.chat_stream(messages, **options)).strip()
+
+    def chat_stream(
+        self, messages: Messages | str, **options: Unpack[GenerationSettings]
+    ) -> Iterator[str]:
+        """Yields the reply of `chat` in chunks as it is generated."""
+        self._require_head("lm", "chat")
+        prompt = encode_conversation(self.tokenizer, messages)
+        config = self._generation_config(**prompt.settings(dict(options)))
+        if config.n != 1:
+            raise UsageError(
+                "A chat has one reply at a time; use another seed to get a different one."
+            )
+        return (text for _, text in stream_texts(self.generator, [prompt.tokens], config))
+
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self, context: str, continuation: str
+    ) -> Score: ...
+    @overload
+    def score(self, context: str | Sequence[str], continuation: Sequence[str]) -> list[Score]: ...
+
+    def score(
+        self, context: str | Sequence[str], continuation: str | Sequence[str]
+    ) -> Score | list[Score]:
+        """Returns log p(continuation | context); lists are batched, and may share one context."""
+        self._require_head("lm", "score")
+        if isinstance(context, str) and isinstance(continuation, str):
+            return self.score([context], [continuation])[0]
+        contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
+        if isinstance(continuation, str) or len(contexts) != len(continuation):
+            raise UsageError(
+                "score takes one continuation for each context, or many for a single one."
+            )
+        pairs = list(zip(contexts, continuation, strict=True))
+        return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
+
+    def perplexity(
+        self, text: str, *, stride: int | None = None, memory: int | None = None
+    ) -> float:
+        """exp of the mean loss per token; windows advance by `stride` (half the context).
+
+        A recurrent model carries its state instead, and a Transformer-XL its memory, of `memory`
+        tokens if given.
+        """
+        self._require_head("lm", "perplexity")
+        found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
+        return perplexity(found[0])
+
+    def bits_per_byte(
+        self, text: str, *, stride: int | None = None, memory: int | None = None
+    ) -> float:
+        """Like perplexity, but comparable between models with different tokenizers."""
+        self._require_head("lm", "bits_per_byte")
+        logprobs, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
+        return -sum(logprobs) / math.log(2) / size
+
+    def _generation_config(self, **options: Unpack[GenerationSettings]) -> GenerationConfig:
+        return generation_config(self.tokenizer, self._ends, self.config.vocab, options)
+
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """The parts of this model that generation needs."""
+        self._require_head("lm", "generate")
+        return TextGenerator(self.network, self.tokenizer, fast_argmax_for(self.network))
+
+    @cached_property
+    def _prefixes(self) -> PrefixCache:
+        """Cached prefixes of the contexts that `score` has read."""
+        return PrefixCache(self.network)
+
+    def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+        return [
+            encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens
+            for text in texts
+        ]
