@@ -12,6 +12,7 @@ from malmoi.cli.app import run_command
 from malmoi.studies.grid import Cell, Grid, JudgedModel, finished_cells
 from malmoi.studies.registry import MODULES, named_study
 from malmoi.studies.run import StudyRunConfig, run_study
+from malmoi.studies.scale import named_scale
 from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, result_rows
 from malmoi.training.signals import Stopped
 
@@ -66,6 +67,20 @@ def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
     judge = partial(counted, note=tmp_path / "x", value=1.0)
     assert Grid([Cell("row", 0, judge)], tmp_path, deadline=0.0).run() == []
     assert not (tmp_path / "x.log").exists()
+
+
+def models_ready(judged: JudgedModel, models: str) -> dict[str, float]:
+    return {"models": len(list(Path(models).glob("*/facts.json")))}
+
+
+def test_models_trained_by_the_clock_share_the_machine_with_no_judge(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("One law for all the people. " * 400)
+    judge = partial(models_ready, models=str(tmp_path / "models"))
+    timed = named_scale("tiny").recipe("gpt", 0).override({"train.steps": 0, "train.minutes": 0.001})
+    text = (str(tmp_path / "text.txt"),)
+    cells = [Cell("judge", 0, judge), Cell("timed", 0, judge, timed, text)]
+    assert Grid(cells, tmp_path, device="cpu").run() == []
+    assert StudyResults(finished_cells(cells, tmp_path)).table["judge"] == {"models": [1.0]}
 
 
 TEXT = "The {0} of {1} asked the people of {1} for a {0} law. They gave it to {1} at once."
