@@ -76,7 +76,9 @@ def models_ready(judged: JudgedModel, models: str) -> dict[str, float]:
 def test_models_trained_by_the_clock_share_the_machine_with_no_judge(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("One law for all the people. " * 400)
     judge = partial(models_ready, models=str(tmp_path / "models"))
-    timed = named_scale("tiny").recipe("gpt", 0).override({"train.steps": 0, "train.minutes": 0.001})
+    timed = (
+        named_scale("tiny").recipe("gpt", 0).override({"train.steps": 0, "train.minutes": 0.001})
+    )
     text = (str(tmp_path / "text.txt"),)
     cells = [Cell("judge", 0, judge), Cell("timed", 0, judge, timed, text)]
     assert Grid(cells, tmp_path, device="cpu").run() == []
