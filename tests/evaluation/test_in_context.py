@@ -628,11 +628,17 @@ def test_zero_shot_classify_answer_and_summarise(gpt: Path, bert: Path) -> None:
     ours, masked = load(gpt, device="cpu"), load(bert, device="cpu")
     form = "{text} So it is"
     found = ours.classify("the {man}", ["out", "now"], prompt=form)
-    scores = [ours.score("the {man} So it is", f" {label}").logprob for label in ("out", "now")]
-    assert found.label == ("out", "now")[int(np.argmax(scores))]
-    assert math.log(found.scores["out"] / found.scores["now"]) == pytest.approx(
-        scores[0] - scores[1], abs=1e-4
+    texts = ("the {man}", "N/A", "", "[MASK]")  # the last three say nothing (Zhao et al. 2021)
+    logs = np.array(
+        [
+            [ours.score(f"{t} So it is", f" {word}").logprob for word in ("out", "now")]
+            for t in texts
+        ]
     )
+    chances = np.exp(logs) / np.exp(logs).sum(1, keepdims=True)
+    calibrated = chances[0] / chances[1:].mean(0)
+    assert list(found.scores.values()) == pytest.approx(calibrated / calibrated.sum(), abs=1e-4)
+    assert found.label == ("out", "now")[int(calibrated.argmax())]
     assert sum(
         masked.classify("좋은 영화다", {"1": "좋은", "0": "나쁜"}).scores.values()
     ) == pytest.approx(1)

@@ -125,6 +125,7 @@ class FinetuneOptions(ColumnOptions, SharedRunOptions, total=False):
     adapter: "Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig"
     words: bool | None  # train label words instead of a new layer
     contrastive: bool | None  # contrastive training as in SetFit; None: with few rows
+    prompt: bool | None  # label words after a prompt, not trained; None: with few rows and a GPT
     layer_decay: float  # each layer's learning rate relative to the layer above
     layers_transferred: int | None  # keep only the first n pre-trained layers
     rdrop: float  # weight of the divergence of two passes with different dropout

@@ -68,6 +68,9 @@ class FinetuneConfig(Config):
     # contrast sentence vectors, then fit a logistic layer; None: with few rows and a sentence
     # encoder (see few_labels.py)
     contrastive: bool | None = None
+    # label words after a prompt, calibrated on the rows and not trained; None: with few rows and a
+    # language model, if that is better than a new layer (see label_prompts.py)
+    prompt: bool | None = None
     layer_decay: float = 1.0  # each layer's learning rate relative to the layer above
     # of the pre-trained layers, only the first n are kept (GPT-1 fig. 2); None: all
     layers_transferred: int | None = None
@@ -112,7 +115,7 @@ class FinetuneConfig(Config):
     @property
     def trains_all(self) -> bool:
         """Whether the whole network is fine-tuned for the task at once."""
-        partly = self.features or self.words or self.freeze or self.contrastive
+        partly = self.features or self.words or self.freeze or self.contrastive or self.prompt
         return not partly and self.adapter.kind == "none"
 
     def training(self, steps: int) -> TrainConfig:

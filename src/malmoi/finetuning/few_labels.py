@@ -51,7 +51,9 @@ def choose_contrast(
             "sentence-transformers or malmoi finetune similarity wrote."
         )
     partly = settings.adapter.kind != "none" or settings.features or settings.freeze
-    whole = not (partly or settings.words or settings.from_scratch or work.teaching)
+    whole = not (
+        partly or settings.words or settings.prompt or settings.from_scratch or work.teaching
+    )
     if wanted is None:
         wanted = fits and bool(whole) and len({e.label for e in work.train}) > 1
         wanted = wanted and len(work.train) <= MAX_ROWS
@@ -117,14 +119,14 @@ def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
     labels = torch.tensor([item.label for item in items])
     scale = 1 / vectors.norm(dim=1).mean()
     head = cast(LinearHead, network.heads["classify"]).linear
-    found = _logistic_regression(vectors * scale, labels, head.out_features)
+    found = logistic_regression(vectors * scale, labels, head.out_features)
     with torch.no_grad():
         head.weight.copy_(found[:, :-1] * scale)
         if head.bias is not None:
             head.bias.copy_(found[:, -1])
 
 
-def _logistic_regression(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
+def logistic_regression(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Weights and biases [N, D + 1] that minimise Σ cross-entropy + ½‖W‖²; biases are free."""
     rows = torch.cat((vectors, torch.ones(len(vectors), 1, dtype=vectors.dtype)), 1)
     weights = torch.zeros(classes, rows.size(1), dtype=rows.dtype, requires_grad=True)

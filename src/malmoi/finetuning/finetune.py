@@ -29,6 +29,7 @@ from malmoi.finetuning.few_labels import (
     label_name_items,
 )
 from malmoi.finetuning.frozen_features import cached_states
+from malmoi.finetuning.label_prompts import choose_prompt, prompted_model
 from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.report import write_task_report
 from malmoi.finetuning.results import (
@@ -49,6 +50,7 @@ from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
+from malmoi.inference.verbalizer import Verbalizer
 from malmoi.model import Network
 from malmoi.system.files import folder_lock
 from malmoi.system.language import plural
@@ -107,6 +109,9 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
+    settings, words = choose_prompt(work, settings, options, out)
+    if words is not None:
+        work = replace(work, words=words)
     settings = choose_contrast(work, settings, options)
     given = {name for name, value in options.items() if value is not None}
     settings = apply_defaults(settings, given, work, gpt=gpt)
@@ -192,6 +197,8 @@ def _run(
     overwrite: bool = False,
     trial: bool = False,  # of a search: evaluated on held-out rows, with little logging
 ) -> FinishedRun:
+    if work.words is not None:
+        return _run_prompt(work, settings, work.words, out, overwrite=overwrite)
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     record = _record(work, settings)
@@ -233,6 +240,29 @@ def _run(
         raise Stopped(trainer.stopped)
     selected = {} if held is None else held.metrics
     run = FinishedRun(settings, checkpoint, done, trainer.step, selected)
+    return complete_run(work, run, record, out)
+
+
+def _run_prompt(
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    words: Verbalizer,
+    out: Path,
+    *,
+    overwrite: bool,
+) -> FinishedRun:
+    """Evaluates and saves a language model with calibrated label words; nothing is trained."""
+    record = _record(work, settings)
+    if begin_run(out, record, overwrite=overwrite):
+        return load_finished(work, settings, out)
+    checkpoint = prompted_model(work, words)
+    reading = _reading(work, checkpoint)
+    logger.info(work.protocol.describe())
+    with work.computing(settings):
+        held = judge_held_out(work.task, work, reading) if work.held else None
+        done = judge(work.task, work, reading, None if held is None else held.chosen)
+    selected = {} if held is None else held.metrics
+    run = FinishedRun(settings, checkpoint, done, 0, selected)
     return complete_run(work, run, record, out)
 
 

@@ -10,6 +10,7 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.search import read_trials
 from malmoi.finetuning.task_data import FinetuneData
@@ -60,6 +61,7 @@ def write_task_report(
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
         trials=[trial.table_row for trial in read_trials(out).values()] if settings.best else (),
+        compared=[one.table_row for one in read_comparison(out)],
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
         next_lines=f"malmoi predict -m {out} --data new.csv\nmalmoi serve -m {out} --open",

@@ -14,6 +14,7 @@ from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
 from malmoi.finetuning.search import read_trials
@@ -111,6 +112,8 @@ def write_results(
     }
     if kept.settings.best:
         report["trials"] = [asdict(trial) for trial in read_trials(out).values()]
+    if found := read_comparison(out):
+        report["compared"] = [asdict(one) for one in found]
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     add_to_card(out, work, done.metrics)
     write_task_report(out, work, kept.settings, done, rows, table)

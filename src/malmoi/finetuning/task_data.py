@@ -39,6 +39,7 @@ from malmoi.finetuning.protocol import (
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions
+from malmoi.inference.verbalizer import Verbalizer
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ class FinetuneData(Split):
     model_name: str  # hash of the model and the examples
     protocol: Protocol
     teaching: Distillation | None = None  # the teacher's part of the loss, if any
+    words: Verbalizer | None = None  # label words to use instead of training
 
     @property
     def primary_metric(self) -> str:

@@ -165,7 +165,11 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         said = tuple(words.list_of("said", str))
         if len(said) != len(checkpoint.labels) or not all(said):
             raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
-        settings["words"] = Verbalizer(words.text("prompt"), said)
+        bias = tuple(words.list_of("bias", float, default=[]))
+        if bias and len(bias) != len(said):
+            raise words.wrong("bias", f"a number for each of {len(said)} labels")
+        scale = words.number("scale", default=1.0)
+        settings["words"] = Verbalizer(words.text("prompt"), said, bias, scale)
     return {name: value for name, value in settings.items() if value is not None}
 
 

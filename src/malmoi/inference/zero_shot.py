@@ -5,17 +5,18 @@ Prompts are in the language of the text: Korean if it is mostly Hangul, else Eng
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import overload
 
 import numpy as np
+from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference.embed import embed_texts
 from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.predict import Prediction, Predictor, score_classes
 from malmoi.inference.predictors import entailment_class
-from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
-from malmoi.inference.score import Score
+from malmoi.inference.verbalizer import CONTENT_FREE, content_free_bias, word_logprobs
 from malmoi.tokenizer import Tokenizer
 
 ZERO_SHOT_PROMPTS = {
@@ -39,7 +40,8 @@ ZERO_SHOT_PROMPTS = {
 ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
 LabelWords = Sequence[str] | Mapping[str, str]  # the labels, or their words by label
 COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
-ScoreParts = Callable[[Sequence[SplitText]], list[Score]]
+# log P of each words after each query [queries, labels]
+ScoreWords = Callable[[Sequence[str], Sequence[str]], Tensor]
 
 
 def prompt_language(text: str) -> str:
@@ -49,22 +51,30 @@ def prompt_language(text: str) -> str:
 
 
 def classify_zero_shot(
-    read: ScoreParts,
-    text: str,
+    read: ScoreWords,
+    texts: Sequence[str],
     words: Mapping[str, str],
     prompt: str | None,
     shown: ShownExamples,
-) -> Prediction:
-    """Returns the label whose words are the likeliest continuation of the prompt."""
-    form = label_prompt(text, list(words.values()), prompt)
-    examples = "".join(
-        f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown
-    )
-    before = examples + _put(form, text=text)
-    logs = [
-        score.logprob for score in read([SplitText(before, f" {word}") for word in words.values()])
-    ]
-    return _softmax_prediction(words, logs)
+) -> list[Prediction]:
+    """Returns the labels whose words are the likeliest continuations of the prompts.
+
+    What the words get after content-free texts in the same prompt is divided out: a language model
+    prefers frequent words and those of the last example (Zhao et al. 2021).
+    """
+    forms = [label_prompt(text, list(words.values()), prompt) for text in texts]
+    before = {form: _shown_examples(form, words, shown) for form in forms}
+    asked = [*zip(forms, texts, strict=True), *product(before, CONTENT_FREE)]
+    said = [f" {word}" for word in words.values()]
+    logs = read([before[form] + _put(form, text=text) for form, text in asked], said)
+    free = logs[len(texts) :].view(len(before), len(CONTENT_FREE), len(said))
+    bias = dict(zip(before, map(content_free_bias, free), strict=True))
+    rows = zip(logs, forms, strict=False)
+    return [_softmax_prediction(words, (row + bias[form]).tolist()) for row, form in rows]
+
+
+def _shown_examples(form: str, words: Mapping[str, str], shown: ShownExamples) -> str:
+    return "".join(f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown)
 
 
 def _softmax_prediction(labels: Iterable[str], logits: Sequence[float]) -> Prediction:
@@ -172,7 +182,8 @@ class ZeroShot(LanguageModel):
         A model fine-tuned for inference is asked whether the text entails "This text is LABEL.",
         and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT's
         likelihoods or a BERT's masks are compared after a prompt that has {text} and optionally
-        {labels}; `examples` are (text, label) pairs shown first.
+        {labels}, calibrated with content-free texts; `examples` are (text, label) pairs shown
+        first.
         """
         words = label_words(labels)
         texts = [text] if isinstance(text, str) else list(text)
@@ -185,8 +196,7 @@ class ZeroShot(LanguageModel):
         elif described:
             found = self._nearest(texts, words, prompt)
         else:
-            read = self._likelihoods
-            found = [classify_zero_shot(read, one, words, prompt, examples) for one in texts]
+            found = classify_zero_shot(self._word_logprobs, texts, words, prompt, examples)
         return found[0] if isinstance(text, str) else found
 
     def _entailed(
@@ -234,7 +244,7 @@ class ZeroShot(LanguageModel):
     def _line(self, prompt: str, limit: int) -> str:
         return self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n").strip()
 
-    def _likelihoods(self, parts: Sequence[SplitText]) -> list[Score]:
-        if "mlm" in self.network.heads:
-            return pseudo_scores(self.network, self.tokenizer, parts)
-        return self.score([part.before for part in parts], [part.middle for part in parts])
+    def _word_logprobs(self, queries: Sequence[str], said: Sequence[str]) -> Tensor:
+        if "mlm" not in self.network.heads:
+            self._require_head("lm", "classify")
+        return word_logprobs(self.network, self.tokenizer, queries, said)

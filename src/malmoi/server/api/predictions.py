@@ -222,7 +222,7 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
             check_reading(request, count_tokens(served.model, _flat(texts)), passes)
             return list(served.model.predict(texts))
         _check_labels(ask, request, served.model)
-        return [served.model.classify(text, ask.labels, prompt=ask.prompt) for text in texts]
+        return list(served.model.classify(texts, ask.labels, prompt=ask.prompt))
 
     found = await run_on_model(request, served, label)
     return ClassifyResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]

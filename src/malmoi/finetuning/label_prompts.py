@@ -1,0 +1,303 @@
+"""Few labels and a language model: label words after a prompt, calibrated, without training.
+
+Cross-validation on the training rows compares prompts with one another and with a new layer.
+P prompts, n rows, N labels, F folds.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
+from malmoi.evaluation.task import Example
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.few_labels import MAX_ROWS, logistic_regression
+from malmoi.finetuning.protocol import hold_out
+from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.verbalizer_loss import task_verbalizer
+from malmoi.inference import Model
+from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
+from malmoi.inference.zero_shot import label_prompt, prompt_language
+from malmoi.system.files import write_text
+from malmoi.system.progress import tracked
+from malmoi.system.untrusted import JsonObject, read_object
+
+logger = logging.getLogger(__name__)
+
+RECORD = "comparison.json"
+# all begin with the text, which is then read once for all of them
+PROMPTS = {
+    "en": ("{text}\nSentiment:", "{text}\nTopic:", "{text}\nCategory:", "{text}\nThis text is"),
+    "ko": ("{text}\n감정:", "{text}\n주제:", "{text}\n분류:", "{text}\n한마디로"),
+}
+NEW_LAYER = "a new layer"  # its stand-in is a logistic layer on the frozen vectors
+MAX_COMPARED_ROWS = 64  # more cost time and change no choice
+MAX_FOLDS = 16
+FIT_STEPS = 100  # of L-BFGS, which converges long before
+# options that do not ask for training
+NEUTRAL = frozenset({"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision"})
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One way to classify, cross-validated on the training rows."""
+
+    way: str
+    accuracy: float
+    log_loss: float
+
+    @property
+    def table_row(self) -> tuple[str, ...]:
+        return (self.way, f"{self.accuracy:.1%}", f"{self.log_loss:.3f}")
+
+
+def choose_prompt(
+    work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object], out: Path
+) -> tuple[FinetuneConfig, Verbalizer | None]:
+    """The calibrated label words to use instead of training, if there are few rows.
+
+    Automatic for classification with at most `MAX_ROWS` rows by a language model, if no option asks
+    for training; `prompt` turns it on or off.
+    """
+    fits = _can_prompt(work, settings)
+    asked = {name for name, value in given.items() if value is not None} - NEUTRAL
+    few = len(work.train) <= MAX_ROWS and not asked and not work.teaching
+    wanted = fits and few if settings.prompt is None else settings.prompt
+    words = None
+    if wanted:
+        words = read_choice(out, work) if (out / RECORD).is_file() else None
+        words = words or _compare(work, settings, out)
+        wanted = words is not None
+    return replace(settings, prompt=wanted), words
+
+
+def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
+    """Whether the labels have words and the model can score them; if asked for, it must be."""
+    network = work.start.network
+    heads = {"lm", "mlm"} & set(network.heads)
+    classes = head_kind(work.task) is CLASSIFICATION and len({e.label for e in work.train}) > 1
+    words = [work.task.answers.get(label, label) for label in work.labels]
+    named = all(any(c.isalpha() for c in word) for word in words) and len({*words}) == len(words)
+    able = bool(heads) and not network.config.both_ways
+    if settings.prompt and not (classes and able):
+        raise UsageError(
+            "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
+            "its masked-language head."
+        )
+    if settings.prompt and not named:
+        raise UsageError(
+            f"prompt needs labels that are different words, such as positive and negative; these "
+            f"are {', '.join(words)}."
+        )
+    return classes and able and named
+
+
+def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
+    """The language model as it is, with the label words in its folder."""
+    extra = {
+        "task": work.task.name,
+        "kind": work.task.kind,
+        "words": {
+            "prompt": words.prompt,
+            "said": list(words.said),
+            "bias": list(words.bias),
+            "scale": words.scale,
+        },
+        **({"columns": dict(work.task.columns)} if work.task.columns else {}),
+    }
+    work.start.network.to(work.device).eval()
+    return replace(work.start, labels=work.labels, extra=extra, sentence=None)
+
+
+# ------------------------------------------------------------------ the comparison
+
+
+def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
+    """The best prompt by log-loss.
+
+    None if a new layer is clearly better, or if the words are not clearly better than the labels'
+    frequencies: then the model does not know them.
+    """
+    rows: Sequence[Example] = work.train
+    if len(rows) > MAX_COMPARED_ROWS:
+        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
+    rows = sorted(rows, key=lambda row: str(row.label))  # every F-th: the same share of each label
+    candidates = _candidates(work, rows)
+    logger.info(
+        f"Only {len(work.train)} training rows: comparing label words after {len(candidates)} "
+        "prompts with a new layer by cross-validation (--set prompt=false for fine-tuning)."
+    )
+    labels = torch.tensor([work.labels.index(row.label) for row in rows])
+    held = _folds(len(rows))
+    work.start.network.to(work.device).eval()
+    fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
+    losses = torch.stack([_losses(one, labels) for one in fitted.held_out])
+    best = int(losses.mean(1).argmin())
+    scores = [*fitted.held_out, _layer_scores(work, rows, labels, held)]
+    found = [
+        _compared(way, one, labels)
+        for way, one in zip((*(repr(w.prompt) for w in candidates), NEW_LAYER), scores, strict=True)
+    ]
+    shares = labels.bincount(minlength=len(work.labels)) / len(labels)
+    informed = _is_clear(-shares[labels].log() - losses[best])
+    right = [(one.argmax(-1) == labels).double() for one in (scores[-1], scores[best])]
+    better = settings.prompt is None and (not informed or _is_clear(right[0] - right[1]))
+    chosen = replace(
+        candidates[best], bias=tuple(fitted.bias[best].tolist()), scale=float(fitted.scale[best])
+    )
+    _write_comparison(out, work, found, None if better else chosen)
+    kept = found[-1] if better else found[best]
+    said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
+    if better:
+        logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
+    else:
+        logger.info(
+            f"Label words after {kept.way}: {said} in cross-validation on {len(rows)} rows; "
+            "nothing needs to be trained."
+        )
+    return None if better else chosen
+
+
+def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:
+    own = task_verbalizer(work.task, work.labels)
+    language = prompt_language(" ".join(row.text for row in rows))
+    names = [word.strip().replace("{", "{{").replace("}", "}}") for word in own.said]
+    forms = (*PROMPTS[language], label_prompt(rows[0].text, names))
+    if any(row.pair is not None for row in rows):
+        forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
+    return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
+
+
+def _prompt_scores(
+    work: FinetuneData, candidates: Sequence[Verbalizer], rows: Sequence[Example]
+) -> tuple[Tensor, Tensor]:
+    """log P of the words after each prompt [P, n, N], and content-free biases [P, N]."""
+    start = work.start
+    texts = [(row.text, row.pair or "") for row in rows]
+    texts += [(one, one) for one in CONTENT_FREE]
+    found = []
+    said = candidates[0].said
+    # one text at a time: its prompts share its tokens
+    for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
+        queries = [words.query(*texts[i]) for words in candidates]
+        found.append(word_logprobs(start.network, start.required_tokenizer, queries, said))
+    logs = torch.stack(found, 1).double().log_softmax(-1)
+    return logs[:, : len(rows)], torch.stack([content_free_bias(c) for c in logs[:, len(rows) :]])
+
+
+def _folds(rows: int) -> Tensor:
+    """Which rows each fold holds out [F, n]; the last fold holds out none."""
+    count = min(rows, MAX_FOLDS)
+    held = torch.arange(rows)[None] % count == torch.arange(count)[:, None]
+    return torch.cat((held, torch.zeros(1, rows, dtype=torch.bool)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fits on all rows, and the scores of every row by the fit without it."""
+
+    scale: Tensor  # [P]
+    bias: Tensor  # [P, N]
+    held_out: Tensor  # [P, n, N]
+
+
+def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -> Calibration:
+    """Fits scale · log p + bias of each prompt by cross-entropy, in every fold at once.
+
+    The penalty ½(ln² scale + ‖bias − content-free bias‖²) makes the content-free calibration
+    the answer where rows are few.
+    """
+    prompts, rows, _ = logs.shape
+    folds = len(held)
+    powers = torch.zeros(prompts, folds, dtype=logs.dtype, requires_grad=True)
+    bias = prior[:, None].repeat(1, folds, 1).requires_grad_()
+    optimizer = torch.optim.LBFGS([powers, bias], max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
+    target = labels.expand(prompts, folds, rows)[..., None]
+
+    def scores() -> Tensor:
+        return powers.exp()[..., None, None] * logs[:, None] + bias[:, :, None]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        losses = -scores().log_softmax(-1).gather(-1, target)[..., 0]
+        penalty = powers.square().sum() + (bias - prior[:, None]).square().sum()
+        loss = losses.masked_fill(held, 0).sum() + 0.5 * penalty
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    with torch.no_grad():
+        own = held.int().argmax(0)  # the fold that holds a row out
+        held_out = scores()[:, own, torch.arange(rows)]
+    return Calibration(powers.detach()[:, -1].exp(), bias.detach()[:, -1], held_out)
+
+
+def _layer_scores(
+    work: FinetuneData, rows: Sequence[Example], labels: Tensor, held: Tensor
+) -> Tensor:
+    """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
+    texts = [row.text if row.pair is None else f"{row.text}\n{row.pair}" for row in rows]
+    vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
+    vectors = vectors / vectors.norm(dim=1).mean()
+    scores = torch.zeros(len(rows), len(work.labels), dtype=vectors.dtype)
+    for fold in held[:-1]:
+        weights = logistic_regression(vectors[~fold], labels[~fold], len(work.labels))
+        scores[fold] = vectors[fold] @ weights[:, :-1].T + weights[:, -1]
+    return scores
+
+
+def _losses(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels, reduction="none")
+
+
+def _compared(way: str, scores: Tensor, labels: Tensor) -> Compared:
+    right = (scores.argmax(-1) == labels).double()
+    return Compared(way, float(right.mean()), float(_losses(scores, labels).mean()))
+
+
+def _is_clear(gains: Tensor) -> bool:
+    """Whether the mean of the rows' gains is more than its standard error."""
+    return bool(gains.mean() > gains.std() / len(gains) ** 0.5)
+
+
+# ------------------------------------------------------------------ comparison.json
+
+
+def _write_comparison(
+    out: Path, work: FinetuneData, found: Sequence[Compared], words: Verbalizer | None
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "of": work.model_name,
+        "compared": [asdict(one) for one in found],
+        "words": None if words is None else asdict(words),
+    }
+    write_text(out / RECORD, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_comparison(out: Path) -> list[Compared]:
+    """The ways that were compared in a folder; none if nothing was."""
+    if not (out / RECORD).is_file():
+        return []
+    found = JsonObject(read_object(out / RECORD), str(out / RECORD)).list_of("compared", dict)
+    return [Compared(**{str(name): value for name, value in one.items()}) for one in found]
+
+
+def read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
+    """The label words that an earlier call chose for the same model and rows."""
+    found = JsonObject(read_object(out / RECORD), str(out / RECORD))
+    if found.get("of") != work.model_name or found.get("words") is None:
+        return None
+    words = found.object("words")
+    said = tuple(words.list_of("said", str))
+    bias = tuple(words.list_of("bias", float))
+    return Verbalizer(words.text("prompt"), said, bias, words.number("scale"))
