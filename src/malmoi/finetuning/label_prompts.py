@@ -170,7 +170,7 @@ def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]
     own = task_verbalizer(work.task, work.labels)
     language = prompt_language(" ".join(row.text for row in rows))
     names = [word.strip().replace("{", "{{").replace("}", "}}") for word in own.said]
-    forms = (*PROMPTS[language], label_prompt(rows[0].text, names))
+    forms: tuple[str, ...] = (*PROMPTS[language], label_prompt(rows[0].text, names))
     if any(row.pair is not None for row in rows):
         forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
     return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
