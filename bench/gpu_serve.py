@@ -1,6 +1,6 @@
 """The engine and the server on a GPU under 64 and 256 streams, beside transformers.
 
-    PYTHONPATH=src python bench/gpu_serve.py --out OUT [--limit tiny]
+    PYTHONPATH=src python bench/gpu_serve.py --out OUT [--no-peers] [--limit tiny]
 
 A random GPT-2 of 124M in bf16, the same weights for all; prompts of 16 to 128 tokens, 96 new tokens
 each, greedy. Ours is a closed loop: each stream asks again as soon as it is answered, three times
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -262,6 +262,7 @@ class Size:
     streams: tuple[int, ...] = (64, 256)
     rounds: int = ROUNDS
     tokens: int = NEW_TOKENS
+    peers: bool = True
 
 
 def measure(
@@ -295,7 +296,8 @@ def measure(
     if not all(find_spec(name) for name in ("fastapi", "uvicorn")):
         print("fastapi or uvicorn is not installed: no server.", file=sys.stderr)
         del ways["malmoi server"]
-    ways |= {"transformers generate_batch": continuous, "transformers generate": static}
+    if size.peers:
+        ways |= {"transformers generate_batch": continuous, "transformers generate": static}
     rows = [attempt(way, streams, work) for way, work in ways.items()]
     rate = rows[0]["tokens_per_second"]
     return [
@@ -324,6 +326,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu_serve"))
     parser.add_argument("--data", type=Path, help="not used: everything is drawn")
     parser.add_argument("--limit", choices=["tiny"])
+    parser.add_argument("--no-peers", action="store_true", help="malmoi's rows alone")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--slots", type=int, help=argparse.SUPPRESS)
@@ -336,6 +339,7 @@ def main() -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     shape = {"n_layer": 2, "n_embd": 64, "n_head": 2} if chosen.limit else {}
     size = Size((4, 8), 2, 8) if chosen.limit else Size()
+    size = replace(size, peers=not chosen.no_peers)
     torch.manual_seed(0)
     start = time.perf_counter()
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()

@@ -137,7 +137,8 @@ def _piece(
     slope = slope * kept[:, None]
     if squash is not None:
         slope = slope * (1 - squash.square())
-    return (loss * kept).sum(), slope
+    # rounded here, so that the compiler never writes the fp32 gradient to memory
+    return (loss * kept).sum(), slope.to(logits.dtype)
 
 
 def _in_place(
