@@ -7,7 +7,7 @@ LOCKS := constraints.txt requirements-build.lock requirements.lock
 # Nothing is resolved, and nothing is built with tools that were not checked. -qq: pip's remarks about itself.
 BY_HASH := install -qq --no-deps --no-build-isolation --require-hashes
 
-.PHONY: demo test check bench docs heavy campaign lock clean
+.PHONY: demo demo-ko test check bench docs heavy campaign lock clean
 
 # torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
 $(READY): pyproject.toml $(LOCKS)
@@ -17,6 +17,9 @@ $(READY): pyproject.toml $(LOCKS)
 	$(BIN)/pip install -qq --constraint constraints.txt torch
 	$(BIN)/pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+
+demo-ko: $(READY)
+	$(BIN)/malmoi demo --language ko
 
 demo: $(READY)
 	$(BIN)/malmoi demo --language en  # the pages' lines use what it leaves

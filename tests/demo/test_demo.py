@@ -13,7 +13,9 @@ from malmoi.demo import demo as module
 from malmoi.demo.demo import run_demo
 from malmoi.demo.page import attention_grid, heat_map, sharpest
 from malmoi.demo.story import DemoConfig, Story
-from malmoi.demo.texts import MINISTRIES, SPEECHES, DemoText, bills
+from malmoi.demo.texts import BUILT_IN, MINISTRIES, PIECES, SPEECHES, TOPICS, DemoText, bills
+from malmoi.system.language import language
+from malmoi.text.documents import read_documents
 from malmoi.training.prepare import read_recipe
 
 TINY = DemoConfig(
@@ -152,11 +154,33 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         bills(path).documents()
 
 
-def test_the_korean_demo_has_a_korean_page(bill_file: Path, tmp_path: Path) -> None:
+def test_the_built_in_text_follows_the_language() -> None:
+    assert BUILT_IN[language({"LANG": "ko_KR.UTF-8"})] is PIECES
+    assert BUILT_IN[language({"MALMOI_LANG": "ko"})] is PIECES
+    assert BUILT_IN[language({})] is SPEECHES
+
+
+def test_the_korean_text_is_long_and_does_not_repeat_itself() -> None:
+    documents = PIECES.documents()
+    sentences = [
+        sentence.strip('" ')
+        for document in documents
+        for row, _ in document.rows
+        for sentence in re.split(r"(?<=[.?!])[\"” ]+", row)
+        if len(sentence) > 15
+    ]
+    assert sum(len(document.text.encode()) for document in documents) > 150_000
+    assert len(set(sentences)) == len(sentences)
+    words = {word for document in documents for word in re.findall("[가-힣]+", document.text)}
+    assert len(words) > 9_000
+    assert [d.text for d in read_documents("builtin:korean")] == [d.text for d in documents]
+
+
+def test_the_korean_demo_has_a_korean_page(tmp_path: Path) -> None:
     tiny = replace(TINY, gpt_seconds=1, bert_seconds=1)
     with environment(MALMOI_LANG="ko"):
-        found = run_demo(tmp_path, tiny, bills(bill_file))
-    assert malmoi.load(tmp_path / "ministry").predict("학교의 안전").label in MINISTRIES
+        found = run_demo(tmp_path, tiny, PIECES)
+    assert malmoi.load(tmp_path / "topic").predict("국을 끓인다.").label in TOPICS.values()
     page = (tmp_path / "report.html").read_text("utf-8")
     assert '<html lang="ko">' in page
     shown = " ".join(

@@ -59,6 +59,7 @@ def build_command(
     part: str = option(
         "", "Do only this part of the shards, as one of several cluster jobs.", metavar="I/N"
     ),
+    seed: opt.Seed = None,
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
@@ -74,9 +75,8 @@ def build_command(
     from malmoi.corpus.build import run_build
     from malmoi.corpus.executors import Execution
 
-    changes: dict[str, Any] = changes_of(settings) | given(
-        locals(), "steps", "language", "links", "block_domains", "weights", "documents", "text"
-    )
+    names = ("steps", "language", "links", "block_domains", "weights", "documents", "text", "seed")
+    changes: dict[str, Any] = changes_of(settings) | given(locals(), *names)
     found = run_build(
         sources,
         out,

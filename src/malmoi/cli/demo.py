@@ -6,7 +6,7 @@ from pathlib import Path
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import option
-from malmoi.cli.output import note, print_json, print_table
+from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import LANGUAGES, translate
 from malmoi.system.language import language as user_language
@@ -19,12 +19,13 @@ def demo_command(
     data: Path | None = option(
         None,
         "Korean bills (제안이유), a blank line between them.",
-        shown="English speeches",
+        shown="the language's built-in text",
         metavar="FILE",
     ),
     language: str | None = option(
-        None, "Messages and page: en or ko.", shown="the locale's", metavar="NAME"
+        None, "Text, messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
+    seed: opt.Seed = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -34,22 +35,19 @@ def demo_command(
 
     Example: malmoi demo
 
-    Example: malmoi demo --data bills.ko.txt --language ko
+    Example: malmoi demo --language ko
     """
     if language is not None:
         if language not in LANGUAGES:
             raise UsageError(f"There is no demo in {language!r}.{nearest(language, LANGUAGES)}")
         os.environ["MALMOI_LANG"] = language
-    if data is None and user_language() == "ko":
-        note(
-            "The built-in text is English. For Korean text, pass a file of bills with --data, or "
-            "use your own text: malmoi pretrain gpt my_texts/ --minutes 5"
-        )
     load_torch()
     from malmoi.demo.demo import run_demo
-    from malmoi.demo.texts import bills
+    from malmoi.demo.story import DemoConfig
+    from malmoi.demo.texts import BUILT_IN, bills
 
-    story = run_demo(out, text=bills(data) if data else None, overwrite=overwrite)
+    text = bills(data) if data else BUILT_IN[user_language()]
+    story = run_demo(out, DemoConfig(seed=seed or 0), text, overwrite=overwrite)
     facts = {
         "report": str(story.out / "report.html"),
         "seconds": round(story.seconds["all"], 1),
@@ -60,7 +58,8 @@ def demo_command(
         return
     prompt, text = story.samples[0]
     print_table(
-        ("what", "result"), [(translate("sample of the GPT"), prompt + text), *_lines(facts)]
+        (translate("what"), translate("result")),
+        [(translate("sample of the GPT"), prompt + text), *_lines(facts)],
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import (
-    CLEAR_GAIN,
     HELD_OUT_DOCUMENTS,
     DemoConfig,
     Story,
+    clear_gain,
 )
 from malmoi.demo.texts import SPEECHES, DemoText
 from malmoi.evaluation.tasks import custom_task
@@ -73,8 +73,7 @@ def _text(story: Story) -> None:
     folder.mkdir(exist_ok=True)
     found = story.text.documents()
     size = sum(len(document.text) for document in found)
-    reading = f"Reading {size / 1e6:.1f} million characters."
-    _say(f"{reading} {story.text.about}")
+    _say(f"Reading {size:,} characters. {story.text.about}")
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     files: dict[str, list[str]] = {}
     for i, document in enumerate(found):
@@ -84,7 +83,7 @@ def _text(story: Story) -> None:
             files.setdefault(document.file, []).append(document.text)
     for name, texts in files.items():
         (folder / name).write_text("\n\n".join(texts), "utf-8")
-    chance = random.Random(0)
+    chance = random.Random(story.plan.seed)
     for part, limit in (("train", story.plan.labelled), ("dev", story.plan.judged)):
         rows = chance.sample(parts[part], min(limit, len(parts[part])))
         lines = "".join(f"{text}\t{label}\n" for text, label in rows)
@@ -112,7 +111,7 @@ def _rows(story: Story, part: str) -> list[list[str]]:
 
 def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
-    vocab = vocabulary_size(story.facts["bytes"])
+    vocab = story.text.vocab or vocabulary_size(story.facts["bytes"])
     _say(
         f"Training two tokenizers of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
         "the BERT."
@@ -144,6 +143,7 @@ def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
         out=story.out / name,
         tokenizer=story.out / "tokenizers" / kind,
         minutes=seconds / 60,
+        seed=story.plan.seed,
         **{"data.documents": story.text.rule, **story.plan.settings},
     )
 
@@ -155,7 +155,7 @@ def _gpt(story: Story) -> None:
     )
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt_seconds)
     prompts = list(story.text.prompts)
-    texts = model.generate(prompts, max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
+    texts = model.generate(prompts, max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1 + story.plan.seed)
     story.samples = list(zip(prompts, texts, strict=True))
     unseen = [text for text, _ in _rows(story, "dev")[:50]]
     story.facts["order"] = tells_order(model, unseen, story.text.opening)
@@ -199,6 +199,7 @@ def _task(story: Story) -> None:
         "the same BERT without pre-training": _mean_accuracy(raw),
         "the pre-trained BERT, fine-tuned": _mean_accuracy(tuned),
     }
+    story.facts["judged"] = len(judged)
     story.facts["verdict"] = _verdict(story, _mean_accuracy(tuned) - _mean_accuracy(raw))
     _say(story.facts["verdict"])
     rows = (story.out / story.text.task / "predictions.jsonl").read_text("utf-8").splitlines()
@@ -208,7 +209,7 @@ def _task(story: Story) -> None:
 def _verdict(story: Story, gain: float) -> str:
     """States the gain from pre-training, whether or not there is one."""
     points = f"{100 * gain:+.0f}".replace("-", "−")
-    if gain >= CLEAR_GAIN:
+    if gain >= clear_gain(story.facts["judged"]):
         return f"Pre-training added {points} points."
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
@@ -227,7 +228,8 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
     task = custom_task("classification", text="text", label=story.text.task)
     data = _rows_file(story, "train")
     dev = _rows_file(story, "dev")
-    how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
+    how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates}
+    how |= {"seeds": story.plan.seeds, "seed": story.plan.seed}
     return run_finetuning(
         story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
     )

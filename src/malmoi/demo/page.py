@@ -88,7 +88,7 @@ def _text(story: Story) -> str:
     f = story.facts
     paragraph = (
         story.text.about,
-        f"{f['documents']:,} documents, {f['characters'] / 1e6:.1f} million characters.",
+        f"{f['documents']:,} documents, {f['characters']:,} characters.",
         f"{f['held out']:,} of them were held out: no model below was trained on those.",
         "Each model has its own vocabulary, learnt from the text; this is how they tokenize a "
         "sentence.",

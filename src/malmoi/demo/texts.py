@@ -8,10 +8,19 @@ from typing import Literal
 
 from malmoi.errors import UsageError
 from malmoi.text.documents import read_documents
+from malmoi.text.sources import KOREAN_TEXTS, korean_pieces
 
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
 MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
 MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
+TOPICS = {
+    "food": "음식",
+    "history": "역사",
+    "life": "생활",
+    "nature": "자연",
+    "science": "과학",
+    "tales": "이야기",
+}
 HIDDEN_NAME = "소관 부처"  # "the ministry in charge"
 
 
@@ -43,6 +52,7 @@ class DemoText:
     attended: str  # the sentence whose attention is shown
     opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
+    vocab: int | None = None  # of both tokenizers; None: by the size of the text
 
 
 def _messages() -> list[DemoDocument]:
@@ -101,6 +111,41 @@ SPEECHES = DemoText(
     opening="The",
     example="We will put a man on the moon.",
 )
+
+
+def _pieces() -> list[DemoDocument]:
+    """Every piece of `builtin:korean`; its paragraphs have the topic of its file."""
+    return [
+        DemoDocument(f"{name}.txt", piece, [(row, topic) for row in piece.split("\n")])
+        for name, topic in TOPICS.items()
+        for piece in korean_pieces(KOREAN_TEXTS / f"{name}.txt")
+    ]
+
+
+PIECES = DemoText(
+    source="builtin:korean",
+    documents=_pieces,
+    rule="blank",
+    out="demo-ko",
+    title="Two language models from short Korean pieces",
+    about="Short pieces on six topics, written in Korean for this demo.",
+    task="topic",
+    labels=tuple(TOPICS.values()),
+    task_about="The task: predict the topic of a paragraph.",
+    question="Fine-tuned: what is this about?",
+    prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
+    masked=(
+        "호랑이는 깊은 산속에 [MASK].",
+        "임금은 백성을 위해 새 글자를 [MASK].",
+        "물이 끓으면 소금을 [MASK] 간을 맞춘다.",
+    ),
+    attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
+    opening="그래서",
+    example="메주를 띄워 간장을 담근다.",
+    vocab=4096,  # a text this small gets 512 by the rule, fewer than its 1,000 syllables
+)
+
+BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language
 
 
 def bills(path: Path) -> DemoText:

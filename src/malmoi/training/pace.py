@@ -188,13 +188,13 @@ class Pace:
         if now >= FEW_UPDATES:
             return message
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
-        advice = f"{message} That is too few to learn much: use --minutes {enough}"
-        if name == self.sized:
-            return f"{advice}."
-        return (
-            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
-            f"{minutes}."
-        )
+        advice = f"That is too few to learn much: use --minutes {enough}"
+        if name != self.sized:
+            advice = (
+                f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
+                f"{minutes}"
+            )
+        return f"{message} {advice}."
 
 
 def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
