@@ -9,6 +9,7 @@ from malmoi.demo.texts import SPEECHES, DemoText
 
 HELD_OUT_DOCUMENTS = 6  # one document in this many
 
+
 @dataclass(frozen=True)
 class DemoConfig:
     """The time of each part; the size of the models follows from it, the text and the machine."""
