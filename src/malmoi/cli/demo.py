@@ -46,8 +46,8 @@ def demo_command(
     from malmoi.demo.story import DemoConfig
     from malmoi.demo.texts import BUILT_IN, bills
 
-    text = bills(data) if data else BUILT_IN[user_language()]
-    story = run_demo(out, DemoConfig(seed=seed or 0), text, overwrite=overwrite)
+    source = bills(data) if data else BUILT_IN[user_language()]
+    story = run_demo(out, DemoConfig(seed=seed or 0), source, overwrite=overwrite)
     facts = {
         "report": str(story.out / "report.html"),
         "seconds": round(story.seconds["all"], 1),
