@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.features import FeatureView
+from malmoi.evaluation.guess import guess_task
 from malmoi.evaluation.kinds import encode_examples
 from malmoi.evaluation.prompts import parse_tags
 from malmoi.evaluation.tasks import (
@@ -651,3 +652,17 @@ def test_snli_and_scitail_in_their_other_formats(tmp_path: Path) -> None:
     )
     rows = load_examples(named_task("scitail"), lines).rows
     assert [(one.text, one.label) for one in rows] == [("a", "entails"), ("c", "neutral")]
+
+
+def test_a_public_format_is_recognised_without_a_name(tmp_path: Path) -> None:
+    tagged = tmp_path / "mine.txt"
+    tagged.write_text("Seoul B-LOC\nis O\n\nKim B-PER\nsaid O\n", "utf-8")
+    assert guess_task(None, tagged)[0].name == guess_task("tagging", tagged)[0].name == "conll2003"
+    for field, name in (("", "squad"), (', "is_impossible": false', "squad2")):
+        nested = tmp_path / f"{name}.json"
+        asked = f'{{"qas": [{{"id": "1"{field}}}], "context": "Seoul"}}'
+        nested.write_text(f'{{"data": [{{"paragraphs": [{asked}]}}]}}', "utf-8")
+        assert guess_task(None, nested)[0].name == name
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a film\tgood\na bore\tbad\n" * 5, "utf-8")
+    assert guess_task(None, lines)[0].kind == "classification"

@@ -143,8 +143,16 @@ def test_sentences_are_translated_with_their_values(korean: None) -> None:
     assert translate("There is no task 'sst'. Did you mean 'sst2'? `malmoi tasks` lists them.") == (
         "'sst' 과제는 없습니다. 'sst2'를 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
     )
-    said = "0.42 s per step: about 12 steps in your 3 minutes. That is too few to learn much."
-    assert translate(said).startswith("스텝당 0.42초: 3분 동안 약 12스텝. That")
+    pace = "0.42 s per step: about 12 steps in your 3 minutes."
+    assert translate(f"{pace} That is too few to learn much: use --minutes 9.") == (
+        "스텝당 0.42초: 3분 동안 약 12스텝. "
+        "이 정도로는 배우기 어렵습니다. 권장: --minutes 9."
+    )
+
+
+def test_a_column_named_like_a_unit_is_no_count(korean: None) -> None:
+    assert translate("text = document") == "텍스트 = document"
+    assert translate("14,021 documents") == "문서 14,021개"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from json import loads
@@ -175,10 +176,11 @@ def newest_model(file: Path, *, writes: bool = False) -> str:
     found = sorted(_models(heads), key=lambda config: config.stat().st_mtime)
     if not found:
         family = "gpt" if writes else "bert"
+        rows = shlex.quote(str(file))
         raise UsageError(
             "There is no pre-trained model here to start from. Make one, from these rows or "
-            f"better from more text: malmoi pretrain {family} {file} -o runs/{family} --minutes "
-            f"10. Or name one: malmoi finetune {file} --model DIR."
+            f"better from more text: malmoi pretrain {family} {rows} -o runs/{family} --minutes "
+            f"10. Or name one: malmoi finetune {rows} --model DIR."
         )
     return str(found[-1].parent)
 
@@ -198,11 +200,13 @@ def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
     from malmoi.inference.predictors import ANSWER, WRITING
 
-    pairs = " --pairs" if head_kind(task).output is ANSWER else ""
+    folder = shlex.quote(str(out))
+    use = f'malmoi predict -m {folder} "…"'
     if head_kind(task).output is WRITING:
-        say(f'Next: malmoi chat -m {out} "…", malmoi serve -m {out}, {out}/report.html')
-        return
-    say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
+        use = f'malmoi chat -m {folder} "…"'
+    elif head_kind(task).output is ANSWER:
+        use = f'malmoi predict -m {folder} --pairs "…" "…"'
+    say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ from malmoi.cli.output import one_line, print_json
 from malmoi.cli.prediction_file import default_output, note_unknown, predict_file, prediction_facts
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
-from malmoi.system.language import plural
+from malmoi.system.language import plural, translate
 from malmoi.system.result import plain
 
 
@@ -72,7 +72,7 @@ def predict_command(
         opened = open_model(model, device, dtype)
         count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
         result = {"file": str(target), "rows": count}
-        print_json(result) if json else print(f"{target}: {plural(count, 'row')}")
+        print_json(result) if json else print(f"{target}: {translate(plural(count, 'row'))}")
         return
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines

@@ -1,6 +1,7 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -220,8 +221,9 @@ def _tell(out: Path, json: bool) -> None:
     causal = "perplexity" in row and "backward_lm_loss" not in row
     objective = read_object(out / "recipe.json").get("objective")
     verb = "translate" if objective == "translation" else "generate"
-    use = f'malmoi {verb} -m {out} "…"' if causal else f"malmoi finetune rows.csv -m {out}"
-    say(f"Next: {use}, malmoi serve -m {out}, {out}/report.html")
+    folder = shlex.quote(str(out))
+    use = f'malmoi {verb} -m {folder} "…"' if causal else f"malmoi finetune rows.csv -m {folder}"
+    say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
 
 
 def _number(value: float) -> str:

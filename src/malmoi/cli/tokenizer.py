@@ -13,6 +13,7 @@ from malmoi.cli.options import argument, count, described, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free, write_text
+from malmoi.system.language import plural, translate
 
 MAX_CHARACTERS = 20_000_000  # of text that new tokens are learnt from
 
@@ -59,7 +60,9 @@ def train_command(
         say(sentence)
     tokenizer.save(out)
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
-    print_json(result) if json else print(f"{out}: {kind}, {tokenizer.vocab_size:,} tokens")
+    print_json(result) if json else print(
+        f"{out}: {kind}, {translate(plural(tokenizer.vocab_size, 'token'))}"
+    )
 
 
 def extend_command(

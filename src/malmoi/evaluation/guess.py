@@ -1,7 +1,9 @@
 """The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
 
 import logging
+import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,19 @@ from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, custom_task
 from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
 from malmoi.evaluation.task import KIND_ALIASES, Task
 from malmoi.evaluation.tasks import named_task
+from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
-from malmoi.text.rows import RowSource, file_list, is_files
+from malmoi.text.rows import RowSource, file_list, is_files, text_lines
 
 logger = logging.getLogger(__name__)
 
+FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
+HEAD_LINES = 50  # read to recognise a format
+HEAD_CHARACTERS = 100_000
+TAG = re.compile(r"O|[BIESLU][-_]\S+")
 GUESSED_KINDS = ("classification", "regression", "writing")  # the columns of other kinds are named
 
 
@@ -41,6 +48,9 @@ def guess_task(
     folder = isinstance(data, str | Path) and Path(data).is_dir()
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)
+    if not any(columns.values()) and (known := _published_format(name, data)):
+        logger.info(f"{file_list(data)[0]} has the format of {known}.")
+        return named_task(known), None
     if name is None and several:
         name = "multilabel"
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
@@ -58,6 +68,23 @@ def guess_task(
     if found.separator:
         columns["separator"] = found.separator
     return task_on_columns(found.kind, **columns), found
+
+
+def _published_format(kind: str | None, data: RowSource) -> str | None:
+    """The task whose public format a file has: SQuAD's JSON, or CoNLL's one word per line."""
+    files = file_list(data) if is_files(data) else []
+    if kind not in (None, "tagging", "answer") or not files or not files[0].is_file():
+        return None
+    if not FORMATS.intersection(files[0].suffixes):
+        return None
+    head = [line for _, line in islice(text_lines(files[0]), HEAD_LINES)]
+    if ".json" in files[0].suffixes:
+        start = "".join(head)[:HEAD_CHARACTERS]
+        nested = start.lstrip().startswith("{") and '"paragraphs"' in start and '"qas"' in start
+        return ("squad2" if '"is_impossible"' in start else "squad") if nested else None
+    words = [line.split() for line in head if line.strip() and not line.startswith(DOCUMENT_MARK)]
+    tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
+    return "conll2003" if len(words) > 1 and tagged else None
 
 
 def tuned_task(model: Model) -> str | None:

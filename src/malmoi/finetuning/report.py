@@ -1,6 +1,7 @@
 """report.html of a fine-tuning run: metrics, curves, confusion matrix and predictions."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,7 @@ def write_task_report(
     kind = head_kind(work.task)
     log = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
     found = work.word_baseline
+    folder = shlex.quote(str(out))
     page = TaskPage(
         title=f"Fine-tuned: {', '.join(file_names(work.train)) or work.task.name}",
         lead=work.protocol.describe(),
@@ -64,7 +66,7 @@ def write_task_report(
         compared=[one.table_row for one in read_comparison(out)],
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
-        next_lines=f"malmoi predict -m {out} --data new.csv\nmalmoi serve -m {out} --open",
+        next_lines=f"malmoi predict -m {folder} new.csv\nmalmoi serve -m {folder} --open",
         warning="" if outcome else "Stopped before the end: the same command resumes.",
     )
     write_text(out / "report.html", page.render())

@@ -15,6 +15,8 @@ from importlib.resources import files
 LANGUAGES = ("en", "ko")
 SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
+# "{0} rows": the value is a number, so that the column of "text = rows" is no count
+COUNT = re.compile(r"\{0\} (?!is )(?:[a-z]+ ){0,2}[a-z]+")
 PARTICLE = re.compile(r"은\(는\)|이\(가\)|을\(를\)|과\(와\)|\((?:으|이)\)")
 # not read aloud before a particle: quotes, and parentheses with their contents
 SILENT = re.compile(r"(?:[\"'`“”‘’\]]|\([^()]*\))+$")
@@ -63,7 +65,8 @@ def _templates() -> list[tuple[re.Pattern[str], list[str], str]]:
     for english, korean in by_literals:
         parts = PLACE.split(english)
         if len(parts) > 1:
-            pattern = "(.*?)".join(re.escape(part) for part in parts[::2])
+            value = r"(.*\d.*?)" if COUNT.fullmatch(english) else "(.*?)"
+            pattern = value.join(re.escape(part) for part in parts[::2])
             found.append((re.compile(pattern, re.DOTALL), parts[1::2], korean))
     return found
 
