@@ -145,8 +145,7 @@ def test_sentences_are_translated_with_their_values(korean: None) -> None:
     )
     pace = "0.42 s per step: about 12 steps in your 3 minutes."
     assert translate(f"{pace} That is too few to learn much: use --minutes 9.") == (
-        "스텝당 0.42초: 3분 동안 약 12스텝. "
-        "이 정도로는 배우기 어렵습니다. 권장: --minutes 9."
+        "스텝당 0.42초: 3분 동안 약 12스텝. 이 정도로는 배우기 어렵습니다. 권장: --minutes 9."
     )
 
 
