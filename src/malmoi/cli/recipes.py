@@ -89,16 +89,13 @@ def approximate_parameters(c: ModelConfig) -> float:
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:
-    """A recipe's exact size, from a network on the meta device."""
-    from malmoi.model import Network, count_parameters, without_weights
+    """A recipe's exact size."""
+    from malmoi.training.estimate import exact_parameters
 
     c = with_vocab(recipe)
-    encoder = c.pool != "last"
-    with without_weights():
-        network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
     sizes = {name: getattr(c, name) for name in ("depth", "width", "heads", "context", "vocab")}
     about = {"objective": recipe.objective, "about": recipe.about}
-    return {"parameters": count_parameters(network), **sizes, **about}
+    return {"parameters": exact_parameters(c), **sizes, **about}
 
 
 # ------------------------------------------------------------------ one recipe

@@ -1,6 +1,5 @@
 """Train a tokenizer, or see how one splits a text."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -86,12 +85,13 @@ def extend_command(
     from malmoi.checkpoint.grow_vocabulary import grow_vocabulary
     from malmoi.text.documents import read_documents
     from malmoi.tokenizer.extend import extend_tokenizer
+    from malmoi.tokenizer.training import first_texts
 
     require_free(out, overwrite=overwrite)
     checkpoint = read_checkpoint(model)
     tokenizer = checkpoint.required_tokenizer
     reader = read_documents(data)
-    texts = list(first_texts(document.text for document in reader))
+    texts = list(first_texts((document.text for document in reader), MAX_CHARACTERS))
     for sentence in reader.describe():
         say(sentence)
     found = extend_tokenizer(tokenizer, texts, add)
@@ -122,16 +122,6 @@ def _copy_recipe(model: Path, out: Path, vocab: int) -> None:
         recipe = Recipe.from_json((model / "recipe.json").read_text("utf-8"))
         recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
         write_text(out / "recipe.json", recipe.to_json())
-
-
-def first_texts(texts: Iterable[str], most: int = MAX_CHARACTERS) -> Iterator[str]:
-    """The texts up to a number of characters, which is enough to learn from."""
-    read = 0
-    for text in texts:
-        yield text
-        read += len(text)
-        if read >= most:
-            return
 
 
 def show_command(

@@ -23,6 +23,7 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.embed import check_layers
+from malmoi.inference.predict import model_inputs
 from malmoi.model import Activations, FeatureConfig, Network
 from malmoi.model.features import STATE_DTYPE
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
@@ -30,7 +31,7 @@ from malmoi.system.files import scratch_folder
 from malmoi.system.limits import format_size
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
-from malmoi.tokenizer.padding import length_batches, model_inputs
+from malmoi.tokenizer.padding import length_batches
 
 logger = logging.getLogger(__name__)
 
@@ -233,13 +234,12 @@ def _write(
     network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]
 ) -> None:
     """Writes states in the order of `rows`, which are sorted longest first as the batches are."""
-    device = network.device
     done = 0
     network.eval()
     for group in length_batches([len(row.tokens) for row in rows]):
         activations = Activations()
         some = [rows[i] for i in group]
-        network.trunk(**model_inputs(some, network.config, device), activations=activations)
+        network.trunk(**model_inputs(network, some), activations=activations)
         for layer, file in zip(layers, files, strict=True):
             found = activations.hidden[layer].to(STATE_DTYPE).cpu().numpy()
             for row, states in zip(some, found, strict=True):

@@ -10,7 +10,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.inference.predict import Predictor, end_tokens
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, entailment_class, task_heads
-from malmoi.inference.prompt import encode_prompt, text_too_long
+from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.tokenizer import Encoding, Tokenizer
 
 # available without fine-tuning: see zero_shot.py
@@ -119,12 +119,8 @@ class LoadedModel:
         longest = self.config.context
         if sentence is not None:
             longest = min(longest, sentence.max_tokens or longest)
-        return self._fitting(read(self.tokenizer, text, max_tokens=longest if truncate else None))
-
-    def _fitting(self, encoding: Encoding) -> Encoding:
-        if len(encoding.tokens) > self.config.context:
-            raise text_too_long(len(encoding.tokens), self.config.context)
-        return encoding
+        encoding = read(self.tokenizer, text, max_tokens=longest if truncate else None)
+        return require_fit(encoding, self.config.context)
 
 
 def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:

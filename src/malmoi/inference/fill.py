@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.prompt import mask_token, text_too_long
+from malmoi.inference.predict import model_inputs
+from malmoi.inference.prompt import mask_token, require_fit
 from malmoi.model import Network
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.padding import model_inputs
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,9 +28,10 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
     if top < 1:
         raise UsageError(f"top must be 1 or more, not {top}.")
     encoding = tokenizer.encode_masked(text)
-    masks = _masks(tokenizer, encoding, network.config.context)
+    require_fit(encoding, network.config.context)
+    masks = _masks(tokenizer, encoding)
     slots = torch.tensor(masks, device=network.device)
-    inputs = model_inputs([encoding], network.config, network.device)
+    inputs = model_inputs(network, [encoding])
     scores: Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]
     best = scores.float().softmax(-1).topk(min(top, tokenizer.vocab_size))
     return [
@@ -42,10 +43,8 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
     ]
 
 
-def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
+def _masks(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:
     mark = mask_token(tokenizer)
-    if len(encoding.tokens) > context:
-        raise text_too_long(len(encoding.tokens), context)
     masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
     if not masks:
         word = tokenizer.token(mark)

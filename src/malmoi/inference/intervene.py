@@ -15,8 +15,8 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.embed import Float32Array
-from malmoi.inference.predict import Predictor, name_of
-from malmoi.inference.prompt import encode_prompt, text_too_long
+from malmoi.inference.predict import Predictor, model_inputs, name_of
+from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, LABEL_HEADS, POOLED_HEADS, VOCABULARY_HEADS
 from malmoi.model.intervention import (
@@ -32,7 +32,6 @@ from malmoi.model.intervention import (
 from malmoi.system.machine import this_machine
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.padding import model_inputs
 
 Interventions = Sequence[Intervention]
 TALL_ROWS = range(16, 129)  # tokens for which `WeightFirst` was faster
@@ -116,13 +115,10 @@ class Subject:
             encoding = self.tokenizer.encode_masked(text)
         else:
             encoding = self.tokenizer.encode(text, max_tokens=self.length)
-        context = self.network.config.context
-        if len(encoding.tokens) > context:
-            raise text_too_long(len(encoding.tokens), context)
-        return encoding
+        return require_fit(encoding, self.network.config.context)
 
     def inputs(self, encodings: Sequence[Encoding]) -> dict[str, Tensor | None]:
-        return model_inputs(encodings, self.network.config, self.network.device)
+        return model_inputs(self.network, encodings)
 
     def answer_positions(self, encoding: Encoding) -> list[int]:
         """Where the model answers; none for a classifier, which answers once."""

@@ -26,9 +26,11 @@ from malmoi.inference.predict import (
     Prediction,
     Predictor,
     Span,
+    model_inputs,
     refuse_file_name,
     row_texts,
 )
+from malmoi.inference.prompt import require_fit
 from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,
@@ -42,7 +44,6 @@ from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import TableLike
 from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.padding import model_inputs
 
 # a text, a pair, a question with its context, a text (and question) with its choices, or a row
 Asked = (
@@ -307,9 +308,9 @@ class Model(ZeroShot, Interpretation):
         encoding = (
             reader._encoded(text, truncate=False)
             if pair is None
-            else reader._fitting(self.tokenizer.encode(text, pair))
+            else require_fit(self.tokenizer.encode(text, pair), reader.config.context)
         )
-        inputs = model_inputs([encoding], reader.config, self.network.device)
+        inputs = model_inputs(reader.network, [encoding])
         reader.network.trunk(**inputs, activations=found)
         return found
 
@@ -336,11 +337,11 @@ class Model(ZeroShot, Interpretation):
         self._require_head(head, "logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
         encoding = (
-            self._fitting(self.tokenizer.encode_masked(text))
+            require_fit(self.tokenizer.encode_masked(text), self.config.context)
             if head == "mlm"
             else self._encoded(text, truncate=False)
         )
-        inputs = model_inputs([encoding], self.config, self.network.device)
+        inputs = model_inputs(self.network, [encoding])
         scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()
 

@@ -22,7 +22,7 @@ from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
-from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
+from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
 from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
 
 TextOrPair = str | tuple[str, str]
@@ -372,7 +372,19 @@ def model_batches(
     """Yields batches of rows of similar length: their indices, and the network's inputs."""
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
     for group in tracked(batches, verb, len(rows)):
-        yield group, model_inputs([rows[i] for i in group], network.config, network.device)
+        yield group, model_inputs(network, [rows[i] for i in group])
+
+
+def model_inputs(network: Network, rows: Sequence[Encoding | TokenRow]) -> dict[str, Tensor | None]:
+    """The network's inputs for a batch of encoded texts, right-padded."""
+    device = network.device
+    tokens = [row.tokens for row in rows]
+    segments = [row.segments for row in rows]
+    return {
+        "tokens": pad(tokens, device=device),
+        "keep": keep_mask(tokens, device=device),
+        "segments": pad(segments, device=device) if network.config.segments else None,
+    }
 
 
 def name_of(labels: Sequence[str], i: int) -> str:

@@ -50,6 +50,13 @@ def text_too_long(tokens: int, limit: int, what: str = "this model's context") -
     return UsageError(sentence, code="context_length_exceeded")
 
 
+def require_fit(encoding: Encoding, context: int) -> Encoding:
+    """The encoding; raises an error if it is longer than the context."""
+    if len(encoding.tokens) > context:
+        raise text_too_long(len(encoding.tokens), context)
+    return encoding
+
+
 def mask_token(tokenizer: Tokenizer) -> int:
     """The id of the tokenizer's [MASK]; raises an error if it has none."""
     if tokenizer.specials.mask is None:

@@ -247,6 +247,9 @@ class KVStore(Protocol):
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
+
+
 class StateStore(Protocol):
     """Keeps the state of recurrent layers, one vector [B, N] each."""
 
@@ -335,6 +338,8 @@ class KVCache:
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017 §3.2); heads may share keys and values."""
+
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.heads = c.heads
@@ -353,7 +358,7 @@ class Attention(nn.Module):
         x: Tensor,
         mask: Mask,
         rotary: Tensor | None = None,
-        cache: tuple[KVStore, int] | None = None,
+        cache: LayerCache = None,
         attention_out: list[Tensor] | None = None,
         extra_values: Tensor | None = None,
     ) -> Tensor:
@@ -375,7 +380,7 @@ class Attention(nn.Module):
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
         mask: Mask,
-        cache: tuple[KVStore, int] | None,
+        cache: LayerCache,
         attention_out: list[Tensor] | None,
     ) -> Tensor:
         """What each query reads [B, H, T, E], from the cached keys and values too."""
@@ -395,15 +400,14 @@ class Attention(nn.Module):
 class PrefixKV:
     """A layer's prefix keys and values, placed before all others, including cached ones."""
 
-    def __init__(self, ahead: Tensor, kept: tuple[KVStore, int] | None) -> None:
-        # [2, G, n, E]
-        self.prefix = ahead
-        self.kept = kept
+    def __init__(self, prefix: Tensor, cache: LayerCache) -> None:
+        self.prefix = prefix  # [2, G, n, E]
+        self.cache = cache
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if self.kept is not None:
-            keeper, layer = self.kept
-            k, v = keeper.write(layer, k, v)
+        if self.cache is not None:
+            store, layer = self.cache
+            k, v = store.write(layer, k, v)
         first = self.prefix.to(k.dtype)[:, None].expand(-1, len(k), -1, -1, -1)
         return torch.cat((first[0], k), 2), torch.cat((first[1], v), 2)
 

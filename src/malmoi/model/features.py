@@ -56,19 +56,18 @@ class LayeredTransformer(Transformer):
 
 
 class BiLSTM(nn.Module):
-    """A stacked BiLSTM (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
+    """A two-layer BiLSTM (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
 
     `width` is the output width, half from each direction. Padding is never read, so it cannot
     change the result.
     """
 
-    def __init__(self, inputs: int, width: int, *, depth: int = 2, dropout: float = 0.0) -> None:
+    def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         if width < 2 or width % 2:
             raise UsageError(f"A BiLSTM's width must be even (half per direction), not {width}.")
-        between = dropout if depth > 1 else 0.0
         self.lstm = nn.LSTM(
-            inputs, width // 2, depth, batch_first=True, dropout=between, bidirectional=True
+            inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, KVStore, Mask, StateStore
+from malmoi.model.attention import Attention, LayerCache, Mask, StateStore
 
 CHUNK_TOKENS = 64  # within a chunk products are quadratic, between chunks linear
 EPSILON = 1e-6
@@ -66,7 +66,7 @@ class LinearAttention(Attention):
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
         mask: Mask,
-        cache: tuple[KVStore, int] | None,
+        cache: LayerCache,
         attention_out: list[Tensor] | None,
     ) -> Tensor:
         if attention_out is not None:
@@ -83,7 +83,7 @@ class LinearAttention(Attention):
             y = self._read(q, k, v, cache)
         return y.to(qkv[0].dtype)
 
-    def _read(self, q: Tensor, k: Tensor, v: Tensor, cache: tuple[KVStore, int] | None) -> Tensor:
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
         if not self.causal:
             return full_linear_attention(q, k, v)
         if cache is None:

@@ -117,8 +117,7 @@ class Network(nn.Module):
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
-        mixer = self.config.mixer
-        if mixer != "attention":
+        if (mixer := self.config.mixer) != "attention":
             raise UsageError(f"{what} is for softmax attention; this model has {mixer}.")
 
     def require_one_text(self, what: str) -> None:
@@ -249,10 +248,8 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
     """Initialises the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1.
 
     With `fan_in`, σ of a linear layer is 1/√inputs, so that narrow models attend from the start.
-
-    Weights named in `skip` are not drawn: the caller replaces them.
-
     Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
+    Weights named in `skip` are not drawn: the caller replaces them.
     """
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
     for name, module in network.named_modules():

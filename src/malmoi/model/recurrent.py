@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import KVStore, Mask, StateStore
+from malmoi.model.attention import LayerCache, Mask, StateStore
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class LSTMBlock(nn.Module):
         x: Tensor,
         mask: Mask,
         rotary: Tensor | None = None,
-        cache: tuple[KVStore, int] | None = None,
+        cache: LayerCache = None,
         attention_out: list[Tensor] | None = None,
         embedded: Tensor | None = None,
     ) -> Tensor:
@@ -121,7 +121,7 @@ class LSTMBlock(nn.Module):
         dropped: Tensor = self.drop(y)
         return dropped if self.first else x + dropped
 
-    def _read(self, x: Tensor, keep: Tensor | None, cache: tuple[KVStore, int] | None) -> Tensor:
+    def _read(self, x: Tensor, keep: Tensor | None, cache: LayerCache) -> Tensor:
         if len(self.directions) == 1 and cache is not None:
             store, layer = cast(StateStore, cache[0]), cache[1]
             read, state = self.directions[0](x, keep, store.read_state(layer))

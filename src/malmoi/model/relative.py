@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import Attention, KVCache, KVStore, Mask, visible
+from malmoi.model.attention import Attention, KVCache, LayerCache, Mask, visible
 from malmoi.model.embedding import sinusoid_table
 
 
@@ -67,7 +67,7 @@ class RelativeAttention(Attention):
         x: Tensor,
         mask: Mask,
         rotary: Tensor | None = None,
-        cache: tuple[KVStore, int] | None = None,
+        cache: LayerCache = None,
         attention_out: list[Tensor] | None = None,
         extra_values: Tensor | None = None,
     ) -> Tensor:

@@ -22,13 +22,12 @@ from malmoi.model.attention import (
     FusedDecodeCache,
     KVCache,
     KVRecorder,
-    KVStore,
+    LayerCache,
     Mask,
     PrefixKV,
     build_mask,
 )
-from malmoi.model.embedding import Embedding
-from malmoi.model.embedding import make_norm as make_norm
+from malmoi.model.embedding import Embedding, make_norm
 from malmoi.model.linear_attention import LinearAttention
 from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.recurrent import LSTMBlock
@@ -48,6 +47,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
+    """down(f(up(x))), at every position alike (Vaswani et al. 2017 §3.3)."""
+
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.activate = ACTIVATIONS[c.activation]
@@ -72,7 +73,6 @@ class GatedMLP(nn.Module):
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 
-LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
 ResidualBranch = Callable[[Tensor], Tensor]
 
 
@@ -151,6 +151,8 @@ def make_attention(c: ModelConfig) -> Attention:
 
 
 class Block(nn.Module):
+    """A layer: attention and an MLP, each with its norm and residual."""
+
     def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
         super().__init__()
         self.again = EmbeddingResidual(c) if c.embedding_residual else None
@@ -170,7 +172,7 @@ class Block(nn.Module):
         x: Tensor,
         mask: Mask,
         rotary: Tensor | None = None,
-        cache: tuple[KVStore, int] | None = None,
+        cache: LayerCache = None,
         attention_out: list[Tensor] | None = None,
         embedded: Tensor | None = None,
     ) -> Tensor:
@@ -201,10 +203,8 @@ class Transformer(nn.Module):
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
-        # [depth, 2, G, n, E]: prefix tuning, keys and values instead
-        self.prefix_kv: nn.Parameter | None = None
-        # trades a second forward pass for memory
-        self.gradient_checkpointing = False
+        self.prefix_kv: nn.Parameter | None = None  # [depth, 2, G, n, E]: prefix tuning
+        self.gradient_checkpointing = False  # trades a second forward pass for memory
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
         # rotary tables follow the patterns it was trained with, also in a view with other masks
@@ -328,10 +328,10 @@ class Transformer(nn.Module):
         for i in range(len(states) - 1, self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)
-            turn = rotary[i % len(rotary)]
+            angles = rotary[i % len(rotary)]
             cache = None if kept is None else kept[i]
             others = (states[0],) if seen is None else seen[i]
-            x = self._block(i, x, masks[i % len(masks)], turn, cache, attention_out, *others)
+            x = self._block(i, x, masks[i % len(masks)], angles, cache, attention_out, *others)
             if activations or self.skips is not None:
                 states.append(x)
         x = self.norm(x)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.inference.prompt import encode_prompt, text_too_long
+from malmoi.inference.predict import model_inputs
+from malmoi.inference.prompt import encode_prompt, require_fit, text_too_long
 from malmoi.model import Activations
 from malmoi.server.executor import checkpoint
 from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.padding import model_inputs
 
 MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one attention map
 MAX_GUESSES = 1_000_000  # numbers of one lens
@@ -96,19 +96,12 @@ def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encodi
         if causal
         else model.tokenizer.encode_masked(text, pair)
     )
-    size = len(encoding.tokens)
-    context = model.config.context
-    if size > context:
-        raise text_too_long(size, context)
-    return encoding
+    return require_fit(encoding, model.config.context)
 
 
 def _watch(model: Model, encoding: Encoding, activations: Activations) -> None:
     network = model.network
-    network.trunk(
-        **model_inputs([encoding], network.config, network.device),
-        activations=activations,
-    )
+    network.trunk(**model_inputs(network, [encoding]), activations=activations)
 
 
 def _guesses(model: Model, head: str, states: Tensor, top: int) -> list[list[LayerGuess]]:

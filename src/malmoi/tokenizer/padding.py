@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.config import ModelConfig
 from malmoi.system.machine import per_device
-from malmoi.tokenizer.core import Encoding, TokenRow
 
 MAX_ROWS = 32  # sequences in a batch
 MAX_TOKENS = 16_384  # tokens in a batch, padding included
@@ -81,16 +79,3 @@ def length_batches(lengths: Sequence[int], most: BatchLimits | None = None) -> I
         group.append(i)
     if group:
         yield group
-
-
-def model_inputs(
-    rows: Sequence[Encoding | TokenRow], config: ModelConfig, device: torch.device | str
-) -> dict[str, Tensor | None]:
-    """The network's inputs for a batch of encoded texts, right-padded."""
-    tokens = [row.tokens for row in rows]
-    segments = pad([row.segments for row in rows], device=device) if config.segments else None
-    return {
-        "tokens": pad(tokens, device=device),
-        "keep": keep_mask(tokens, device=device),
-        "segments": segments,
-    }

@@ -293,3 +293,12 @@ def _words(trainer: Any) -> dict[str, int]:
 
 def _numbered(tokens: list[str]) -> Vocab:
     return {token: at for at, token in enumerate(tokens)}
+
+
+def first_texts(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """The texts up to this many characters in all, enough to learn a vocabulary from."""
+    for text in texts:
+        yield text
+        characters -= len(text)
+        if characters <= 0:
+            return

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from malmoi.config import ModelConfig
 from malmoi.model import Network, count_parameters, without_weights
 from malmoi.system.machine import per_device, pick_device
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
@@ -100,6 +101,14 @@ def meta_network(recipe: Recipe) -> Network:
     """Builds the network on the meta device, without memory for its weights."""
     with without_weights():
         return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
+
+
+def exact_parameters(c: ModelConfig) -> int:
+    """The weights as papers count them: an encoder's without the heads it is pre-trained with."""
+    encoder = c.pool != "last"
+    with without_weights():
+        network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
+    return count_parameters(network)
 
 
 def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:

@@ -1,7 +1,6 @@
 """The tokenizer of a run: an existing one, a given one, or one trained on its text."""
 
 import logging
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from malmoi.errors import UsageError
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.tokenizer.training import Special
+from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.data.captions import TextPerRow, open_features
 from malmoi.training.recipe import DataConfig, Recipe, pretraining_folder
 
@@ -91,12 +90,4 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
     texts = (document.text for reader in readers for document in reader)
     special = SPECIAL.get(recipe.samples, "none")
-    return train_tokenizer(_until(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)
-
-
-def _until(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        if limit <= 0:
-            return
-        limit -= len(text)
-        yield text
+    return train_tokenizer(first_texts(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)

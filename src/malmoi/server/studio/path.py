@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
+from malmoi.inference.predict import model_inputs
 from malmoi.model import Activations, Network
 from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.server.inspect_model import encode_for_model
 from malmoi.server.studio.tokens import readable_token
 from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.padding import model_inputs
 
 SHOWN_TOKENS = 24  # the last ones of a longer text
 SHOWN_NUMBERS = 24  # the first ones of a vector
@@ -107,7 +107,7 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
     shown = slice(max(0, len(encoding.tokens) - SHOWN_TOKENS), None)
     watched = Activations(attention=[] if _attends(network) else None)
     with _outputs(network) as parts:
-        network.trunk(**model_inputs([encoding], c, network.device), activations=watched)
+        network.trunk(**model_inputs(network, [encoding]), activations=watched)
     words = model.tokenizer
     return SentencePath(
         tokens=[readable_token(words, words.token(token)) for token in encoding.tokens[shown]],

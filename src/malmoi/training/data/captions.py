@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions, read_lines
 from malmoi.text.sources import FileSource
-from malmoi.training.data.loader import ArrayBatch
+from malmoi.training.data.loader import ArrayBatch, padded
 from malmoi.training.data.mask import UNMASKED_LABEL
 from malmoi.training.data.permute import permute_epochs
 from malmoi.training.data.split import assign
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import padded
 
 Features = NDArray[np.floating[Any]]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.tokenizer.padding import pad_to_width
 from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
 from malmoi.training.data.mixture import SampleSource
 from malmoi.training.data.permute import Draws, permutation_key
@@ -140,3 +141,8 @@ def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
     slots[: len(found)] = found
     wanted[: len(found)] = labels[found]
     return {"mlm_slots": slots, "mlm_labels": wanted}
+
+
+def padded(rows: list[list[int]], fill: int) -> NDArray[np.int64]:
+    """Rows in one array, as wide as the longest rounded up."""
+    return pad_to_width(rows, round_up(max(map(len, rows)), WIDTH_MULTIPLE), fill)

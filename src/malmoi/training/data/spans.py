@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.training.data.loader import ArrayBatch
+from malmoi.training.data.loader import ArrayBatch, padded
 from malmoi.training.data.mask import UNMASKED_LABEL
 from malmoi.training.data.mixture import SampleSource
 from malmoi.training.data.permute import Draws, permutation_key
-from malmoi.training.data.translations import padded
 
 SENTINELS = 100  # embeddings after the vocabulary's, as in T5
 MEAN_SPAN_TOKENS = 3

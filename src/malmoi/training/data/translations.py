@@ -145,14 +145,6 @@ class TranslationBatches:
         return np.where(keep, found, fill), keep
 
 
-def padded(rows: list[list[int]], fill: int) -> PairIndex:
-    """Rows in one array, as wide as the longest rounded up."""
-    filled = np.full((len(rows), round_up(max(map(len, rows)), WIDTH_MULTIPLE)), fill, np.int64)
-    for row, values in zip(filled, rows, strict=True):
-        row[: len(values)] = values
-    return filled
-
-
 @dataclass(frozen=True, eq=False)
 class LanguageRows:
     """Rows for a masked language model of two languages (Lample & Conneau 2019 §3).
