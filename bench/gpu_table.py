@@ -37,8 +37,8 @@ from malmoi.tokenizer import train_tokenizer
 from malmoi.training.device import Execution, flops_per_token, matmul_rate
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import prepare_run
-from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipes import named_recipe
+from malmoi.training.resolve import resolve_recipe
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.trainer import Trainer
 from table import Row, bandwidth, print_table, switches

@@ -35,7 +35,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model import Network, initialise, preset
 from malmoi.model.int8 import quantize_int8
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.pretrain import resolve_recipe
+from malmoi.training.resolve import resolve_recipe
 
 TEXT = "the state of the union is strong"
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"

@@ -16,7 +16,7 @@ from malmoi.demo.story import DemoConfig, Story
 from malmoi.demo.texts import BUILT_IN, MINISTRIES, PIECES, SPEECHES, TOPICS, DemoText, bills
 from malmoi.system.language import language
 from malmoi.text.documents import read_documents
-from malmoi.training.prepare import read_recipe
+from malmoi.training.recipe import read_recipe
 
 TINY = DemoConfig(
     gpt_seconds=3,

@@ -28,8 +28,8 @@ from malmoi.planning.plan import MEASURED_UTILISATION, Fleet, RunPlan, plan_run
 from malmoi.training.estimate import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective
-from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipe import Recipe
+from malmoi.training.resolve import resolve_recipe
 from tiny_runs import train, write_corpus
 
 ROOT = Path(__file__).parents[2]

@@ -24,9 +24,9 @@ from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.device import StepTimer, choose_execution
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
-from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.recipes import RECIPES
+from malmoi.training.resolve import resolve_recipe
 from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer

@@ -37,10 +37,9 @@ from malmoi.training.log import RunLog
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import read_recipe
-from malmoi.training.pretrain import resolve_recipe
-from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipe import Recipe, TrainConfig, read_recipe
 from malmoi.training.recipes import RECIPES
+from malmoi.training.resolve import resolve_recipe
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
 from malmoi.training.state import Position, latest_state, prune_states, save_state

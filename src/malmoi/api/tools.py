@@ -165,7 +165,7 @@ def plan(
     """
     from malmoi.planning.gpus import gpu as card
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.pretrain import resolve_recipe
+    from malmoi.training.resolve import resolve_recipe
 
     check_options("plan", options, PlanOptions)
     given: dict[str, Any] = dict(options)

@@ -181,7 +181,7 @@ def _foresee(
     json: bool,
 ) -> None:
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
-    from malmoi.training.pretrain import resolve_recipe
+    from malmoi.training.resolve import resolve_recipe
 
     recipe, made = estimate_run(
         resolve_recipe(name, changes), tokenizer=tokenizer, start=start, device=device

@@ -32,9 +32,9 @@ from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import join_process_group
-from malmoi.training.prepare import DISTIL, read_recipe
+from malmoi.training.prepare import DISTIL
 from malmoi.training.pretrain import discard_run, run_pretraining
-from malmoi.training.recipe import DataConfig, Recipe
+from malmoi.training.recipe import DataConfig, Recipe, read_recipe
 from malmoi.training.samples import make_feeds
 from malmoi.training.validate import validate
 

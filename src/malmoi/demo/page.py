@@ -13,8 +13,7 @@ from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
-from malmoi.training.prepare import read_recipe
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe, read_recipe
 
 Matrix = Sequence[Sequence[float]]  # [queries][keys]
 DEMO_STYLE = """<style>

@@ -14,7 +14,7 @@ from malmoi.studies.gpt2_zeroshot import SIZES, sized_gpt
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import BITS_CHARACTERS
 from malmoi.studies.table import Claim, StudyResults, Words
-from malmoi.training.prepare import read_recipe
+from malmoi.training.recipe import read_recipe
 
 # steps as a share of the scale's: larger models get more text, as on the frontier of the figure
 STEPS = {"S": 1 / 8, "M": 1 / 4, "L": 1 / 2, "XL": 1}

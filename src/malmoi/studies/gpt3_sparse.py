@@ -8,8 +8,7 @@ from malmoi.planning.flops import flops, keys_seen
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte
 from malmoi.studies.table import Claim, StudyResults, Words
-from malmoi.training.prepare import read_recipe
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe, read_recipe
 
 LONGER = 4  # times the scale's context with fewer rows: sparsity saves nothing on short texts
 STRIDE = 8  # a context has this many strides

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.system.language import plural
-from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import split_pair
@@ -26,7 +25,7 @@ from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder
+from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
@@ -173,13 +172,6 @@ def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
     if c.fit_batch and path.is_file() and (before := read_recipe(path).train).fit_batch:
         c = replace(c, batch=before.batch, batch_start=before.batch_start)
     return replace(recipe, train=c)
-
-
-def read_recipe(path: Path) -> Recipe:
-    try:
-        return Recipe.from_dict(read_object(path))
-    except MalmoiError as error:
-        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
 
 
 # ------------------------------------------------------------------ token stores

@@ -1,28 +1,25 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from malmoi.errors import UsageError, nearest
-from malmoi.model import PATTERNS
+from malmoi.errors import UsageError
 from malmoi.system.files import folder_lock
 from malmoi.system.language import plural
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
-from malmoi.training.recipe import BUDGETS, OBJECTIVE_SAMPLES, Recipe, pretraining_folder
-from malmoi.training.recipes import RECIPES, SIZED, named_recipe
+from malmoi.training.prepare import DISTIL, prepare_run
+from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
+from malmoi.training.recipes import RECIPES, SIZED
 from malmoi.training.report import write_report
+from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_path
 from malmoi.training.run_tokenizer import RunSources
-from malmoi.training.schedule import SCHEDULES
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, size_recipe
 from malmoi.training.trainer import Trainer
@@ -58,7 +55,7 @@ def run_pretraining(
     chosen = resolve_recipe(recipe, overrides)
     out = Path(out)
     sized = isinstance(recipe, str) and recipe in SIZED
-    unasked = isinstance(recipe, str) and recipe in RECIPES and not _names_budget(overrides)
+    unasked = isinstance(recipe, str) and recipe in RECIPES and not names_budget(overrides)
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = RunSources(
         tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
@@ -105,28 +102,6 @@ def _report(trainer: Trainer) -> None:
     trainer.group.barrier()
 
 
-def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A recipe by name or file with overrides; a new budget replaces the recipe's own."""
-    chosen = _find(recipe) if isinstance(recipe, str) else recipe
-    paths = _by_path(chosen, overrides)
-    if "train.batch" in paths:
-        paths = {"train.fit_batch": False, **paths}
-    if _names_budget(paths):
-        unset: dict[str, Any] = dict.fromkeys(BUDGETS, 0)
-        chosen = replace(chosen, train=replace(chosen.train, **unset))
-    chosen = chosen.override(paths).check()
-    return replace(chosen, plugins=_plugins(chosen))
-
-
-def _plugins(recipe: Recipe) -> tuple[str, ...]:
-    """The plugins that registered names used by the recipe."""
-    patterns = set(re.findall(r"[A-Za-z_]\w*", " ".join(recipe.model.attention)))
-    found = [OBJECTIVE_SAMPLES.origins.get(recipe.objective)]
-    found += [SCHEDULES.origins.get(recipe.train.schedule)]
-    found += [PATTERNS.origins.get(name) for name in sorted(patterns)]
-    return tuple(dict.fromkeys(name for name in found if name is not None))
-
-
 def _sized(
     requested: Recipe,
     overrides: Mapping[str, Any],
@@ -165,7 +140,7 @@ def size_run(
     requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
     """Chooses a size for this text, time budget and machine, and logs the reasons."""
-    given = _by_path(requested, overrides)
+    given = settings_by_path(requested, overrides)
     if "train.minutes" not in given:
         raise UsageError(
             f"The size of `pretrain {requested.name}` follows from its time: give --minutes, or "
@@ -178,12 +153,6 @@ def size_run(
         )
     words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
     return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
-
-
-def _names_budget(overrides: Mapping[str, Any]) -> bool:
-    """Whether the user set a budget, as opposed to the recipe."""
-    given = {name.removeprefix("train.") for name, value in overrides.items() if value is not None}
-    return not given.isdisjoint(BUDGETS)
 
 
 def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> None:
@@ -199,43 +168,4 @@ def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> No
     raise UsageError(
         f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or "
         f"--tokens, or {paper} for the paper's budget."
-    )
-
-
-def _find(name: str) -> Recipe:
-    """A recipe by its name, or from a recipe.json or a run's folder."""
-    folder = name not in RECIPES and (Path(name) / "recipe.json").is_file()
-    if not name.endswith(".json") and not folder:
-        # the paper's batch assumes the paper's hardware
-        named = named_recipe(name)
-        # with a memory the number of rows is constant
-        return named.override({"train.fit_batch": not named.model.memory})
-    path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
-    if not path.is_file():
-        raise UsageError(f"There is no recipe file {path}.")
-    return read_recipe(path)
-
-
-def _by_path(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides by path; a new tokenizer gets the model's vocabulary size."""
-    paths = {_path(recipe, name): value for name, value in overrides.items() if value is not None}
-    if "model.vocab" in paths:
-        paths.setdefault("tokenizer.vocab", paths["model.vocab"])
-    return paths
-
-
-def _path(recipe: Recipe, name: str) -> str:
-    if "." in name:
-        return name
-    parts = {
-        part: getattr(recipe, part).to_dict() for part in ("train", "data", "tokenizer", "model")
-    }
-    for part, fields in parts.items():
-        if name in fields:
-            return f"{part}.{name}"
-    if name in recipe.to_dict():
-        return name
-    raise UsageError(
-        "The recipe has no setting "
-        f"{name!r}.{nearest(name, {f for p in parts.values() for f in p})}"
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from malmoi.config import Config, ModelConfig
-from malmoi.errors import require
+from malmoi.errors import MalmoiError, require
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
+from malmoi.system.untrusted import read_object
 from malmoi.training.schedule import INVERSE_SQRT, SCHEDULES
 
 BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one of them set
@@ -271,3 +272,10 @@ def pretraining_folder(out: Path) -> RunFolder:
         can_restart=True,
         parse=lambda found: Recipe.from_dict(found).to_dict(),
     )
+
+
+def read_recipe(path: Path) -> Recipe:
+    try:
+        return Recipe.from_dict(read_object(path))
+    except MalmoiError as error:
+        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
