@@ -12,11 +12,9 @@ import pytest
 import malmoi
 from conftest import environment
 from live_server import Live
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.inference import load
-from malmoi.model import Network, initialise, preset
 from malmoi.server.config import ServeConfig
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_gpt
 
 ROOT = Path(__file__).parents[1]
 SIZES = dict(context=32, width=16, depth=1, heads=2, dropout=0.0, attention_dropout=0.0)
@@ -25,12 +23,7 @@ SIZES = dict(context=32, width=16, depth=1, heads=2, dropout=0.0, attention_drop
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt")
-    tokenizer = train_tokenizer(["the law of the people"] * 9, kind="byte-bpe", vocab=270)
-    network = initialise(
-        Network(preset("gpt2-small", vocab=tokenizer.vocab_size, **SIZES), {"lm": 0}), 0
-    )
-    write_checkpoint(Checkpoint(network, tokenizer), folder)
-    return folder
+    return tiny_gpt(folder, ["the law of the people"] * 9, 270, **SIZES)
 
 
 def test_the_key_is_compared_in_constant_time(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from typer.main import get_command
 
 import malmoi
 from conftest import environment, standard_input
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.cli.bench import scripts
@@ -27,11 +26,9 @@ from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.options import duration, whole_number
 from malmoi.cli.prediction_file import predict_file
 from malmoi.cli.recipes import approximate_parameters, with_vocab
-from malmoi.model import Network, initialise
-from malmoi.model.families import bert, gpt2
 from malmoi.text.rows import any_rows
-from malmoi.tokenizer import train_tokenizer
 from malmoi.training.recipes import RECIPES
+from tiny_models import tiny_bert, tiny_gpt
 
 TEXTS = [
     "the state of the union is strong",
@@ -72,29 +69,19 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture(scope="session")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt")
-    tokenizer = train_tokenizer(TEXTS, kind="byte-bpe", vocab=300)
-    network = initialise(Network(gpt2(vocab=tokenizer.vocab_size, **TINY), {"lm": 0}), 0)
-    write_checkpoint(Checkpoint(network, tokenizer), folder)
-    return folder
+    return tiny_gpt(tmp_path_factory.mktemp("gpt"), TEXTS, 300, **TINY)
 
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    tokenizer = train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
-    network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"mlm": 0}), 0)
-    write_checkpoint(Checkpoint(network, tokenizer), folder)
-    return folder
+    return tiny_bert(tmp_path_factory.mktemp("bert"), TEXTS, 120, **TINY)
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sst2")
-    tokenizer = train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
-    network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"classify": 2}), 0)
-    write_checkpoint(Checkpoint(network, tokenizer, ("negative", "positive")), folder)
-    return folder
+    two = dict(heads_of={"classify": 2}, labels=("negative", "positive"))
+    return tiny_bert(folder, TEXTS, 120, **two, **TINY)
 
 
 # ------------------------------------------------------------------ what the verbs print

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
-from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_bert
 
 GOOD = "".join(f"a good film {i},pos\na bad film {i},neg\n" for i in range(4))
 KOREAN = (
@@ -216,11 +214,9 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer([GOOD, "Alice lives in Rome", KOREAN] * 3, kind="wordpiece", vocab=150)
-    config = preset("bert-tiny", vocab=words.vocab_size, context=32, width=16, depth=1, heads=1)
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
-    return folder
+    texts = [GOOD, "Alice lives in Rome", KOREAN] * 3
+    sizes = dict(context=32, width=16, depth=1, heads=1)
+    return tiny_bert(tmp_path_factory.mktemp("bert"), texts, 150, **sizes)
 
 
 @pytest.fixture

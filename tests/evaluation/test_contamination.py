@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.corpus.build import run_build
 from malmoi.corpus.contamination import find_overlaps
-from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_gpt
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu") for b in ("ren", "do", "pi", "sa", "nu")]
 DIRTY = (2, 5, 11)
@@ -42,11 +40,8 @@ def corpus_rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer(ITEMS, kind="byte-bpe", vocab=300)
-    config = preset("gpt2-small", vocab=words.vocab_size, context=64, width=16, heads=2, depth=1)
     folder = tmp_path_factory.mktemp("gpt")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
-    return folder
+    return tiny_gpt(folder, ITEMS, 300, context=64, width=16, heads=2, depth=1)
 
 
 def test_overlaps_are_those_of_brute_force(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, load_examples
-from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_bert
 
 TEXTS = ["he is angry", "she is glad", "they are calm", "he was glad and angry"] * 4
 ONE_STEP: dict[str, Any] = dict(steps=1, batch=4, precision="fp32")
@@ -21,11 +19,7 @@ ONE_STEP: dict[str, Any] = dict(steps=1, batch=4, precision="fp32")
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer(TEXTS, kind="wordpiece", vocab=90)
-    config = preset("bert-tiny", vocab=words.vocab_size, context=16, width=16, heads=2)
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
-    return folder
+    return tiny_bert(tmp_path_factory.mktemp("bert"), TEXTS, 90, context=16, width=16, heads=2)
 
 
 def write_csv(path: Path, header: str, rows: list[str]) -> Path:

@@ -9,29 +9,23 @@ import pytest
 import torch
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.defaults import default_settings
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses import ForwardPass
 from malmoi.training.losses.distil import consistent
 from malmoi.training.losses.task import classification_loss
+from tiny_models import tiny_bert
 
 WORDS = "good fine bad poor film plot it was dull"
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer([WORDS] * 3, kind="wordpiece", vocab=60)
-    config = preset(
-        "bert-tiny", vocab=words.vocab_size, context=16, width=16, depth=3, heads=2, dropout=0.1
-    )
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 5), words), folder)
-    return folder
+    sizes = dict(context=16, width=16, depth=3, heads=2, dropout=0.1)
+    return tiny_bert(tmp_path_factory.mktemp("bert"), [WORDS] * 3, 60, seed=5, **sizes)
 
 
 def table(path: Path, labels: str) -> Path:

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 
 import malmoi
 from malmoi import Progress, evaluate, finetune
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
@@ -28,7 +27,7 @@ from malmoi.inference import Answer, Model
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import BatchLimits
 from malmoi.training.losses import ForwardPass, count_labels
 from malmoi.training.losses.task import (
@@ -41,6 +40,7 @@ from malmoi.training.losses.task import (
     tagging_loss,
 )
 from malmoi.training.signals import Stopped
+from tiny_models import tiny_bert, tiny_gpt
 
 GOOD, BAD = "a good fine great film", "a bad poor weak film"
 CONTEXT = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
@@ -96,26 +96,15 @@ def the_task(kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer(VOCAB * 3, kind="wordpiece", vocab=150)
-    config = preset(
-        "bert-tiny", vocab=words.vocab_size, context=64, width=32, depth=2, heads=2, dropout=0.0
-    )
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(
-        Checkpoint(initialise(Network(config, {"mlm": 0, "nsp": 0}), 0), words), folder
-    )
-    return folder
+    sizes = dict(context=64, width=32, depth=2, heads=2, dropout=0.0)
+    heads = {"mlm": 0, "nsp": 0}
+    return tiny_bert(tmp_path_factory.mktemp("bert"), VOCAB * 3, 150, heads_of=heads, **sizes)
 
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer(VOCAB * 3, kind="byte-bpe", vocab=330)
-    config = preset(
-        "gpt2-small", vocab=words.vocab_size, context=96, width=32, depth=2, heads=2, dropout=0.0
-    )
-    folder = tmp_path_factory.mktemp("gpt")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
-    return folder
+    sizes = dict(context=96, width=32, depth=2, heads=2, dropout=0.0)
+    return tiny_gpt(tmp_path_factory.mktemp("gpt"), VOCAB * 3, 330, **sizes)
 
 
 @pytest.fixture

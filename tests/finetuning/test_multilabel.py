@@ -20,7 +20,8 @@ from malmoi.evaluation.tasks import custom_task, load_examples
 from malmoi.inference import MultiLabelPrediction
 from malmoi.metrics import score_predictions
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer import Tokenizer
+from tiny_models import tiny_bert
 
 WORDS = {"angry": "anger", "afraid": "fear", "glad": "joy"}
 LABELS = ("anger", "fear", "joy")
@@ -39,13 +40,9 @@ def the_rows() -> list[tuple[str, tuple[str, ...]]]:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer([text for text, _ in the_rows()], kind="wordpiece", vocab=120)
-    config = preset(
-        "bert-tiny", vocab=words.vocab_size, context=32, dropout=0.0, attention_dropout=0.0
-    )
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
-    return folder
+    texts = [text for text, _ in the_rows()]
+    sizes = dict(context=32, dropout=0.0, attention_dropout=0.0)
+    return tiny_bert(tmp_path_factory.mktemp("bert"), texts, 120, **sizes)
 
 
 def as_lists(folder: Path) -> Path:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.kinds import head_kind
@@ -17,19 +16,15 @@ from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import hold_out, judged_twins, selection_rows
 from malmoi.metrics import apply_temperature, best_temperature, calibration_bins, calibration_error
-from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_bert
 
 WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train_tokenizer([" ".join(WORDS)] * 3, kind="wordpiece", vocab=60)
-    config = preset("bert-tiny", vocab=words.vocab_size, context=16, width=16, depth=1, heads=2)
     folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
-    return folder
+    return tiny_bert(folder, [" ".join(WORDS)] * 3, 60, context=16, width=16, depth=1, heads=2)
 
 
 def table(path: Path, rows: int, *, wrong: int = 0) -> Path:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.search import MAX_FULL_RUNS, Search, TrialRun, greedy_soup, read_trials
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
+from tiny_models import tiny_bert
 
 WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")
 
@@ -101,10 +101,8 @@ def test_a_run_that_does_not_help_is_left_out_of_the_mean() -> None:
 
 
 def test_from_rows_to_a_folder(tmp_path: Path) -> None:
-    words = train_tokenizer([" ".join(WORDS)] * 3, kind="wordpiece", vocab=60)
-    config = preset("bert-tiny", vocab=words.vocab_size, context=16, width=16, depth=1, heads=2)
     base, out = tmp_path / "bert", tmp_path / "out"
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), base)
+    tiny_bert(base, [" ".join(WORDS)] * 3, 60, context=16, width=16, depth=1, heads=2)
     chance = np.random.default_rng(0)
     rows = [
         {"text": f"{WORDS[n]} {' '.join(chance.choice(WORDS[4:], 4))}", "label": "ny"[int(n < 2)]}

@@ -9,15 +9,13 @@ import torch
 import transformers
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
 from malmoi.metrics import mrr, recall_at_1, recall_at_10
-from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses import ForwardPass
 from malmoi.training.losses.sentence import cosine_loss, ranking_loss
+from tiny_models import tiny_bert
 
 ANIMALS = ("cat", "dog", "cow", "hen", "pig", "fox")
 SOUNDS = ("meows", "barks", "moos", "clucks", "grunts", "yelps")
@@ -31,13 +29,8 @@ QUICK: dict[str, Any] = dict(epochs=25, lr=3e-3, batch=6, precision="fp32", devi
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [text for row in PAIRS for text in row.values()]
-    words = train_tokenizer(texts, kind="wordpiece", vocab=120)
-    config = preset(
-        "bert-tiny", vocab=words.vocab_size, context=16, width=32, heads=2, depth=1, dropout=0.0
-    )
-    folder = tmp_path_factory.mktemp("bert")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
-    return folder
+    sizes = dict(context=16, width=32, heads=2, depth=1, dropout=0.0)
+    return tiny_bert(tmp_path_factory.mktemp("bert"), texts, 120, **sizes)
 
 
 @torch.no_grad()

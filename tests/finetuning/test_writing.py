@@ -27,6 +27,7 @@ from malmoi.tokenizer import train_tokenizer
 from malmoi.tokenizer.chat_template import with_template
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass
 from malmoi.training.losses.task import answer_loss
+from tiny_models import tiny_gpt
 
 COLOURS = {"red": "rot", "blue": "blau", "green": "grün", "grey": "grau"}
 THINGS = {"car": "Auto", "book": "Buch"}
@@ -42,14 +43,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [text for pair in PAIRS for text in pair] + ["User: Assistant:\n"] * 3
-    words = train_tokenizer(texts, kind="byte-bpe", vocab=330)
-    config = preset(
-        "gpt2-small", vocab=words.vocab_size, context=64, width=32, depth=1, heads=2, init_std=0.1,
-        dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("gpt")
-    write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
-    return folder
+    sizes = dict(context=64, width=32, depth=1, heads=2, init_std=0.1)
+    still = dict(dropout=0.0, attention_dropout=0.0)
+    return tiny_gpt(tmp_path_factory.mktemp("gpt"), texts, 330, **sizes, **still)
 
 
 @pytest.fixture(scope="module")

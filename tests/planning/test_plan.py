@@ -207,8 +207,8 @@ def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
     """At least what is saved for the backward pass in bf16, and not far more; then a block lives
     while it is redone.
     """
-    recipe = tiny("lm", width=64, depth=12, context=128).override(
-        {"train.gradient_checkpointing": rematerialise, "data.lengths": "128"}
+    recipe = tiny("lm", width=32, depth=4, context=64).override(
+        {"train.gradient_checkpointing": rematerialise, "data.lengths": "64"}
     )
     network = initialise(Network(recipe.model, {"lm": 0}), 0)
     network.trunk.gradient_checkpointing = rematerialise
@@ -221,7 +221,7 @@ def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tokens = torch.randint(0, 96, (2, 128))
+    tokens = torch.randint(0, 96, (2, 64))
     attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     half = torch.autocast("cpu", torch.bfloat16)
     with (
