@@ -1,4 +1,4 @@
-"""The server with real clients: LangChain, LlamaIndex, LiteLLM, instructor, openai for JavaScript.
+"""The server with real clients: openai, LangChain, LlamaIndex, LiteLLM, instructor, openai-js.
 
     pytest -m heavy tests/server/test_clients.py
 
@@ -52,6 +52,24 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture
 def url(live: Live) -> str:
     return f"{live.url}/v1"
+
+
+def test_openai(url: str) -> None:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    asked: Any = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}], "seed": 1}
+    whole = client.chat.completions.create(max_tokens=60, **asked)
+    parts = client.chat.completions.create(max_tokens=60, stream=True, **asked)
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == whole.choices[0].message.content
+    assert whole._request_id
+    parsed = client.chat.completions.parse(response_format=Person, max_tokens=120, **asked)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    found = client.responses.parse(model="gpt", input="who?", text_format=Person)
+    assert isinstance(found.output_parsed, Person)
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with pytest.raises(openai.BadRequestError, match="tools is not offered by this server"):
+        client.chat.completions.create(tools=tools, tool_choice="required", **asked)
+    assert len(client.embeddings.create(model="bert", input=["a", "the state"]).data) == 2
 
 
 def test_langchain(url: str) -> None:

@@ -196,7 +196,10 @@ def test_fields_with_empty_values_change_nothing(live: Live, neutral: dict[str, 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"tools": [{"type": "function"}]}, "tools is not offered by this server: omit it."),
+        (
+            {"tool_choice": "required", "tools": [{"type": "function"}]},
+            "tools is not offered by this server: omit it.",
+        ),
         ({"store": True}, "store is not offered by this server: omit it."),
         ({"reasoning_effort": "high"}, "reasoning_effort is not offered"),
         ({"messages": [*USER, {"role": "tool", "content": "3"}]}, "tools are not offered"),

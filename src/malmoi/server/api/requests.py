@@ -82,8 +82,10 @@ class ApiRequest(BaseModel):
         if not isinstance(given, dict):
             return given
         kept = {name: value for name, value in given.items() if value is not None}
-        unknown = given.keys() - cls.model_fields.keys()
-        if "input" in unknown & kept.keys() and "text" in cls.model_fields.keys() - kept.keys():
+        # in the table's order, so that a request with tools and tool_choice is refused for its tools
+        known_first = dict.fromkeys((*NOT_OFFERED, *given))
+        unknown = [name for name in known_first if name in given and name not in cls.model_fields]
+        if "input" in unknown and "input" in kept and "text" in cls.model_fields.keys() - kept.keys():
             kept["text"] = kept.pop("input")  # the name that OpenAI's routes have for a text
             unknown.remove("input")
         for name in unknown:
