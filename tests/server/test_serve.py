@@ -434,10 +434,13 @@ def test_counts_for_prometheus(client: httpx.Client, live: Live) -> None:
     assert 'malmoi_request_seconds_count{path="/v1/completions"}' in text
     found = {
         what: float(re.search(rf'vllm:{what}_seconds_count\{{model_name="gpt"\}} (\d+)', text)[1])
-        for what in ("time_to_first_token", "inter_token_latency", "request_queue_time")
+        for what in (
+            *("time_to_first_token", "request_queue_time"),
+            *("inter_token_latency", "time_per_output_token"),
+        )
     }
     assert found["time_to_first_token"] == found["request_queue_time"] > 0
-    assert found["inter_token_latency"] >= 2
+    assert found["inter_token_latency"] == found["time_per_output_token"] >= 2
     ended = r'request_success_total\{model_name="gpt",finished_reason="length"\} [1-9]'
     assert re.search(ended, text)
     assert 'vllm:kv_cache_usage_perc{model_name="gpt"} 0' in text
@@ -884,7 +887,9 @@ def test_keys_origins_and_names(folder: Path) -> None:
 
 
 def test_names_are_made_distinct_and_settings_are_checked() -> None:
-    assert distinct_names(["a", "b", "a", "a", "a-2"]) == ["a", "b", "a-2", "a-3", "a-2-2"]
+    folders = [Path(one) for one in ("x/a", "x/b", "y/a", "y/a", "z/a", "y-a")]
+    assert distinct_names(folders)[:5] == ["a", "b", "y-a", "y-a-2", "z-a"]
+    assert len(set(distinct_names(folders))) == 6
     for wrong in (
         {"slots": 0},
         {"queue": -1},

@@ -122,10 +122,10 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, "The body must be one JSON object, sent as application/json.", code="invalid_json"
         )
-    # a union field reports one error per alternative
-    wrong = dict.fromkeys(
-        one["msg"] for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]
-    )
+    # a union field reports one error per alternative; those of another type tell nothing
+    here = [one for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]]
+    fitting = [one for one in here if not one["type"].endswith("_type")]
+    wrong = dict.fromkeys(one["msg"] for one in fitting or here)
     return ApiError(
         400, f"{where}: {'; or: '.join(list(wrong)[:4])}.", param=where, code="invalid_value"
     )

@@ -20,6 +20,7 @@ TIMES = {
     "vllm:e2e_request_latency_seconds": "Seconds from a request to the end of a continuation",
 }
 FIRST_TOKEN, BETWEEN_TOKENS, QUEUE_TIME, WHOLE_TIME = TIMES
+OLDER_NAMES = {BETWEEN_TOKENS: "vllm:time_per_output_token_seconds"}  # of vLLM before 0.11
 ENGINE: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:num_requests_running": ("Continuations being generated", lambda s: s.running),
     "vllm:num_requests_waiting": ("Continuations waiting for a slot", lambda s: s.waiting),
@@ -97,10 +98,11 @@ class Metrics:
 
     def _times(self) -> Iterator[str]:
         for what, about in TIMES.items():
-            yield from _head(what, "histogram", about)
-            for (name, model), histogram in sorted(self.times.items()):
-                if name == what:
-                    yield from histogram.lines(what, _label("model_name", model))
+            for shown in filter(None, (what, OLDER_NAMES.get(what))):
+                yield from _head(shown, "histogram", about)
+                for (name, model), histogram in sorted(self.times.items()):
+                    if name == what:
+                        yield from histogram.lines(shown, _label("model_name", model))
 
     def _finished(self, stats: dict[str, EngineStats]) -> Iterator[str]:
         name = "vllm:request_success_total"

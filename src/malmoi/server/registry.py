@@ -49,9 +49,9 @@ class ModelRegistry:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Loads every folder; a model is named after its folder, numbered where names repeat."""
+        """Loads every folder; a model is named after its folder."""
         paths = [_path(model) for model in models]
-        names = settings.served_model_name or distinct_names([_name(path) for path in paths])
+        names = settings.served_model_name or distinct_names(paths)
         if len(set(names)) < len(names) or (len(models) > 1 and len(names) != len(models)):
             raise UsageError(
                 f"served_model_name has {len(names)} names for {len(models)} models: give each "
@@ -95,11 +95,14 @@ def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> S
     return ServedModel(name, model, engine, path)
 
 
-def distinct_names(names: Sequence[str]) -> list[str]:
-    """The same names, with numbers appended to repeated ones."""
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names; a repeated one follows its parent's, as in demo-ko-gpt, or a number."""
     taken: list[str] = []
-    for name in names:
-        tries = (name if i == 1 else f"{name}-{i}" for i in range(1, len(names) + 1))
+    for path in paths:
+        name = _name(path)
+        longer = f"{path.resolve().parent.name}-{name}".removeprefix("-")
+        numbered = (f"{longer}-{i}" for i in range(2, len(paths) + 2))
+        tries = (name, longer, *numbered)
         taken.append(next(one for one in tries if one not in taken))
     return taken
 

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import tanh
 from typing import Any
 from uuid import uuid4
@@ -86,6 +86,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
         raise UsageError("input has an empty text, which has no meaning to embed: leave it out.")
     own = ask.pool == "auto" and sentence is not None and sentence.normalize
     scaled = own if ask.normalize is None else ask.normalize
+    pooling = sentence and replace(sentence, normalize=False)  # after the cut, if at all
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
@@ -94,7 +95,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
             encodings.append(_encoding(served.model, text, truncate=ask.truncate))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
-        found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, sentence)
+        found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, pooling)
         return found, tokens
 
     found, read = await run_on_model(request, served, embed)

@@ -85,7 +85,11 @@ class ApiRequest(BaseModel):
         # in the table's order, so that a request with tools and tool_choice is refused for its tools
         known_first = dict.fromkeys((*NOT_OFFERED, *given))
         unknown = [name for name in known_first if name in given and name not in cls.model_fields]
-        if "input" in unknown and "input" in kept and "text" in cls.model_fields.keys() - kept.keys():
+        if (
+            "input" in unknown
+            and "input" in kept
+            and "text" in cls.model_fields.keys() - kept.keys()
+        ):
             kept["text"] = kept.pop("input")  # the name that OpenAI's routes have for a text
             unknown.remove("input")
         for name in unknown:
