@@ -82,14 +82,11 @@ class ApiRequest(BaseModel):
         if not isinstance(given, dict):
             return given
         kept = {name: value for name, value in given.items() if value is not None}
-        # in the table's order, so that a request with tools and tool_choice is refused for its tools
-        known_first = dict.fromkeys((*NOT_OFFERED, *given))
-        unknown = [name for name in known_first if name in given and name not in cls.model_fields]
-        if (
-            "input" in unknown
-            and "input" in kept
-            and "text" in cls.model_fields.keys() - kept.keys()
-        ):
+        # the table's order: a request with tools and tool_choice is refused for its tools
+        ordered = dict.fromkeys((*NOT_OFFERED, *given))
+        unknown = [name for name in ordered if name in given and name not in cls.model_fields]
+        takes_text = "text" in cls.model_fields and "text" not in kept
+        if takes_text and "input" in unknown and "input" in kept:
             kept["text"] = kept.pop("input")  # the name that OpenAI's routes have for a text
             unknown.remove("input")
         for name in unknown:
