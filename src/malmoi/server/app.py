@@ -31,6 +31,8 @@ from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.registry import ModelRegistry
 from malmoi.server.studio import ablation, finetuned, minimal_pairs, probing, routes
 
+API = (server, completions, chat, responses_api, predictions, inspection, docs_page)
+STUDIO_ROUTES = (routes, ablation, finetuned, probing, minimal_pairs)
 STUDIO = Path(__file__).parent / "studio" / "static"
 # block other hosts and inline scripts, because models and users write arbitrary text
 CONTENT_SECURITY_POLICY = (
@@ -69,20 +71,7 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     app.state.metrics, app.state.gate = Metrics(), ServerState()
     app.state.work = ModelExecutors(registry, settings)
     errors.install(app)
-    for part in (
-        server,
-        completions,
-        chat,
-        responses_api,
-        predictions,
-        inspection,
-        docs_page,
-        routes,
-        ablation,
-        finetuned,
-        probing,
-        minimal_pairs,
-    ):
+    for part in (*API, *STUDIO_ROUTES):
         app.include_router(part.router)
     # after every route, so that routes answer 405 themselves
     app.router.default = Studio(directory=STUDIO, html=True)

@@ -25,8 +25,6 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # paths that need the key; the page itself holds no data
 AUTHENTICATED_PREFIXES = ("/v1", "/studio", "/metrics")
-
-
 TAB_HEADER = "x-studio-run"  # "<tab>:<number>": requests of one run have the same number
 TAB_RUN = re.compile(r"([\w-]{1,64}):(\d{1,15})")
 access = logging.getLogger("malmoi.access")
