@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
@@ -28,6 +28,8 @@ from malmoi.system.machine import parse_machine, pretend
 
 PROMPT = 32  # tokens
 SHAPES = ["gpt2", "llama"]
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 Decode = Callable[[list[list[int]], int], list[list[int]]]
 
 
@@ -61,12 +63,12 @@ def ours(model: Model) -> Decode:
     return decode
 
 
-def on_machine(changes: str, work: Decode) -> Decode:
+def on_machine(changes: str, work: Callable[Given, Result]) -> Callable[Given, Result]:
     """The same work on a machine that lacks something."""
 
-    def run(prompts: list[list[int]], count: int) -> list[list[int]]:
+    def run(*given: Given.args, **named: Given.kwargs) -> Result:
         with pretend(parse_machine(changes)):
-            return work(prompts, count)
+            return work(*given, **named)
 
     return run
 

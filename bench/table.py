@@ -299,6 +299,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     """One text of 128 tokens through BERT-base."""
     import transformers
 
+    from decode import on_machine
     from malmoi.inference import load
     from malmoi.model.int8_row import why_not
     from malmoi.tokenizer import train_tokenizer
@@ -317,6 +318,8 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     if why_not() is None:
         small = load(folder, device="cpu", dtype="int8")
         works["int8"] = lambda: small.network.trunk(tokens)
+        if "kernel" in cpu.without:
+            works["kernel"] = on_machine("no-fused", works["int8"])
     missing = [name for name in ("onnxruntime", "onnxscript") if find_spec(name) is None]
     if not missing and not cpu.quick:
         works["onnxruntime int8"] = onnx_session(folder, tokens)
@@ -331,7 +334,8 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
         onnx = found.get("onnxruntime int8")
         why = "not with --quick" if cpu.quick else f"{' and '.join(missing)} not installed"
         label = "onnxruntime int8" if onnx else f"onnxruntime int8: {why}"
-        yield Row(f"{what}, int8", "ms", found["int8"], label, onnx)
+        off = {name: found[name] for name in ("kernel",) if name in found}
+        yield Row(f"{what}, int8", "ms", found["int8"], label, onnx, "", off)
 
 
 def onnx_session(folder: Path, tokens: torch.Tensor) -> Callable[[], object]:

@@ -29,6 +29,7 @@ needs_kernel = pytest.mark.skipif(why_not() is not None, reason=f"no int8 kernel
 
 
 def quantized(config: ModelConfig) -> Network:
+    torch.manual_seed(0)
     network = initialise(Network(config, {"lm": 0}), 0)
     with torch.no_grad():
         for weight in network.parameters():  # biases and norms too must matter

@@ -9,6 +9,7 @@ from malmoi.adapters import read_with_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sizes import check_room
 from malmoi.model import count_parameters
+from malmoi.model.encode_texts import encode_texts
 from malmoi.model.int8 import is_quantized, quantize_int8
 from malmoi.model.int8_row import why_not
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
@@ -27,15 +28,19 @@ def open_for_use(
     packed = named is None and where.type == "cpu" and why_not() is None
     checkpoint = read_with_adapter(path, packed=packed)
     if dtype == INT8:
-        checkpoint.network.to(where, torch.float32)
-        quantize_int8(checkpoint.network)
-        return checkpoint
+        return _in_int8(checkpoint, where)
     if named is not None:
         checkpoint.network.to(where, named)
         return _noted(checkpoint, _cost(where.type, named))
     if checkpoint.bits:
         return _open_quantized(checkpoint, where)
     return _as_stored(checkpoint, where)
+
+
+def _in_int8(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
+    network = quantize_int8(checkpoint.network.to(where, torch.float32))
+    network.trunk.fused_blocks = encode_texts
+    return checkpoint
 
 
 def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
@@ -62,8 +67,7 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     """Keeps the weights quantized if there is a kernel, else dequantizes them with a note."""
     bits = checkpoint.bits
     if is_quantized(checkpoint.network):
-        quantize_int8(checkpoint.network.to(where, torch.float32))
-        return checkpoint
+        return _in_int8(checkpoint, where)
     computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)

@@ -1,9 +1,6 @@
-
-/* One new token of every row through all layers of a causal Transformer with quantised weights: the calls between products cost
-   more than the products themselves when each is a call of its own. Follows int8_row.c in one translation unit.
-
-   Rows that are not live are computed but neither stored nor read. `x` is [rows, width]; keys and values of a layer are
-   [rows, key_heads, places, size]; `at` is each row's position, which is also its place. */
+/* All layers of a Transformer with quantised weights in one call: the calls between products cost more than the products themselves
+   when each is a call of its own. Follows int8_row.c in one translation unit. `malmoi_decode_step` is one new token of every row of a
+   causal model; encode_texts.c has whole texts. */
 
 enum { SPAN = 64 }; /* keys whose scores are held at once */
 
@@ -14,12 +11,13 @@ typedef struct {
 typedef struct {
   Linear qkv, out, up, down;
   Norm attention_norm, mlp_norm; /* of the input of each half */
-  float *keys, *values;
+  float *keys, *values;          /* [rows, key_heads, places, size]; NULL in an encoder */
+  const float *cos, *sin;        /* [context, size / 2], or NULL */
+  long window;                   /* of an encoder: tokens less than so far apart see each other; 0: all do */
 } Layer;
 
 typedef struct {
   const Layer *layers;
-  const float *cos, *sin; /* [context, size / 2], or NULL */
   Norm last;
   long depth, width, heads, key_heads, size, places;
   int32_t activation, gated, rms, qk_norm;
@@ -27,14 +25,19 @@ typedef struct {
   float eps;
 } Trunk;
 
-typedef struct {
+typedef struct Step Step;
+struct Step {
   const Trunk *trunk;
-  float *x, *normed, *wide, *mixed;
-  const int64_t *at;
-  const uint8_t *live;
-  long rows;
+  void (*mix)(const Step *, const Layer *); /* attention: from `wide` into `mixed`, by every thread of the team */
+  float *x;                                 /* [rows, width] */
+  const int64_t *at;                        /* [rows] positions; of a decoding step also their places in the cache */
+  const uint8_t *live;                      /* [rows] others are computed but neither stored nor read; NULL in an encoder */
+  const int64_t *starts;                    /* [texts + 1] first rows; NULL in a decoding step */
+  long rows, texts;
+  int parts; /* bytes of an activation */
+  float *normed, *wide, *mixed, *turned;
   int8_t *room;
-} Step;
+};
 
 static void normalise(const float *x, float *y, const Norm *norm, long n, int rms, float eps) {
   float mean = 0.0f, square = 0.0f;
@@ -53,7 +56,7 @@ static void normalise(const float *x, float *y, const Norm *norm, long n, int rm
 /* Normalises and splits every row for the product that follows. */
 static Split enter(const Step *s, const Norm *norm, const Linear *map) {
   const Trunk *t = s->trunk;
-  const Split parts = split_in(s->room, map, s->rows);
+  const Split parts = split_in(s->room, map, s->rows, s->parts);
 #pragma omp for schedule(static)
   for (long r = 0; r < s->rows; r++) {
     float *x = s->x + r * t->width, *y = t->post || !norm->weight ? x : s->normed + r * t->width;
@@ -63,12 +66,12 @@ static Split enter(const Step *s, const Norm *norm, const Linear *map) {
   return parts;
 }
 
-static void rotate(const Trunk *t, float *head, long position) {
+static void rotate(const Trunk *t, const Layer *layer, float *head, long position) {
   const Norm plain = {NULL, NULL};
   if (t->qk_norm) normalise(head, head, &plain, t->size, t->rms, t->eps);
-  if (!t->cos) return;
+  if (!layer->cos) return;
   const long half = t->size / 2;
-  const float *cos = t->cos + position * half, *sin = t->sin + position * half;
+  const float *cos = layer->cos + position * half, *sin = layer->sin + position * half;
   for (long i = 0; i < half; i++) {
     const float a = head[i], b = head[i + half];
     head[i] = a * cos[i] - b * sin[i];
@@ -116,19 +119,25 @@ static void attend_group(const Step *s, const Layer *layer, long row, long group
     memset(y, 0, each * size * sizeof(float));
     return;
   }
-  rotate(t, k, at);
+  rotate(t, layer, k, at);
   memcpy(layer->keys + start + at * size, k, size * sizeof(float));
   memcpy(layer->values + start + at * size, v, size * sizeof(float));
   for (long h = 0; h < each; h++) {
     float *q = heads + (group * each + h) * size;
-    rotate(t, q, at);
+    rotate(t, layer, q, at);
     attend(q, layer->keys + start, layer->values + start, y + h * size, at + 1, size);
   }
 }
 
+static void attend_cache(const Step *s, const Layer *layer) {
+#pragma omp for collapse(2) schedule(static)
+  for (long r = 0; r < s->rows; r++)
+    for (long g = 0; g < s->trunk->key_heads; g++) attend_group(s, layer, r, g);
+}
+
 /* Splits rows as they are. */
 static Split leave(const Step *s, const float *rows, long stride, const Linear *map) {
-  const Split parts = split_in(s->room, map, s->rows);
+  const Split parts = split_in(s->room, map, s->rows, s->parts);
 #pragma omp for schedule(static)
   for (long r = 0; r < s->rows; r++) split(map, rows + r * stride, r, &parts);
   return parts;
@@ -146,47 +155,58 @@ static void gate(const Step *s, long n) {
 
 static void run_layer(const Step *s, const Layer *layer) {
   const Trunk *t = s->trunk;
-  const Target heads = {s->wide, NONE, 0}, hidden = {s->wide, t->gated ? NONE : t->activation, 0}, stream = {s->x, NONE, 1};
+  const Target heads = {s->wide, s->rows, NONE, 0}, stream = {s->x, s->rows, NONE, 1};
+  const Target hidden = {s->wide, s->rows, t->gated ? NONE : t->activation, 0};
   Split parts = enter(s, &layer->attention_norm, &layer->qkv);
-  multiply(&layer->qkv, &parts, &heads, s->rows);
-#pragma omp for collapse(2) schedule(static)
-  for (long r = 0; r < s->rows; r++)
-    for (long g = 0; g < t->key_heads; g++) attend_group(s, layer, r, g);
+  multiply(&layer->qkv, &parts, &heads);
+  s->mix(s, layer);
   parts = leave(s, s->mixed, layer->out.inputs, &layer->out);
-  multiply(&layer->out, &parts, &stream, s->rows);
+  multiply(&layer->out, &parts, &stream);
   parts = enter(s, &layer->mlp_norm, &layer->up);
-  multiply(&layer->up, &parts, &hidden, s->rows);
+  multiply(&layer->up, &parts, &hidden);
   if (t->gated) gate(s, layer->down.inputs);
   parts = leave(s, s->wide, layer->up.outputs, &layer->down);
-  multiply(&layer->down, &parts, &stream, s->rows);
+  multiply(&layer->down, &parts, &stream);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* x [rows, width] becomes the trunk's output; at most CHUNK rows. 0: done; 1: no memory. */
-int malmoi_decode_step(const Trunk *t, float *x, const int64_t *at, const uint8_t *live, long rows) {
+/* Every layer and the last norm; `turned` is the number of floats that `mix` needs there. 0: done; 1: no memory. */
+static int run_layers(Step *s, size_t turned) {
+  const Trunk *t = s->trunk;
   size_t bytes = 0, wide = 0;
   long weights = 0;
   for (long i = 0; i < t->depth; i++) {
     const Layer *l = t->layers + i;
     const Linear *maps[] = {&l->qkv, &l->out, &l->up, &l->down};
     for (int m = 0; m < 4; m++) {
-      bytes = larger(bytes, split_bytes(maps[m], rows));
+      bytes = larger(bytes, split_bytes(maps[m], s->rows, s->parts));
       weights += maps[m]->outputs * maps[m]->inputs;
     }
     wide = larger(wide, larger(l->qkv.outputs, l->up.outputs));
   }
-  const size_t floats = rows * (t->width + wide + t->heads * t->size);
+  const size_t floats = s->rows * (t->width + wide + t->heads * t->size) + turned;
   int8_t *room = scratch(floats * sizeof(float) + bytes);
   if (!room) return 1;
-  float *normed = (float *)room, *widest = normed + rows * t->width;
-  const Step step = {t, x, normed, widest, widest + rows * wide, at, live, rows, room + floats * sizeof(float)};
-#pragma omp parallel if (rows * weights > 32 * SERIAL)
+  s->normed = (float *)room;
+  s->wide = s->normed + s->rows * t->width;
+  s->mixed = s->wide + s->rows * wide;
+  s->turned = s->mixed + s->rows * t->heads * t->size;
+  s->room = room + floats * sizeof(float);
+#pragma omp parallel if (s->rows * weights > 32 * SERIAL)
   {
-    for (long i = 0; i < t->depth; i++) run_layer(&step, t->layers + i);
+    for (long i = 0; i < t->depth; i++) run_layer(s, t->layers + i);
 #pragma omp for schedule(static)
-    for (long r = 0; r < rows; r++)
-      if (t->last.weight) normalise(x + r * t->width, x + r * t->width, &t->last, t->width, t->rms, t->eps);
+    for (long r = 0; r < s->rows; r++) {
+      float *x = s->x + r * t->width;
+      if (t->last.weight) normalise(x, x, &t->last, t->width, t->rms, t->eps);
+    }
   }
   return 0;
+}
+
+/* x [rows, width] becomes the trunk's output. 0: done; 1: no memory. */
+int malmoi_decode_step(const Trunk *t, float *x, const int64_t *at, const uint8_t *live, long rows) {
+  Step step = {.trunk = t, .mix = attend_cache, .x = x, .at = at, .live = live, .rows = rows, .parts = 2};
+  return run_layers(&step, 0);
 }

@@ -35,17 +35,18 @@ class _Norm(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
     _fields_ = (
         *((name, LinearArgument) for name in ("qkv", "out", "up", "down")),
         *((name, _Norm) for name in ("attention_norm", "mlp_norm")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "cos", "sin")),
+        ("window", ctypes.c_long),
     )
 
 
 class _Trunk(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "cos", "sin")),
+        ("layers", ctypes.c_void_p),
         ("last", _Norm),
         *(
             (name, ctypes.c_long)
@@ -66,10 +67,10 @@ def fused_step(
     activations are rounded to 15 bits, at times the other way.
     """
     library = kernels()
-    if library is None or not this_machine().fused or not _is_plain(trunk, keys[0]):
+    if library is None or not this_machine().fused or not _decodes(trunk, keys[0]):
         return None
     layers = _layers(trunk, keys, values)
-    argument = _trunk_argument(trunk, layers, keys[0].size(2))
+    argument = trunk_argument(trunk, layers, keys[0].size(2))
     address = ctypes.addressof(argument)
     call = library.malmoi_decode_step
     first = trunk.blocks[0]
@@ -91,19 +92,26 @@ def fused_step(
     return step
 
 
-def _is_plain(trunk: Transformer, keys: Tensor) -> bool:
-    """Whether the C code supports this trunk."""
+def _decodes(trunk: Transformer, keys: Tensor) -> bool:
+    """Whether the C code supports decoding with this trunk and cache."""
     c = trunk.config
     rotary = c.positions == "rotary"
     return (
-        type(trunk) is Transformer
-        and not trunk.training
-        and all(pattern.text == "causal" for pattern in trunk.patterns)
-        and not trunk.has_soft_tokens
-        and trunk.skips is None
+        all(pattern.text == "causal" for pattern in trunk.patterns)
         and keys.dtype == torch.float32
         and (not rotary or (trunk.local_rotary is None and keys.size(2) - 1 <= c.context))
-        and (c.norm == "pre" or isinstance(trunk.norm, nn.Identity))
+        and is_plain(trunk)
+    )
+
+
+def is_plain(trunk: Transformer) -> bool:
+    """Whether the C code has all layers of this trunk; masks and positions are for the caller."""
+    return (
+        type(trunk) is Transformer
+        and not trunk.training
+        and not trunk.has_soft_tokens
+        and trunk.skips is None
+        and (trunk.config.norm == "pre" or isinstance(trunk.norm, nn.Identity))
         and all(map(_is_plain_block, trunk.blocks))
     )
 
@@ -136,31 +144,35 @@ def _norm_argument(norm: nn.Module | None) -> _Norm:
 
 def _layers(
     trunk: Transformer, keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> "ctypes.Array[_Layer]":
+) -> "ctypes.Array[Layer]":
+    layers = layer_arguments(trunk)
+    for layer, k, v in zip(layers, keys, values, strict=True):
+        layer.keys = k.data_ptr()
+        layer.values = v.data_ptr()
+    return layers
+
+
+def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":
     """The layers in order; norms are those of the input of each half."""
     c = trunk.config
     blocks = [cast(Block, trunk.blocks[i * c.distinct // c.depth]) for i in range(c.depth)]
-    layers = (_Layer * c.depth)()
+    layers = (Layer * c.depth)()
+    rotary = cast(Tensor, trunk.rotary) if c.positions == "rotary" else (None, None)
+    tables = [None if table is None else table.data_ptr() for table in rotary]
     for i, block in enumerate(blocks):
         before: tuple[nn.Module | None, nn.Module] = (block.attend_norm, block.mlp_norm)
         if c.norm == "post":  # each half is followed by its norm, which is then the next one's
             before = (blocks[i - 1].mlp_norm if i else None, block.attend_norm)
-        layers[i] = _Layer(
-            *(linear_argument(one.weight, one.bias) for one in _maps(block)),
-            *map(_norm_argument, before),
-            keys[i].data_ptr(),
-            values[i].data_ptr(),
-        )
+        maps = (linear_argument(one.weight, one.bias) for one in _maps(block))
+        layers[i] = Layer(*maps, *map(_norm_argument, before), None, None, *tables)
     return layers
 
 
-def _trunk_argument(trunk: Transformer, layers: "ctypes.Array[_Layer]", places: int) -> _Trunk:
+def trunk_argument(trunk: Transformer, layers: "ctypes.Array[Layer]", places: int = 0) -> _Trunk:
     c = trunk.config
-    rotary = cast(Tensor, trunk.rotary) if c.positions == "rotary" else (None, None)
     last = cast(Block, trunk.blocks[-1]).mlp_norm if c.norm == "post" else trunk.norm
     return _Trunk(
         ctypes.addressof(layers),
-        *(None if table is None else table.data_ptr() for table in rotary),
         _norm_argument(last),
         *(c.depth, c.width, c.heads, c.key_heads, c.size_per_head, places),
         *(ACTIVATION_CODES[c.activation], c.gated, c.norm_kind == "rms", c.qk_norm),

@@ -13,15 +13,15 @@
 
 #if defined(__AVX512VNNI__)
 #include <immintrin.h>
-enum { TILE = 4, MOVED8 = 128 };
+enum { TILE = 8, MOVED8 = 128 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { TILE = 2, MOVED8 = 0 };
+enum { TILE = 4, MOVED8 = 0 };
 #else
 #error "no int8 dot products"
 #endif
 
-enum { LANES = 16, STRIDE = 8, MOVED4 = 8, CHUNK = 64, SERIAL = 1 << 15 };
+enum { LANES = 16, STRIDE = 8, MOVED4 = 8, CHUNK = 64, SPREAD = 128, SERIAL = 1 << 15 };
 
 enum { NONE, GELU, GELU_TANH, RELU, RELU2, SILU }; /* activations */
 
@@ -32,50 +32,78 @@ typedef struct {
   long outputs, inputs, group, groups, bits; /* group * groups: the inputs, filled up to a multiple of STRIDE */
 } Linear;
 
-typedef struct { /* CHUNK rows of x, split */
-  int8_t *high, *low;
-  int32_t *sums; /* [row][group][2] */
-  float *step;   /* [row] */
+/* x as rows of bytes: one a row (`parts` 1: 8 bits) or two (15 bits). TILE of them lie together, STRIDE bytes of each in turn. */
+typedef struct {
+  int8_t *bytes;      /* [tile][width / STRIDE][TILE][STRIDE] */
+  int32_t *sums;      /* [byte row][group] */
+  float *step;        /* [row][group] */
+  long group, groups; /* inputs that share a step; the last group may be shorter */
+  int parts;
 } Split;
 
 typedef struct { /* what becomes of the outputs */
-  float *y;
+  float *y; /* [rows, outputs] */
+  long rows;
   int activation;
   int add; /* to what y holds */
 } Target;
 
 static long padded(const Linear *map) { return map->group * map->groups; }
 
+static long at_most(long a, long b) { return a < b ? a : b; }
+
+/* Inputs that share a step: those that share a scale or, in 8 bits, no more than SPREAD, so that an outlier spoils few others. */
+static long step_group(const Linear *map, int parts) { return parts == 1 ? at_most(map->group, SPREAD) : map->group; }
+
+static long ceiling(long n, long unit) { return (n + unit - 1) / unit; }
+
 /* Bytes of `rows` split rows. */
-static size_t split_bytes(const Linear *map, long rows) {
-  return (size_t)rows * (2 * padded(map) + map->groups * 2 * sizeof(int32_t) + sizeof(float));
+static size_t split_bytes(const Linear *map, long rows, int parts) {
+  const long filled = ceiling(rows * parts, TILE) * TILE, groups = ceiling(padded(map), step_group(map, parts));
+  return filled * (padded(map) + groups * (sizeof(int32_t) + sizeof(float)));
 }
 
-static Split split_in(int8_t *room, const Linear *map, long rows) {
-  int32_t *sums = (int32_t *)(room + 2 * rows * padded(map));
-  return (Split){room, room + rows * padded(map), sums, (float *)(sums + rows * map->groups * 2)};
+static Split split_in(int8_t *room, const Linear *map, long rows, int parts) {
+  const long filled = ceiling(rows * parts, TILE) * TILE, group = step_group(map, parts), groups = ceiling(padded(map), group);
+  int32_t *sums = (int32_t *)(room + filled * padded(map));
+  return (Split){room, sums, (float *)(sums + filled * groups), group, groups, parts};
 }
 
-static void split(const Linear *map, const float *x, long at, const Split *to) {
-  const long width = padded(map);
-  int8_t *high = to->high + at * width, *low = to->low + at * width;
-  float most = 1e-30f;
-  for (long i = 0; i < map->inputs; i++) most = fmaxf(most, fabsf(x[i]));
-  const float inverse = 127.0f / most;
-  for (long i = 0; i < map->inputs; i++) {
-    const float value = x[i] * inverse, near = rintf(value);
-    high[i] = (int8_t)near;
-    low[i] = (int8_t)rintf((value - near) * 127.0f);
-  }
-  memset(high + map->inputs, 0, width - map->inputs);
-  memset(low + map->inputs, 0, width - map->inputs);
-  for (long g = 0; g < map->groups; g++) {
+/* To the nearest whole number, in a way that compilers vectorise. */
+static inline int32_t whole(float x) { return (int32_t)(x + copysignf(0.5f, x)); }
+
+/* Up to SPREAD numbers as signed bytes into a tile, zeros up to `n`; the sum of these. */
+static int32_t put(const float *value, long filled, long n, int8_t *tile) {
+  int8_t row[SPREAD];
+  int32_t near[SPREAD], sum = 0;
+  for (long i = 0; i < filled; i++) near[i] = whole(value[i]);
+  for (long i = filled; i < n; i++) near[i] = 0;
+  for (long i = 0; i < n; i++) row[i] = (int8_t)near[i], sum += near[i];
+  for (long i = 0; i < n; i += STRIDE) memcpy(tile + i * TILE, row + i, STRIDE);
+  return sum;
+}
+
+static void split(const Linear *map, const float *x, long row, const Split *to) {
+  const long width = padded(map), first = row * to->parts;
+  int8_t *tile = to->bytes + first / TILE * TILE * width + first % TILE * STRIDE;
+  for (long g = 0; g < to->groups; g++) {
+    const long from = g * to->group, end = at_most(from + to->group, width), filled = at_most(end, map->inputs);
+    float most = 1e-30f, value[SPREAD];
+    for (long i = from; i < filled; i++) most = fmaxf(most, fabsf(x[i]));
+    const float inverse = 127.0f / most;
     int32_t coarse = 0, fine = 0;
-    for (long i = g * map->group; i < (g + 1) * map->group; i++) coarse += high[i], fine += low[i];
-    to->sums[(at * map->groups + g) * 2] = coarse;
-    to->sums[(at * map->groups + g) * 2 + 1] = fine;
+    for (long i = from; i < end; i += SPREAD) {
+      const long n = at_most(end - i, SPREAD), given = at_most(filled - i, SPREAD);
+      for (long k = 0; k < given; k++) value[k] = x[i + k] * inverse;
+      coarse += put(value, given, n, tile + i * TILE);
+      if (to->parts == 1) continue;
+      for (long k = 0; k < given; k++) value[k] = (value[k] - (float)whole(value[k])) * 127.0f;
+      fine += put(value, given, n, tile + i * TILE + STRIDE);
+    }
+    to->sums[first * to->groups + g] = coarse;
+    if (to->parts == 2) to->sums[(first + 1) * to->groups + g] = fine;
+    to->step[row * to->groups + g] = most / 127.0f;
   }
-  to->step[at] = most / 127.0f;
 }
 
 /* e^x to 2e-7, in steps that the compiler vectorises. */
@@ -116,25 +144,23 @@ static void activate(float *v, long n, int activation) {
   }
 }
 
-/* One block of 16 outputs for `tile` rows; `tile` and `bits` are constants wherever it is called. */
+/* One block of 16 outputs for `tile` byte rows from `at`; `tile`, `bits` and `parts` are constants wherever it is called. */
 static inline __attribute__((always_inline)) void block_product(const Linear *job, const Split *x, const Target *to, long b, long at,
-                                                                const int tile, const int bits) {
-  const long width = padded(job);
+                                                                const int tile, const int bits, const int parts) {
+  const long width = padded(job), row = at / parts;
   const int32_t moved = bits == 4 ? MOVED4 : MOVED8;
+  const int8_t *in = x->bytes + at / TILE * TILE * width + at % TILE * STRIDE;
   const uint8_t *w = job->weights + b * LANES * width * bits / 8;
   float found[TILE][LANES];
 #if defined(__AVX512VNNI__)
   const __m512i nibble = _mm512_set1_epi8(15), flip = _mm512_set1_epi8((char)0x80);
   __m512 total[TILE];
-  for (int r = 0; r < tile; r++) total[r] = _mm512_setzero_ps();
-  for (long g = 0; g < job->groups; g++) {
-    __m512i h[TILE][2], l[TILE][2];
-    for (int r = 0; r < tile; r++) {
-      const int32_t *sums = x->sums + ((at + r) * job->groups + g) * 2;
-      h[r][0] = _mm512_set1_epi32(-moved * sums[0]), h[r][1] = _mm512_setzero_si512();
-      l[r][0] = _mm512_set1_epi32(-moved * sums[1]), l[r][1] = _mm512_setzero_si512();
-    }
-    for (long i = g * job->group; i < (g + 1) * job->group; i += STRIDE, w += 16 * bits) {
+  for (int r = 0; r < tile / parts; r++) total[r] = _mm512_setzero_ps();
+  for (long g = 0; g < x->groups; g++) {
+    __m512i sum[TILE][2];
+    for (int r = 0; r < tile; r++)
+      sum[r][0] = _mm512_set1_epi32(-moved * x->sums[(at + r) * x->groups + g]), sum[r][1] = _mm512_setzero_si512();
+    for (long i = at_most(x->group, width - g * x->group); i > 0; i -= STRIDE, w += 16 * bits, in += TILE * STRIDE) {
       __m512i part[2];
       const __m512i loaded = _mm512_loadu_si512(w);
       _mm_prefetch((const char *)(w + 4096), _MM_HINT_T0);
@@ -148,39 +174,37 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
       }
       for (int r = 0; r < tile; r++)
         for (int k = 0; k < 2; k++) {
-          int32_t high, low;
-          memcpy(&high, x->high + (at + r) * width + i + 4 * k, 4);
-          memcpy(&low, x->low + (at + r) * width + i + 4 * k, 4);
-          h[r][k] = _mm512_dpbusd_epi32(h[r][k], part[k], _mm512_set1_epi32(high));
-          l[r][k] = _mm512_dpbusd_epi32(l[r][k], part[k], _mm512_set1_epi32(low));
+          int32_t four;
+          memcpy(&four, in + r * STRIDE + 4 * k, 4);
+          sum[r][k] = _mm512_dpbusd_epi32(sum[r][k], part[k], _mm512_set1_epi32(four));
         }
     }
-    const __m256i bits16 = _mm256_loadu_si256((const void *)(job->scale + (b * job->groups + g) * LANES));
+    const __m256i bits16 = _mm256_loadu_si256((const void *)(job->scale + (b * job->groups + (job->groups > 1) * g) * LANES));
     const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits16), 16));
-    for (int r = 0; r < tile; r++) {
-      const __m512 coarse = _mm512_cvtepi32_ps(_mm512_add_epi32(h[r][0], h[r][1]));
-      const __m512 fine = _mm512_cvtepi32_ps(_mm512_add_epi32(l[r][0], l[r][1]));
-      total[r] = _mm512_fmadd_ps(_mm512_fmadd_ps(fine, _mm512_set1_ps(1.0f / 127.0f), coarse), scale, total[r]);
+    for (int r = 0; r < tile / parts; r++) {
+      __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[r * parts][0], sum[r * parts][1]));
+      if (parts == 2) {
+        const __m512 fine = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[2 * r + 1][0], sum[2 * r + 1][1]));
+        dot = _mm512_fmadd_ps(fine, _mm512_set1_ps(1.0f / 127.0f), dot);
+      }
+      dot = _mm512_mul_ps(dot, _mm512_set1_ps(x->step[(row + r) * x->groups + g]));
+      total[r] = _mm512_fmadd_ps(dot, scale, total[r]);
     }
   }
-  for (int r = 0; r < tile; r++) _mm512_storeu_ps(found[r], total[r]);
+  for (int r = 0; r < tile / parts; r++) _mm512_storeu_ps(found[r], total[r]);
 #else
   const uint8x16_t nibble = vdupq_n_u8(15);
+  const uint16_t *scales = job->scale + b * job->groups * LANES;
   float32x4_t total[TILE][4];
-  for (int r = 0; r < tile; r++)
+  for (int r = 0; r < tile / parts; r++)
     for (int j = 0; j < 4; j++) total[r][j] = vdupq_n_f32(0);
-  for (long g = 0; g < job->groups; g++) {
-    int32x4_t h[TILE][4], l[TILE][4];
-    for (int r = 0; r < tile; r++) {
-      const int32_t *sums = x->sums + ((at + r) * job->groups + g) * 2;
-      for (int j = 0; j < 4; j++) h[r][j] = vdupq_n_s32(-moved * sums[0]), l[r][j] = vdupq_n_s32(-moved * sums[1]);
-    }
-    for (long i = g * job->group; i < (g + 1) * job->group; i += STRIDE, w += 16 * bits) {
-      int8x8_t high[TILE], low[TILE];
-      for (int r = 0; r < tile; r++) {
-        high[r] = vld1_s8(x->high + (at + r) * width + i);
-        low[r] = vld1_s8(x->low + (at + r) * width + i);
-      }
+  for (long g = 0; g < x->groups; g++) {
+    int32x4_t sum[TILE][4];
+    for (int r = 0; r < tile; r++)
+      for (int j = 0; j < 4; j++) sum[r][j] = vdupq_n_s32(moved ? -moved * x->sums[(at + r) * x->groups + g] : 0);
+    for (long i = at_most(x->group, width - g * x->group); i > 0; i -= STRIDE, w += 16 * bits, in += TILE * STRIDE) {
+      int8x16_t pair[TILE / 2];
+      for (int r = 0; r < tile; r += 2) pair[r / 2] = vld1q_s8(in + r * STRIDE);
       for (int j = 0; j < 4; j++) {
         int8x16_t part[2];
         const uint8x16_t loaded = vld1q_u8(w + 16 * j);
@@ -191,46 +215,57 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
           part[0] = vreinterpretq_s8_u8(vandq_u8(loaded, nibble));
           part[1] = vreinterpretq_s8_u8(vshrq_n_u8(loaded, 4));
         }
-        for (int r = 0; r < tile; r++) {
-          h[r][j] = vdotq_lane_s32(vdotq_lane_s32(h[r][j], part[0], high[r], 0), part[1], high[r], 1);
-          l[r][j] = vdotq_lane_s32(vdotq_lane_s32(l[r][j], part[0], low[r], 0), part[1], low[r], 1);
+        for (int r = 0; r < tile; r += 2) {
+          const int8x16_t both = pair[r / 2];
+          sum[r][j] = vdotq_laneq_s32(vdotq_laneq_s32(sum[r][j], part[0], both, 0), part[1], both, 1);
+          sum[r + 1][j] = vdotq_laneq_s32(vdotq_laneq_s32(sum[r + 1][j], part[0], both, 2), part[1], both, 3);
         }
       }
     }
     for (int j = 0; j < 4; j++) {
-      const uint16x4_t bits16 = vld1_u16(job->scale + (b * job->groups + g) * LANES + 4 * j);
-      const float32x4_t scale = vreinterpretq_f32_u32(vshll_n_u16(bits16, 16));
-      for (int r = 0; r < tile; r++) {
-        const float32x4_t sum = vfmaq_n_f32(vcvtq_f32_s32(h[r][j]), vcvtq_f32_s32(l[r][j]), 1.0f / 127.0f);
-        total[r][j] = vfmaq_f32(total[r][j], sum, scale);
+      const float32x4_t scale = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(scales + 4 * j), 16));
+      for (int r = 0; r < tile / parts; r++) {
+        float32x4_t dot = vcvtq_f32_s32(sum[r * parts][j]);
+        if (parts == 2) dot = vfmaq_n_f32(dot, vcvtq_f32_s32(sum[2 * r + 1][j]), 1.0f / 127.0f);
+        if (job->groups > 1) dot = vmulq_f32(dot, scale);
+        total[r][j] = vfmaq_n_f32(total[r][j], dot, x->step[(row + r) * x->groups + g]);
       }
     }
+    if (job->groups > 1) scales += LANES;
   }
-  for (int r = 0; r < tile; r++)
-    for (int j = 0; j < 4; j++) vst1q_f32(found[r] + 4 * j, total[r][j]);
+  for (int r = 0; r < tile / parts; r++)
+    for (int j = 0; j < 4; j++) {
+      const float32x4_t scale = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(scales + 4 * j), 16));
+      vst1q_f32(found[r] + 4 * j, job->groups > 1 ? total[r][j] : vmulq_f32(total[r][j], scale));
+    }
 #endif
-  const long left = job->outputs - b * LANES, lanes = left < LANES ? left : LANES;
-  for (int r = 0; r < tile; r++) {
-    float *y = to->y + (at + r) * job->outputs + b * LANES;
-    for (long o = 0; o < lanes; o++) found[r][o] = found[r][o] * x->step[at + r] + (job->bias ? job->bias[b * LANES + o] : 0.0f);
+  const long lanes = at_most(job->outputs - b * LANES, LANES), rows = at_most(to->rows - row, tile / parts);
+  for (int r = 0; r < rows; r++) {
+    float *y = to->y + (row + r) * job->outputs + b * LANES;
+    if (job->bias)
+      for (long o = 0; o < lanes; o++) found[r][o] += job->bias[b * LANES + o];
     activate(found[r], LANES, to->activation);
     for (long o = 0; o < lanes; o++) y[o] = found[r][o] + (to->add ? y[o] : 0.0f);
   }
 }
 
-/* `count` split rows times every block; the threads of the team share the blocks. */
-static void multiply(const Linear *map, const Split *x, const Target *to, long count) {
-  const long blocks = (map->outputs + LANES - 1) / LANES;
+/* Every row times one block: whole tiles, then two byte rows at a time. */
+static inline __attribute__((always_inline)) void rows_product(const Linear *map, const Split *x, const Target *to, long b,
+                                                               const int bits, const int parts) {
+  long at = 0;
+  for (; at + TILE <= to->rows * parts; at += TILE) block_product(map, x, to, b, at, TILE, bits, parts);
+  for (; at < to->rows * parts; at += 2) block_product(map, x, to, b, at, 2, bits, parts);
+}
+
+/* Split rows times every block; the threads of the team share the blocks. */
+static void multiply(const Linear *map, const Split *x, const Target *to) {
+  const long blocks = ceiling(map->outputs, LANES);
 #pragma omp for schedule(static)
   for (long b = 0; b < blocks; b++) {
-    long at = 0;
-    if (map->bits == 8) {
-      for (; at + TILE <= count; at += TILE) block_product(map, x, to, b, at, TILE, 8);
-      for (; at < count; at++) block_product(map, x, to, b, at, 1, 8);
-    } else {
-      for (; at + TILE <= count; at += TILE) block_product(map, x, to, b, at, TILE, 4);
-      for (; at < count; at++) block_product(map, x, to, b, at, 1, 4);
-    }
+    if (map->bits == 8 && x->parts == 2) rows_product(map, x, to, b, 8, 2);
+    if (map->bits == 8 && x->parts == 1) rows_product(map, x, to, b, 8, 1);
+    if (map->bits == 4 && x->parts == 2) rows_product(map, x, to, b, 4, 2);
+    if (map->bits == 4 && x->parts == 1) rows_product(map, x, to, b, 4, 1);
   }
 }
 
@@ -246,19 +281,19 @@ static int8_t *scratch(size_t needed) {
   return room;
 }
 
-/* x [rows, inputs] -> y [rows, outputs], both fp32. 0: done; 1: no memory. */
-int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows) {
-  const long most = rows < CHUNK ? rows : CHUNK;
-  int8_t *room = scratch(split_bytes(map, most));
+/* x [rows, inputs] in `parts` bytes each -> y [rows, outputs], both fp32. 0: done; 1: no memory. */
+int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows, int parts) {
+  const long most = at_most(rows, CHUNK);
+  int8_t *room = scratch(split_bytes(map, most, parts));
   if (!room) return 1;
-  const Split parts = split_in(room, map, most);
+  const Split cut = split_in(room, map, most, parts);
 #pragma omp parallel if (rows * map->outputs * map->inputs > SERIAL)
   for (long first = 0; first < rows; first += CHUNK) {
-    const long count = rows - first < CHUNK ? rows - first : CHUNK;
-    const Target to = {y + first * map->outputs, NONE, 0};
+    const long count = at_most(rows - first, CHUNK);
+    const Target to = {y + first * map->outputs, count, NONE, 0};
 #pragma omp for schedule(static)
-    for (long r = 0; r < count; r++) split(map, x + (first + r) * map->inputs, r, &parts);
-    multiply(map, &parts, &to, count);
+    for (long r = 0; r < count; r++) split(map, x + (first + r) * map->inputs, r, &cut);
+    multiply(map, &cut, &to);
   }
   return 0;
 }

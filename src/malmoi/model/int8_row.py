@@ -25,8 +25,9 @@ from malmoi.system.native import compiled_library
 LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
+SPREAD = 128  # activations of 8 bits that share a step
 COMPILER_FLAGS = ("-O3", "-ffast-math", "-fopenmp")
-SOURCES = ("int8_row.c", "decode_step.c")  # one translation unit, in this order
+SOURCES = ("int8_row.c", "decode_step.c", "encode_texts.c")  # one translation unit, in this order
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
 
@@ -129,8 +130,13 @@ def linear_argument(weight: Packed, bias: Tensor | None) -> LinearArgument:
     )
 
 
-def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
+def product(
+    weight: Packed, bias: Tensor | None, activation_bits: int = 15
+) -> Callable[[Tensor], Tensor]:
+    """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32.
+
+    Activations are rounded to 15 bits; to 8, with a step for each `SPREAD` of them or each group.
+    """
     library = kernels()
     if library is None:
         raise MalmoiError(f"Weights of {weight.bits} bits cannot be used: {why_not()}.")
@@ -138,11 +144,12 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     argument = linear_argument(weight, bias)
     address = ctypes.addressof(argument)
     outputs = weight.outputs
+    parts = {8: 1, 15: 2}[activation_bits]
 
     def multiply(x: Tensor, held: object = (weight, bias, argument)) -> Tensor:
         x = x.contiguous()
         y = torch.empty(len(x), outputs)
-        if call(address, x.data_ptr(), y.data_ptr(), len(x)):
+        if call(address, x.data_ptr(), y.data_ptr(), len(x), parts):
             raise MemoryError("There is no memory for a row of activations.")
         return y
 
@@ -178,12 +185,13 @@ def _compiled(machine: Machine) -> ctypes.CDLL | None:
     _share_threads()
     try:
         library = compiled_library(source, flags, machine)
-        calls = (library.malmoi_quantized_linear, library.malmoi_decode_step)
+        linear = library.malmoi_quantized_linear
+        layers = (library.malmoi_decode_step, library.malmoi_encode_texts)
     except (OSError, subprocess.SubprocessError):
         return None
-    pointer = ctypes.c_void_p
-    calls[0].argtypes = [pointer, pointer, pointer, ctypes.c_long]
-    calls[1].argtypes = [pointer, pointer, pointer, pointer, ctypes.c_long]
+    linear.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_long, ctypes.c_int]
+    for call in layers:
+        call.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_long]
     return library
 
 

@@ -74,6 +74,7 @@ class GatedMLP(nn.Module):
 
 
 ResidualBranch = Callable[[Tensor], Tensor]
+FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
 
 def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
@@ -207,6 +208,8 @@ class Transformer(nn.Module):
         self.gradient_checkpointing = False  # trades a second forward pass for memory
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
+        # all blocks of whole texts as one call, where the weights are quantised
+        self.fused_blocks: FusedBlocks | None = None
         # rotary tables follow the patterns it was trained with, also in a view with other masks
         self.local_layers = [pattern.is_local for pattern in self.patterns]
         if c.positions == "rotary":
@@ -303,6 +306,10 @@ class Transformer(nn.Module):
         activations: Activations | None,
     ) -> Tensor:
         """Runs embedded tokens [B, T, D] through every block."""
+        if self.fused_blocks is not None and kept[0] is None and activations is None:
+            fused = self.fused_blocks(self, x, layout, positions)
+            if fused is not None:
+                return fused
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
         if self.compiled_blocks is not None and kept[0] is None and activations is None:

@@ -64,7 +64,7 @@ class Machine:
     compiler: str | None = None  # path of a C++ compiler
     mkl: bool | None = None  # None: as torch was built
     triton: bool | None = None  # None: as installed
-    fused: bool = True  # a decoding step with quantised weights is one call
+    fused: bool = True  # all layers of quantised weights are one call
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
