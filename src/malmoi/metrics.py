@@ -221,6 +221,10 @@ class LabelScore:
     support: int
 
 
+def _label_score(right: int, said: int, wanted: int) -> LabelScore:
+    return LabelScore(_ratio(right, said), _ratio(right, wanted), _f(right, said, wanted), wanted)
+
+
 def _label_counts(
     gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()
 ) -> dict[Any, tuple[int, int, int]]:
@@ -245,12 +249,7 @@ def label_scores(
 ) -> dict[Any, LabelScore]:
     """Precision, recall, F1 and support of each label."""
     counts = _label_counts(gold, predicted, labels)
-    return {
-        name: LabelScore(
-            _ratio(right, said), _ratio(right, wanted), _f(right, said, wanted), wanted
-        )
-        for name, (right, said, wanted) in counts.items()
-    }
+    return {name: _label_score(*found) for name, found in counts.items()}
 
 
 def f1_macro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
@@ -380,6 +379,16 @@ def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     given = [entities(tags) for tags in predicted]
     right = sum(len(a & b) for a, b in zip(golds, given, strict=True))
     return right, sum(map(len, given)), sum(map(len, golds))
+
+
+def entity_scores(gold: Tags, predicted: Tags) -> dict[str, LabelScore]:
+    """Precision, recall, F1 and support of each type of entity."""
+    counts: dict[str, list[int]] = {}
+    for wanted, said in zip(map(entities, gold), map(entities, predicted), strict=True):
+        for column, found in enumerate((wanted & said, said, wanted)):
+            for label, _, _ in found:
+                counts.setdefault(label, [0, 0, 0])[column] += 1
+    return {name: _label_score(*counts[name]) for name in sorted(counts)}
 
 
 def entity_precision(gold: Tags, predicted: Tags) -> float:

@@ -66,6 +66,26 @@ def test_a_model_that_learnt_nothing_doubts_no_labels() -> None:
     assert "Likely label errors" not in shown
 
 
+def test_the_curve_shows_the_held_out_rows_alone() -> None:
+    log = [{"step": i, "accuracy": 0.6, "rows": "held out"} for i in (1, 2)]
+    shown = page(log=[*log, {"step": 2, "accuracy": 0.1, "rows": "judged"}])
+    assert shown == page(log=log)
+
+
+def test_tags_are_shown_as_entities() -> None:
+    tags = {"label": ["B-LOC", "I-LOC", "O"], "prediction": ["B-PER", "I-PER", "O"], "score": 0.0}
+    right = tags | {"text": "Kim said", "label": ["B-PER", "O"], "prediction": ["B-PER", "O"]}
+    rows = [tags | {"text": "New York wins"}, right]
+    shown = page(rows=rows, labels=(), exclusive=False, tagged=True, measure="entity_f1")
+    table = shown.split("<h2>Each label</h2>")[1].split("<h2>")[0]
+    assert re.findall(r"<td[^>]*>([^<]*)", table) == [
+        *("LOC", "0.000", "0.000", "0.000", "1"),
+        *("PER", "0.500", "1.000", "0.667", "1"),
+    ]
+    assert "New York (LOC)" in shown
+    assert "New York (PER)" in shown
+
+
 def test_a_stopped_run_has_a_page() -> None:
     shown = page(rows=(), metrics={}, warning="Stopped before the end: the same command resumes.")
     assert "Stopped before the end" in shown

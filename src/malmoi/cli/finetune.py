@@ -21,10 +21,13 @@ from malmoi.cli.inputs import (
 from malmoi.cli.options import count, option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
+from malmoi.system.language import plural
 
 if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
+FEW_ROWS = 10  # evaluated: fewer show nothing
+LEARNT_F1 = 0.05
 DEFAULTS = "malmoi.finetuning.config:FinetuneConfig."
 RUN_FOLDERS = (
     "runs/*",
@@ -210,17 +213,30 @@ def _next_lines(task: "Task", out: Path) -> None:
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
-    """Warns if the model is no better than always predicting the most frequent label."""
+    """Says if the model is no better than a baseline, or was judged on very few rows."""
     rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
     found = (loads(row)["label"] for row in rows)
     labels = Counter(", ".join(one) if isinstance(one, list) else str(one) for one in found)
     label, times = labels.most_common(1)[0]
-    if "accuracy" in metrics and metrics["accuracy"] <= times / len(rows):
-        note(
-            f"This model is no better than always predicting {label!r}, which is right for "
-            f"{times / len(rows):.0%}. Try more --epochs or rows, a higher --lr, or a model that "
-            "was pre-trained for longer."
+    words = loads((out / "report.json").read_text("utf-8")).get("word_baseline")
+    measure, value = next(iter(metrics.items()))
+    advice = "Try more --epochs or rows, a higher --lr, or a model that was pre-trained for longer."
+    doubt = ""
+    if len(rows) < FEW_ROWS:
+        shown = plural(len(rows), "row")
+        note(f"Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.")
+    elif metrics.get("accuracy", 1.0) <= times / len(rows):
+        share = f"{times / len(rows):.0%}"
+        doubt = (
+            f"This model is no better than always predicting {label!r}, which is right for {share}."
         )
+    elif words is not None and metrics.get("accuracy", 1.0) <= words:
+        doubt = f"Counting words (naive Bayes) is at least as good: right for {words:.1%}."
+    elif measure.endswith("f1") and value < LEARNT_F1:
+        name = measure.replace("_", " ")
+        doubt = f"This model has learnt next to nothing ({name} {value:.2f})."
+    if doubt:
+        note(f"{doubt} {advice}")
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:

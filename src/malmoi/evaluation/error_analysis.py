@@ -7,11 +7,13 @@ from typing import Any
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task
+from malmoi.inference.predictors import TAGS
 from malmoi.metrics import (
     apply_temperature,
     calibration_bins,
     calibration_error,
     confusion,
+    entity_scores,
     label_scores,
 )
 from malmoi.report.task_page import is_correct, likely_label_errors
@@ -46,6 +48,9 @@ def analyse_errors(
     if kind.text_labels:
         scores = label_scores(outcome.labels, outcome.predictions, labels)
         facts["labels"] = {name: asdict(score) for name, score in scores.items()}
+    if kind.output is TAGS:
+        types = entity_scores(outcome.labels, outcome.predictions)
+        facts["labels"] = {name: asdict(score) for name, score in types.items()}
     if kind.exclusive:
         names = list(facts["labels"])  # with those that only the judged rows have
         table = confusion(outcome.labels, outcome.predictions, names).tolist()

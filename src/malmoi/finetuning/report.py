@@ -15,6 +15,7 @@ from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.search import read_trials
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.inference.predictors import TAGS
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
@@ -60,6 +61,7 @@ def write_task_report(
         rows=rows,
         labels=work.labels if kind.text_labels else (),
         exclusive=kind.exclusive,
+        tagged=kind.output is TAGS,
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
         trials=[trial.table_row for trial in read_trials(out).values()] if settings.best else (),

@@ -104,6 +104,7 @@ def write_results(
         "task": work.task.name,
         "kind": work.task.kind,
         "metrics": done.metrics,
+        "word_baseline": work.word_baseline,
         **analyse_errors(work.task, work.labels, work.dev, done, temperature),
         "settings": kept.settings.to_dict(),
         "steps": kept.steps,

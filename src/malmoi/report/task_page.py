@@ -11,6 +11,8 @@ from malmoi.metrics import (
     calibration_bins,
     calibration_error,
     confusion,
+    entities,
+    entity_scores,
     label_scores,
     mean_with_error,
 )
@@ -18,7 +20,7 @@ from malmoi.report.chart import Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
 from malmoi.system.language import translate
 
-MAX_MISTAKES = 40
+MAX_MISTAKES = 20
 MAX_SUSPECTS = 20
 MAX_RIGHT = 8
 MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
@@ -42,6 +44,7 @@ class TaskPage:
     rows: Sequence[Row] = ()
     labels: Sequence[str] = ()
     exclusive: bool = False  # exactly one label a row
+    tagged: bool = False  # a tag a word
     baselines: Sequence[tuple[str, float]] = ()  # other accuracies on the same rows
     runs: Sequence[Row] = ()
     trials: Sequence[Sequence[object]] = ()  # of a search: rows under TRIAL_COLUMNS
@@ -74,27 +77,28 @@ class TaskPage:
         shown += [("steps", f"{last['step']:,}")] if "step" in last else []
         return fact_cards(shown)
 
-    def _most_frequent(self) -> tuple[str, int]:
-        return Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
+    def _baselines(self) -> list[tuple[str, float]]:
+        label, times = Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
+        always = (translate(f"always “{label}”"), times / len(self.rows))
+        return [always, *((translate(name), value) for name, value in self.baselines)]
+
+    @property
+    def _is_better(self) -> bool:
+        right = sum(map(is_correct, self.rows)) / len(self.rows)
+        return right > max(value for _, value in self._baselines())
 
     def _against_baseline(self) -> str:
         """Accuracy with its confidence interval, next to the baselines."""
         if not self.exclusive or not self.rows:
             return ""
-        label, times = self._most_frequent()
         right = sum(is_correct(row) for row in self.rows)
         low, high = wilson_interval(right, len(self.rows))
-        shares = [
-            (translate(f"always “{label}”"), times / len(self.rows)),
-            *((translate(name), value) for name, value in self.baselines),
-            (translate("this model"), right / len(self.rows)),
-        ]
+        shares = [*self._baselines(), (translate("this model"), right / len(self.rows))]
         note = (
             f"{right:,} of {len(self.rows):,} rows are right (95% confidence interval: {low:.0%} "
             f"to {high:.0%})."
         )
-        best = max(value for _, value in shares[:-1])
-        doubt = "" if right / len(self.rows) > best else words("No better than the baseline.")
+        doubt = "" if self._is_better else words("No better than the baseline.")
         return f"{bars(shares)}<p>{words(note)} <strong>{doubt}</strong></p>"
 
     def _runs(self) -> str:
@@ -116,7 +120,10 @@ class TaskPage:
 
     def _curves(self) -> str:
         loss = [(row["step"], row["loss"]) for row in self.log if "loss" in row]
-        judged = [(row["step"], row[self.measure]) for row in self.log if self.measure in row]
+        measured = [row for row in self.log if self.measure in row]
+        # the final evaluation is on other rows, and would look like a fall or a rise
+        held = [row for row in measured if row.get("rows") == "held out"]
+        judged = [(row["step"], row[self.measure]) for row in held or measured]
         lines = {"loss": loss, self.measure: judged}
         lines = {name: line for name, line in lines.items() if len(line) > 1}
         if not lines:
@@ -132,9 +139,10 @@ class TaskPage:
         return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
 
     def _labels(self) -> str:
-        if not self.labels or not self.rows:
+        if not (self.labels or self.tagged) or not self.rows:
             return ""
-        scores = label_scores(*self._gold_and_said(), self.labels)
+        found = self._gold_and_said()
+        scores = entity_scores(*found) if self.tagged else label_scores(*found, self.labels)
         rows = [
             (name, f"{one.precision:.3f}", f"{one.recall:.3f}", f"{one.f1:.3f}", f"{one.support:,}")
             for name, one in scores.items()
@@ -178,20 +186,26 @@ class TaskPage:
         picture = f'<div class="pair"><div>{svg}</div></div>'
         return f"{heading('Calibration')}<p>{words(note)}</p>{picture}"
 
+    @property
+    def _doubtful(self) -> list[Row]:
+        """Rows with likely label errors; a model no better than a baseline cannot find them."""
+        if not self.exclusive or not self.rows or not self._is_better:
+            return []
+        return likely_label_errors(self.rows)[:MAX_SUSPECTS]
+
     def _suspects(self) -> str:
-        found = likely_label_errors(self.rows) if self.exclusive else []
-        # a model that knows no more than the most frequent label cannot doubt anybody's labels
-        if not found or sum(map(is_correct, self.rows)) <= self._most_frequent()[1]:
+        found = self._doubtful
+        if not found:
             return ""
         text = (
             "The model was not trained on these rows and is more confident of another label than "
             "it usually is of that one: check them first."
         )
         note = f'<p class="lead">{words(text)}</p>'
-        return heading("Likely label errors") + note + self._table(found[:MAX_SUSPECTS])
+        return heading("Likely label errors") + note + self._table(found)
 
     def _examples(self) -> str:
-        """The most confident mistakes, then some that are right."""
+        """The most confident mistakes that are not listed above, then some that are right."""
         if not self.rows:
             return ""
         wrong = sorted((r for r in self.rows if not is_correct(r)), key=lambda r: -r["score"])
@@ -200,6 +214,8 @@ class TaskPage:
             f"{len(wrong):,} of {len(self.rows):,} are wrong, the most confident first; "
             "all predictions are in predictions.jsonl."
         )
+        above = self._doubtful
+        wrong = [row for row in wrong if row not in above]
         parts = [f'{heading("Worst mistakes")}<p class="lead">{words(note)}</p>']
         parts += [self._table(wrong[:MAX_MISTAKES])] if wrong else []
         parts += [heading("Right"), self._table(right[:MAX_RIGHT])] if right else []
@@ -207,18 +223,32 @@ class TaskPage:
 
     def _table(self, rows: Sequence[Row]) -> str:
         paired = any("pair" in row for row in rows)
-        head = ("text", *(["pair"] if paired else []), "label", "prediction", "confidence")
+        head = ("text", *(["pair"] if paired else []), "label", "prediction", *self._score_name)
         cells = [
             (
                 _cut(row["text"]),
                 *([_cut(row.get("pair", ""))] if paired else []),
-                _cut(row["label"]),
-                _cut(row["prediction"]),
-                f"{row['score']:.3f}",
+                *(_cut(self._shown(row, name)) for name in ("label", "prediction")),
+                *(f"{row['score']:.3f}" for _ in self._score_name),
             )
             for row in rows
         ]
         return html_table(head, cells, "rows")
+
+    @property
+    def _score_name(self) -> list[str]:
+        """The head of the column of scores; the score of tags repeats whether they are right."""
+        if self.tagged:
+            return []
+        return ["confidence" if self.labels else "model score"]
+
+    def _shown(self, row: Row, name: str) -> Any:
+        """A label or prediction; tags as the entities that they mark: Seoul (LOC)."""
+        spelt = str(row["text"]).split(" ")
+        if not self.tagged or len(spelt) != len(row[name]):
+            return row[name]
+        found = sorted(entities(row[name]), key=lambda one: one[1])
+        return ", ".join(f"{' '.join(spelt[a : b + 1])} ({label})" for label, a, b in found) or "–"
 
     def _made(self) -> str:
         parts = [heading("This run"), html_table(("what", "value"), self.facts)]
