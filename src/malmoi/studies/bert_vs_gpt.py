@@ -38,11 +38,13 @@ READ_TEXTS = 64
 def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
     """Milliseconds to encode a few sentences and to generate a token; memory in use."""
     device = pick_device(judged.device)
+    cuda = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if cuda else 0  # of cells that ran here earlier
     model = load(judged.folder, device=judged.device)
     words = text.read_text("utf-8").split()
     each = model.config.context // 16  # in words, each a few tokens even with a small vocabulary
     texts = [" ".join(words[i * each : (i + 1) * each]) for i in range(READ_TEXTS)]
-    if device.type == "cuda":
+    if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     found = {"reading ms": 1000 * _seconds(lambda: model.embed(texts)) / len(texts)}
     if writes:
@@ -50,7 +52,7 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
         spent = _seconds(lambda: model.generate(prompt, max_new_tokens=WRITTEN_TOKENS, seed=0))
         found["writing ms"] = 1000 * spent / WRITTEN_TOKENS
     weights = 4 * count_parameters(model.network)
-    used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else weights
+    used = torch.cuda.max_memory_allocated(device) - before if cuda else weights
     return {**found, "memory MB": used / 1e6}
 
 

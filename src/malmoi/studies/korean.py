@@ -72,7 +72,8 @@ def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
     Unknown tokens cost few bits and hide text, so bits per byte are comparable only without them.
     """
     model = load(judged.folder, device=judged.device)
-    held_out = text.read_text("utf-8")[:BITS_CHARACTERS]
+    # each line was a document in training, so that no model has seen a line break
+    held_out = " ".join(text.read_text("utf-8").split())[:BITS_CHARACTERS]
     tokenizer = model.tokenizer
     assert tokenizer is not None
     ids = tokenizer.ids([held_out])[0]

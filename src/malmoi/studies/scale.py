@@ -167,7 +167,7 @@ SCALES = {
         ),
         Scale(
             "gpu-minutes", 3, width=288, depth=4, heads=6, context=128, vocab=8000,
-            characters=24_000_000, batch=64, steps=1000, minutes=0.4, train_rows=8000,
+            characters=24_000_000, batch=64, steps=1000, minutes=1.0, train_rows=8000,
             dev_rows=1000, tune_steps=300, tune_lr=5e-4,
         ),
         Scale("paper", 5),
