@@ -96,6 +96,9 @@ def test_evaluation_rows_do_not_affect_the_model(bert: Path, tmp_path: Path) -> 
     assert report["metrics"]["accuracy"] == pytest.approx(1 - report_of(tmp_path / "wrong"))
     card = (tmp_path / "right" / "README.md").read_text("utf-8")
     assert "50 held-out rows for selection: epoch, temperature" in card
+    assert "pipeline_tag: text-classification" in card
+    assert "accuracy of naive Bayes" in card
+    assert str(tmp_path) not in card
     lines = (tmp_path / "right" / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["rows"] for row in rows if "rows" in row] == ["held out", "held out", "judged"]

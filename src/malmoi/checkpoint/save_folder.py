@@ -180,6 +180,15 @@ def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
 
+# what the hub calls the task of a head; fine-tuned heads first
+PIPELINES = {
+    "classify": "text-classification",
+    "tag": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+    "lm": "text-generation",
+    "mlm": "fill-mask",
+}
 # shown for tokenizers that were trained on Korean text
 KOREAN_USAGE = {
     "lm": 'generate("우리나라의")',
@@ -213,11 +222,14 @@ def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) 
         if model_type == "malmoi"
         else f"A `{model_type}` model: `transformers` opens this folder too."
     )
+    tag = next((tag for head, tag in PIPELINES.items() if head in network.heads), "")
+    about = "language: ko\n" if korean else ""
+    about += f"pipeline_tag: {tag}\n" if tag else ""
     return f"""---
 library_name: malmoi
-tags: [{", ".join(dict.fromkeys(("malmoi", model_type)))}]
+{about}tags: [{", ".join(dict.fromkeys(("malmoi", model_type)))}]
 ---
-# A {model_type} model of {count_parameters(network):,} weights
+# A {model_type} model of {count_parameters(network):,} parameters
 
 {elsewhere}
 

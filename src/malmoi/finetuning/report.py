@@ -32,11 +32,27 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
         return
     mark = "\n## Evaluation\n"
     before = card.read_text("utf-8").partition(mark)[0]
-    base = f"`{work.start.source}`" if work.start.source else "a model in memory"
     known = f" Labels: {', '.join(work.labels)}." if work.labels else ""
-    words = f"{base}, fine-tuned for {work.task.name}.{known} {work.protocol.describe()}"
-    table = "".join(f"| {name} | {value:.4f} |\n" for name, value in metrics.items())
-    write_text(card, f"{before}{mark}\n{words}\n\n| metric | value |\n|---|---|\n{table}")
+    p = work.protocol
+    made = (
+        f"`{base_name(work)}`, fine-tuned for {work.task.name} ({work.task.kind}) on "
+        f"{p.trained_on:,} rows and evaluated on {p.judged_on:,} others."
+    )
+    if p.selected_on:
+        made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+    rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
+    if work.word_baseline is not None:
+        rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows)
+    write_text(card, f"{before}{mark}\n{made}{known}\n\n| metric | value |\n|---|---|\n{table}")
+
+
+def base_name(work: FinetuneData) -> str:
+    """The base model's hub id or folder name: a published folder must not reveal paths."""
+    source = work.start.source
+    if source is None:
+        return "a model in memory"
+    return Path(source).name if Path(source).is_dir() else str(source)
 
 
 def write_task_report(
@@ -90,7 +106,7 @@ def _facts(
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("folder"), str(out)),
         (translate("task"), work.task.name),
-        (translate("base model"), f"{work.start.source or '–'} ({shape})"),
+        (translate("base model"), f"{base_name(work)} ({shape})"),
         (
             translate("rows to train on"),
             f"{len(work.train):,} ({', '.join(file_names(work.train))})",
