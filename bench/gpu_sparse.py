@@ -36,6 +36,7 @@ GPU_PATTERNS = {
     "band 512": "causal & local:512",
     "fixed 128,8": "causal & fixed:128,8",
     "strided 128": "causal & strided:128",
+    "two head sets": "causal & local:128 ; causal & column:128",
     "linear": "linear",
 }
 CPU_PATTERNS = {
@@ -51,6 +52,8 @@ CPU_PATTERNS = {
 # FlexAttention compiles for every pattern and length, so that few are measured
 GPU_LENGTHS = {"dense": (1024, 4096, 8192, 16384, 32768), "linear": (1024, 8192, 32768)}
 GPU_LENGTHS |= {"band 512": (1024, 8192, 16384, 32768)}
+GPU_LENGTHS |= dict.fromkeys(("fixed 128,8", "strided 128"), (8192, 32768))
+CHECKED_LENGTH = 2048  # tokens over which the kernels are compared with a whole mask
 CPU_LENGTHS = (1024, 2048, 4096, 8192)
 HEADS = 12
 HEAD_WIDTH = 64
@@ -89,6 +92,25 @@ def _forward(forward: Callable[[], Tensor]) -> None:
 
 def _backward(forward: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> None:
     torch.autograd.grad(forward(), inputs, grad)
+
+
+def largest_error(text: str, device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference of outputs and gradients from a whole mask in double precision."""
+    torch.manual_seed(0)
+    shape = (1, HEADS, CHECKED_LENGTH, HEAD_WIDTH)
+    inputs = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    grad = torch.randn(shape, device=device, dtype=dtype)
+    pattern = parse_pattern(text, HEADS)
+    layout = Layout(1, CHECKED_LENGTH, CHECKED_LENGTH)
+    mask = build_mask(pattern, layout, device, None, 0.0)
+    out = attend(inputs[0], inputs[1], inputs[2], mask)
+    truth = attend(exact[0], exact[1], exact[2], Mask.of(pattern.mask(layout, device)))
+    found = (out, *torch.autograd.grad(out, inputs, grad))
+    right = (truth, *torch.autograd.grad(truth, exact, grad.double()))
+    return max(
+        float((one.double() - other).abs().max()) for one, other in zip(found, right, strict=True)
+    )
 
 
 def measure(text: str, length: int, device: torch.device) -> dict[str, float]:
@@ -194,6 +216,11 @@ def main() -> None:
     patterns = GPU_PATTERNS if cuda else CPU_PATTERNS
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
+    dtype = torch.bfloat16 if cuda else torch.float32
+    device = torch.device("cuda" if cuda else "cpu")
+    for name, text in patterns.items() if cuda or given.limit else ():
+        if text != "linear" and not text.startswith("masked"):
+            print(f"{name}: largest error {largest_error(text, device, dtype):.2g}", flush=True)
     cases = [
         (name, text, length, passes)
         for name, text in patterns.items()

@@ -38,8 +38,8 @@ def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_digits_are_read_far_above_chance(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the images are scikit-learn's")
-    said = run(ROOT / "examples" / "digits.py", tmp_path, "400")
-    assert float(said.split("accuracy ")[1].split()[0]) > 0.6
+    said = run(ROOT / "examples" / "digits.py", tmp_path, "100")
+    assert float(said.split("accuracy ")[1].split()[0]) > 0.8
 
 
 def test_the_playbooks_snippets_run() -> None:

@@ -4,6 +4,7 @@ changes nothing.
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from malmoi.model.attention import (
     build_mask,
     fastest_kernel,
 )
+from malmoi.model.block_parts import attend_parts, make_parts
 from malmoi.model.families import gpt2
 from malmoi.model.patterns import PATTERNS
 
@@ -153,6 +155,47 @@ def test_flex_attention_and_its_picture_equal_brute_force(text: str) -> None:
         flex_attention(q, k, v, block_mask=blocks), expected, rtol=0, atol=1e-12
     )
     torch.testing.assert_close(picture(q, k, v, Mask(blocks=blocks)), expected, rtol=0, atol=1e-12)
+
+
+def with_log_sum(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, **_: object) -> Any:
+    """FlexAttention by hand: it has no backward pass on a CPU."""
+    seen = block_mask.mask_mod(0, 0, torch.arange(q.size(2))[:, None], torch.arange(k.size(2)))
+    scores = (q @ k.mT * q.size(-1) ** -0.5).masked_fill(~seen, -1e30)
+    total = scores.logsumexp(-1)
+    y = (scores - total[..., None]).exp().masked_fill(~seen, 0.0) @ v
+    return y, SimpleNamespace(lse=total.masked_fill(~seen.any(-1), -torch.inf))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "causal & strided:8",
+        "causal & fixed:8,2",
+        "causal & column:8",
+        "causal & local:8 ; causal & column:8",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_reordered_blocks_equal_brute_force(text: str) -> None:
+    """T is no multiple of the stride, as at the end of a text."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    length = 45
+    pattern = parse_pattern(text, 2)
+    parts = make_parts(pattern, length, CPU)
+    assert parts is not None
+    q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.double) for _ in range(3))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    seen = pattern.mask(Layout(1, length, length))
+    expected = gradients(attend(q, k, v, Mask.of(seen)), inputs)
+    for mine, truth in zip(
+        gradients(attend_parts(q, k, v, parts, with_log_sum), inputs), expected, strict=True
+    ):
+        torch.testing.assert_close(mine, truth, rtol=0, atol=1e-12)
+    q, k, v = (x.detach() for x in inputs)
+    one = attend_parts(q, k, v, parts, flex_attention)
+    torch.testing.assert_close(one, expected[0].detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(picture(q, k, v, Mask(parts=parts)), one, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -318,6 +361,7 @@ def test_every_cache_gives_what_the_full_pass_gives(
         "causal",
         "causal & local:100",
         "causal & strided:64",
+        "causal & fixed:64,8",
         "causal & block:64 ; causal & summary:64,8",
     ],
 )

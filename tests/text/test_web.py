@@ -10,6 +10,7 @@ import pytest
 
 from conftest import without_package
 from malmoi.corpus.build import run_build
+from malmoi.corpus.executors import Execution
 from malmoi.errors import MalmoiError
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.warc import READ_BYTES
@@ -175,3 +176,31 @@ def test_a_corpus_keeps_the_urls(tmp_path: Path) -> None:
     assert [row["url"] for row in rows] == ["https://a.org/1", "https://example.org/"]
     assert "bad record skipped" in done["finished"]["bad"][-1]
     assert [d.url for d in read_documents(out / "shard-00000.jsonl")] == [r["url"] for r in rows]
+
+
+def test_pages_extracted_by_two_workers_are_the_same_bytes(tmp_path: Path) -> None:
+    """In order, with the broken record and the page without text located as by one."""
+    pytest.importorskip("trafilatura", reason="it extracts the main text of pages")
+    html = "Content-Type: text/html"
+    pages = [response(html, PAGE.replace("Ferry", f"Ferry {n}").encode()) for n in range(12)]
+    pages[3] = response(html, b"<html><body></body></html>")
+    (tmp_path / "a.warc").write_bytes(b"".join(pages[:6]) + b"broken" + b"".join(pages[6:]))
+    (tmp_path / "b.html").write_text(PAGE)
+    sources = [str(tmp_path / "a.warc"), str(tmp_path / "b.html")]
+    settings = {"steps": "clean", "shard": 2000}
+    done = {
+        workers: run_build(
+            sources, tmp_path / str(workers), execution=Execution(workers), **settings
+        )
+        for workers in (1, 2)
+    }
+    assert done[1]["finished"] == done[2]["finished"]
+    assert "2 bad records skipped" in done[2]["finished"]["bad"][0]
+    assert "a.warc:4: no main text" in done[2]["finished"]["bad"][0]
+    shards = [sorted((tmp_path / str(n)).glob("*.jsonl")) for n in (1, 2)]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+    rows = [json.loads(line) for path in shards[1] for line in path.read_text().splitlines()]
+    assert len(shards[1]) > 2
+    assert [row["url"] for row in rows] == ["https://example.org/a"] * 11 + [
+        "https://example.org/ferry"
+    ]

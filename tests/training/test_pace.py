@@ -167,6 +167,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
     assert slow.fitting(256) == SMALLEST_BATCH
     assert Pace(1.0, 1.0, 60.0, PHASES, world=4).fitting(48) == 12
     assert slow.fitting(4) == 4
+    assert Pace(1.0, 1.0, 60.0, PHASES, smallest=1).fitting(4) == 1
     said = slow.sentence("bert-tiny", 256, 8)
     assert "1 update in 1 minute here" in said
     assert "use --minutes" in said

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
-from malmoi.corpus.executors import Execution, ShardJob
+from malmoi.corpus.executors import Execution, Pool, ShardJob
 from malmoi.corpus.language import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
@@ -38,6 +39,8 @@ from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import Document, read_documents
 
 logger = logging.getLogger(__name__)
+
+PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a page is small
 
 # The corpus folder, and the record of the build it holds
 
@@ -239,7 +242,7 @@ def _left(plan: CorpusPlan, step: str, shards: range) -> list[int]:
 
 def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
     if jobs:
-        plan.execution.run(jobs, step, len(jobs))
+        plan.execution.run(lambda _: jobs, step, len(jobs))
 
 
 # ------------------------------------------------------------------ read and clean
@@ -258,7 +261,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
         ):
             LinkList.read(Path(plan.config.links), plan.config.min_score).save(file)
     found = Counter[str]()
-    plan.execution.run(_clean_jobs(plan, found), "read and clean")
+    plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     if not found["documents"]:
         raise MalmoiError("There is no text in the sources.")
     bad = [line for source in plan.sources for line in source.reader.describe()]
@@ -268,18 +271,18 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     return about
 
 
-def _clean_jobs(plan: CorpusPlan, found: Counter[str]) -> Iterator[ShardJob]:
-    for number, documents in enumerate(_shards(plan.sources, plan.config.shard)):
+def _clean_jobs(plan: CorpusPlan, found: Counter[str], pool: Pool) -> Iterator[ShardJob]:
+    for number, documents in enumerate(_shards(plan.sources, plan.config.shard, pool)):
         found.update(shards=1, documents=len(documents))
         if plan.execution.owns(number) and not plan.work.is_done(number, "clean"):
             yield stages.clean_shard, (plan.work, number, documents)
 
 
-def _shards(sources: Sequence[NamedSource], size: int) -> Iterator[list[Document]]:
+def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[list[Document]]:
     documents: list[Document] = []
     characters = 0
     for source in sources:
-        for document in source.reader:
+        for document in source.reader.read(pool.submit, PAGES_AHEAD * pool.ahead):
             documents.append(replace(document, source=source.name))
             characters += len(document.text)
             if characters >= size:

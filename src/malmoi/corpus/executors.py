@@ -10,12 +10,22 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.progress import Progress, report_progress
+from malmoi.text.documents import run_now
 
 ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Pool(NamedTuple):
+    """Runs functions somewhere else, and how many to hand out before waiting for one."""
+
+    submit: Callable[..., Future[Any]]
+    ahead: int
+
+
 _PART = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 
 
@@ -53,26 +63,41 @@ class Execution:
         """Context manager that is open while jobs run."""
         return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
 
-    def run(self, jobs: Iterable[ShardJob], verb: str, total: int | None = None) -> None:
-        """Runs every job; reports progress as `verb`."""
+    def run(
+        self, jobs: Callable[[Pool], Iterable[ShardJob]], verb: str, total: int | None = None
+    ) -> None:
+        """Runs every job; reports progress as `verb`. Finding the jobs may use the same pool."""
         workers = self.workers if total is None else min(self.workers, total)
         report_progress(Progress(verb, 0, total, "shards"))
-        for number, _ in enumerate(EXECUTORS[self.executor](jobs, workers), 1):
-            report_progress(Progress(verb, number, total, "shards"))
+        with EXECUTORS[self.executor](workers) as pool:
+            for number, _ in enumerate(_finished(pool, jobs(pool)), 1):
+                report_progress(Progress(verb, number, total, "shards"))
 
 
-def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
-    """Runs jobs in this process if there is one worker."""
+def _finished(pool: Pool, jobs: Iterable[ShardJob]) -> Iterator[None]:
+    waiting: set[Future[None]] = set()
+    for do, arguments in jobs:
+        waiting.add(pool.submit(do, *arguments))
+        if len(waiting) >= pool.ahead:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    for future in waiting:
+        yield future.result()
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Pool]:
+    """This process itself if there is one worker."""
     if workers == 1:
-        for do, arguments in jobs:
-            yield do(*arguments)
+        yield Pool(run_now, 1)
         return
     # a fork of this process could inherit a held lock
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["malmoi.corpus.steps"])
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
-            yield from _hand_out(pool, jobs, 2 * workers)
+            yield Pool(pool.submit, 2 * workers)
         except BrokenProcessPool as error:
             raise MalmoiError(
                 "A worker was killed, perhaps because memory ran out: run the same command again "
@@ -81,18 +106,6 @@ def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -> Iterator[None]:
-    waiting: set[Future[None]] = set()
-    for do, arguments in jobs:
-        waiting.add(pool.submit(do, *arguments))
-        if len(waiting) >= ahead:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    for future in waiting:
-        yield future.result()
 
 
 def _begin() -> None:
@@ -128,29 +141,23 @@ def _ray_cluster(workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _in_ray(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
-    """Runs jobs as tasks; the folder of the build must be at the same path on every machine."""
+@contextmanager
+def _ray_tasks(workers: int) -> Iterator[Pool]:
+    """Tasks of the cluster; the folder of the build must be at the same path on every machine."""
     import ray
 
+    def submit(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = ray.remote(do).remote(*arguments).future()
+        return future
+
     try:
-        yield from _submit(ray, jobs, 2 * int(ray.cluster_resources().get("CPU", workers)))
+        yield Pool(submit, 2 * int(ray.cluster_resources().get("CPU", workers)))
     except ray.exceptions.RayTaskError as error:
         # the job's own exception, without Ray's traceback
         raise error.cause from error
 
 
-def _submit(ray: Any, jobs: Iterable[ShardJob], ahead: int) -> Iterator[None]:
-    waiting: list[Any] = []
-    for do, arguments in jobs:
-        waiting.append(ray.remote(do).remote(*arguments))
-        if len(waiting) >= ahead:
-            done, waiting = ray.wait(waiting)
-            yield from ray.get(done)
-    for task in waiting:
-        yield ray.get(task)
-
-
-EXECUTORS: dict[str, Callable[[Iterable[ShardJob], int], Iterator[None]]] = {
-    "processes": _in_processes,
-    "ray": _in_ray,
+EXECUTORS: dict[str, Callable[[int], AbstractContextManager[Pool]]] = {
+    "processes": _processes,
+    "ray": _ray_tasks,
 }

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
+from malmoi.model.block_parts import BlockParts, attend_parts, make_parts
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
 from malmoi.model.tiled import Tiling, make_tiling
@@ -47,6 +48,7 @@ class Mask:
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
     empty: Tensor | None = None  # bool, broadcasts to [B, H, T, 1]: queries that may see no key
     blocks: Any = None  # FlexAttention's BlockMask
+    parts: BlockParts | None = None  # blocks in another order, for patterns that touch all of them
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
     tiles: Tiling | None = None  # the pairs to compute on a CPU
@@ -76,6 +78,9 @@ def build_mask(
         if dropout:
             _note_dropout()
         elif device.type == "cuda":
+            parts = _plain_parts(pattern, layout.keys, str(device)) if layout.plain else None
+            if parts is not None and not layout.prefix:
+                return Mask(parts=parts)
             return Mask(blocks=_blocks(pattern, layout, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
             tiles = make_tiling(pattern, layout.keys)
@@ -112,7 +117,7 @@ def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
         return "tiled"
     if _is_short(q, k):
         return "short"
-    return "sdpa" if mask.blocks is None else "flex"
+    return "sdpa" if mask.blocks is None and mask.parts is None else "flex"
 
 
 def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
@@ -141,8 +146,8 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
         return cast(
             Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k)
         )
-    if mask.tiles is not None:
-        return mask.tiles.pattern.mask(Layout(1, T, K), scores.device)
+    if (reordered := mask.tiles or mask.parts) is not None:
+        return reordered.pattern.mask(Layout(1, T, K), scores.device)
     places = torch.arange(K, device=scores.device)
     behind = places[-T:, None] - places
     if mask.bounds is None:
@@ -175,6 +180,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    if mask.parts is not None:
+        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+        return attend_parts(q, k, v, mask.parts, _compiled_flex())
     grouped = q.size(1) != k.size(1)
     return cast(Tensor, _compiled_flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped))
 
@@ -230,6 +238,11 @@ def _blocks(pattern: Pattern, layout: Layout, device: torch.device) -> Any:
 @lru_cache(maxsize=16)
 def _plain_blocks(pattern: Pattern, length: int, device: str) -> Any:
     return _block_mask(pattern, Layout(1, length, length), None, torch.device(device))
+
+
+@lru_cache(maxsize=16)
+def _plain_parts(pattern: Pattern, length: int, device: str) -> BlockParts | None:
+    return make_parts(pattern, length, torch.device(device))
 
 
 def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: torch.device) -> Any:

@@ -253,6 +253,18 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "modernbert-large": partial(modernbert, depth=28, width=1024, heads=16, hidden=2624),
     "transformer-base": transformer,
     "transformer-big": partial(transformer, width=1024, heads=16, dropout=0.3),
+    # for minutes on a CPU
+    "transformer-tiny": partial(
+        transformer,
+        vocab=2_000,
+        width=128,
+        depth=2,
+        encoder_depth=2,
+        heads=4,
+        hidden=256,
+        dropout=0.0,
+        attention_dropout=0.0,
+    ),
     # Wu et al. 2021 ("Good for Misconceived Reasons"): small enough for 29,000 pairs
     "transformer-small": partial(
         transformer,

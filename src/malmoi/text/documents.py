@@ -2,16 +2,28 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
+from malmoi.text.formats import (
+    DOCUMENT_RULES,
+    MAX_DOCUMENT_CHARACTERS,
+    FoundDocument,
+    ReadOptions,
+)
 from malmoi.text.sources import TextSource, format_of, resolve_source
-from malmoi.text.web import WEB_FORMATS
+from malmoi.text.web import NO_TEXT, WEB_FORMATS, main_text
 
+# (function, arguments) → its result, which may be computed in another process
+Submit = Callable[..., "Future[tuple[str, str]]"]
+Result = TypeVar("Result")
 MAX_BAD_LINES_SHOWN = 5  # per file
 
 
@@ -29,8 +41,19 @@ class Document:
 class BadLines:
     """The bad lines of one file: their number, and the first few with locations and reasons."""
 
+    name: str
     count: int = 0
-    first: list[str] = field(default_factory=list)
+    lines: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, line: int, why: str) -> None:
+        """Pages are extracted after later lines were read, so that lines are sorted here."""
+        self.count += 1
+        insort(self.lines, (line, why))
+        del self.lines[MAX_BAD_LINES_SHOWN:]
+
+    @property
+    def first(self) -> list[str]:
+        return [f"{self.name}:{line}: {why}" for line, why in self.lines]
 
 
 class DocumentReader:
@@ -57,22 +80,32 @@ class DocumentReader:
         return sum(source.size for source in self.sources)
 
     def __iter__(self) -> Iterator[Document]:
+        return self.read()
+
+    def read(self, submit: Submit | None = None, ahead: int = 1) -> Iterator[Document]:
+        """The documents; `submit` extracts the text of web pages, up to `ahead` of them at once."""
         self.problems = {}
         self.rules = {}
+        for name, (text, line, url, page) in _extracted(self._found(), submit or run_now, ahead):
+            if page is not None and not text:
+                self._bad(name, line, NO_TEXT)
+            for piece in _pieces(text):
+                yield Document(piece, name, f"{name}:{line}", url)
+
+    def _found(self) -> Iterator[tuple[str, FoundDocument]]:
         for source in self.sources:
-            for text, line, url in source.documents(self._want(source.name)):
-                for piece in _pieces(text):
-                    yield Document(piece, source.name, f"{source.name}:{line}", url)
+            for found in source.documents(self._want(source.name)):
+                yield source.name, found
+
+    def _bad(self, name: str, line: int, why: str) -> None:
+        self.problems.setdefault(name, BadLines(name)).add(line, why)
 
     def _want(self, name: str) -> ReadOptions:
-        def bad(line: int, why: str) -> None:
-            problem = self.problems.setdefault(name, BadLines())
-            problem.count += 1
-            if len(problem.first) < MAX_BAD_LINES_SHOWN:
-                problem.first.append(f"{name}:{line}: {why}")
-
         return ReadOptions(
-            self._documents, self._text, bad, lambda rule: self.rules.__setitem__(name, rule)
+            self._documents,
+            self._text,
+            lambda line, why: self._bad(name, line, why),
+            lambda rule: self.rules.__setitem__(name, rule),
         )
 
     def describe(self) -> list[str]:
@@ -110,6 +143,39 @@ def read_documents(
         raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
     found = {source.name: source for one in given for source in resolve_source(str(one))}
     return DocumentReader(list(found.values()), documents, text)
+
+
+def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":
+    """What a pool of processes does, done here."""
+    done = Future[Result]()
+    done.set_result(do(*arguments))
+    return done
+
+
+def _extracted(
+    found: Iterator[tuple[str, FoundDocument]], submit: Submit, ahead: int
+) -> Iterator[tuple[str, FoundDocument]]:
+    """The same documents in the same order, pages with their text."""
+    waiting: deque[tuple[str, FoundDocument, Future[tuple[str, str]] | None]] = deque()
+    for name, one in found:
+        page = None
+        if one.page is not None:
+            page = submit(main_text, name, one.page)
+            one = one._replace(page=b"")  # its memory is free again
+        waiting.append((name, one, page))
+        while len(waiting) >= ahead or (waiting and waiting[0][2] is None):
+            yield _with_text(*waiting.popleft())
+    for rest in waiting:
+        yield _with_text(*rest)
+
+
+def _with_text(
+    name: str, found: FoundDocument, page: "Future[tuple[str, str]] | None"
+) -> tuple[str, FoundDocument]:
+    if page is None:
+        return name, found
+    text, url = page.result()
+    return name, found._replace(text=text, url=found.url or url)
 
 
 def _pieces(text: str) -> Iterator[str]:

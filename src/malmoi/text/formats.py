@@ -27,6 +27,7 @@ class FoundDocument(NamedTuple):
     text: str
     line: int
     url: str = ""
+    page: bytes | None = None  # HTML whose main text has yet to be extracted
 
 
 FoundDocuments = Iterator[FoundDocument]

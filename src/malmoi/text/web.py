@@ -12,6 +12,7 @@ from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import encoding_of, open_bytes
 from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
 
+NO_TEXT = "no main text was found"
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _CANONICAL = '//link[@rel="canonical"]/@href | //meta[@property="og:url"]/@content'
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
@@ -19,60 +20,52 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[^\r\n]*\r?\n")
 
 
 def read_html(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads the main text of a page; its URL is the one that it calls canonical."""
-    extract = main_text_extractor(path)
+    """Reads a page; its URL will be the one that it calls canonical."""
     with open_bytes(path) as stream:
-        text, url = extract(stream.read())
-    if text:
-        yield FoundDocument(text, 1, url)
-    else:
-        want.on_bad_line(1, "no main text was found")
+        yield FoundDocument("", 1, page=stream.read())
 
 
 def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads pages that were answered with 200, and plain text (all of a WET file)."""
-    extract: Callable[[bytes], tuple[str, str]] | None = None
     for record in read_records(path, want.on_bad_line):
         content = _content(record, want)
         if content is None:
             continue
         kind, body = content
         if kind in PAGE_TYPES:
-            extract = extract or main_text_extractor(path)
-            text, _ = extract(body)
+            yield FoundDocument("", record.number, record.url, body)
         elif kind == "text/plain":
             # undecodable bytes become U+FFFD
             text = body.decode(encoding_of(body), "replace").replace("\r\n", "\n").strip()
-        else:
-            continue
-        if text:
-            yield FoundDocument(text, record.number, record.url)
-        else:
-            want.on_bad_line(record.number, "no main text was found")
+            if text:
+                yield FoundDocument(text, record.number, record.url)
+            else:
+                want.on_bad_line(record.number, NO_TEXT)
 
 
-def main_text_extractor(path: Path) -> Callable[[bytes], tuple[str, str]]:
-    """A function that returns a page's main text and canonical URL ("" where it has none)."""
+def main_text(name: str, page: bytes) -> tuple[str, str]:
+    """A page's main text and canonical URL ("" where it has none)."""
+    trafilatura = _trafilatura(name)
+    tree: Any = trafilatura.load_html(page)
+    if tree is None:
+        return "", ""
+    links = tree.xpath(_CANONICAL)
+    text = trafilatura.extract(tree, include_comments=False)
+    return text or "", str(links[0]) if links else ""
+
+
+def _trafilatura(name: str) -> Any:
     try:
         import trafilatura
     except ModuleNotFoundError as error:
         raise MalmoiError(
-            f"{path} needs the package trafilatura: pip install trafilatura."
+            f"{name} needs the package trafilatura: pip install trafilatura."
         ) from error
     except ImportError as error:  # of a package that it needs
-        raise MalmoiError(f"{path} needs trafilatura, which cannot be loaded: {error}") from error
+        raise MalmoiError(f"{name} needs trafilatura, which cannot be loaded: {error}") from error
     # a page without text is reported by its place, not by trafilatura's own log
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-
-    def extract(page: bytes) -> tuple[str, str]:
-        tree: Any = trafilatura.load_html(page)
-        if tree is None:
-            return "", ""
-        links = tree.xpath(_CANONICAL)
-        text = trafilatura.extract(tree, include_comments=False)
-        return text or "", str(links[0]) if links else ""
-
-    return extract
+    return trafilatura
 
 
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:

@@ -31,6 +31,10 @@ def _lean_adamw() -> type[torch.optim.AdamW]:
     return type("AdamW", (torch.optim.AdamW,), {"step": step})
 
 
+def _in_block(name: str) -> bool:
+    return name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
+
+
 def make_optimizers(
     network: Network, c: TrainConfig, *, capturable: bool = False
 ) -> list[torch.optim.Optimizer]:
@@ -41,9 +45,7 @@ def make_optimizers(
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     matrices = [
-        p
-        for name, p in named
-        if c.optimizer == "muon" and name.startswith("trunk.blocks.") and p.dim() == 2
+        p for name, p in named if c.optimizer == "muon" and _in_block(name) and p.dim() == 2
     ]
     taken = {id(p) for p in matrices}
     rest = [p for _, p in named if id(p) not in taken]

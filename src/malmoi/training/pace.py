@@ -12,6 +12,7 @@ from statistics import median
 
 from malmoi.system.language import plural
 from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipes import SIZED
 from malmoi.training.state import Position
 
 LOOK_SECONDS = 1.0  # between reads of a GPU's loss, so that progress is visible
@@ -22,7 +23,7 @@ ABSURD_SECONDS = 5.0  # … at least this much longer: the machine slept, or the
 USEFUL_UPDATES = 300  # with fewer, a smaller batch learns more than the recipe's
 LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothing was learned
 FEW_UPDATES = 100  # with fewer, little is learned with any batch size
-SMALLEST_BATCH = 8
+SMALLEST_BATCH = 8  # sequences
 
 Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
 
@@ -142,6 +143,7 @@ class Pace:
     phases: Phases
     world: int = 1  # processes that share a batch
     sized: str = "gpt"  # the recipe to suggest when the size is free
+    smallest: int = SMALLEST_BATCH
 
     def updates(self, batch: int) -> int:
         """Updates of `batch` sequences that fit into the budget, given the phases' lengths."""
@@ -151,10 +153,10 @@ class Pace:
         return max(1, round(sum(share * self.seconds / max(took, 1e-9) for took, share in each)))
 
     def fitting(self, batch: int) -> int:
-        """The largest of batch, batch / 2, batch / 4… with enough updates; at least 8 sequences."""
+        """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
         while self.updates(batch) < USEFUL_UPDATES:
             half = batch // 2
-            if half < SMALLEST_BATCH or half % self.world:
+            if half < self.smallest or half % self.world:
                 break
             batch = half
         return batch
@@ -189,12 +191,19 @@ class Pace:
             return message
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
         advice = f"That is too few to learn much: use --minutes {enough}"
-        if name != self.sized:
+        if name != self.sized and self.sized not in SIZED:
+            advice = f"{advice}, or the smaller recipe {self.sized}"
+        elif name != self.sized:
             advice = (
                 f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
                 f"{minutes}"
             )
         return f"{message} {advice}."
+
+
+def smallest_batch(recipe: Recipe) -> int:
+    """Sequences of the smallest useful batch; of a translation, units of some thirty pairs."""
+    return 1 if recipe.objective == "translation" else SMALLEST_BATCH
 
 
 def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
@@ -209,8 +218,8 @@ def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
     if steps >= USEFUL_UPDATES:
         return f"After {updates} {nothing} A lower train.lr, or more text, may help."
     smaller = (
-        f"a smaller batch (--set train.batch={SMALLEST_BATCH})"
-        if c.batch > SMALLEST_BATCH
+        f"a smaller batch (--set train.batch={smallest_batch(recipe)})"
+        if c.batch > smallest_batch(recipe)
         else "a smaller recipe"
     )
     if not c.minutes:

@@ -1,6 +1,7 @@
 """The samples of a run's phases and of its validation, made from its token stores."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,14 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
             f"{units.left_out:,} pairs with more than {length - 1} tokens on one side are skipped."
         )
     return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
+
+
+def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
+    """The same samples for another batch: pairs of similar length come a batch at a time."""
+    if not isinstance(feed.samples, TranslationBatches):
+        return feed
+    units = replace(feed.samples.units, group=batch)
+    return replace(feed, samples=replace(feed.samples, units=units), epoch=len(units))
 
 
 def _end_of(words: Tokenizer) -> int:

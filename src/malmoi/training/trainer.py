@@ -33,10 +33,19 @@ from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, steps_per_sample, verdict
+from malmoi.training.pace import (
+    LOOK_SECONDS,
+    Budget,
+    Pace,
+    WorkClock,
+    smallest_batch,
+    steps_per_sample,
+    verdict,
+)
 from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
+from malmoi.training.samples import regrouped
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (
@@ -56,6 +65,8 @@ ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further tha
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # upper limit for save_every
 # one graph compiles 20 s longer and saves a fifth of the time
 MIN_SECONDS_FOR_ONE_GRAPH = 120.0
+# objective → the recipe that learns in few minutes
+SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
 
 
@@ -236,9 +247,14 @@ class Trainer:
         self.network.zero_grad()
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
-        sized = {"lm": "gpt", "both": "both"}.get(self.recipe.samples, "bert")
         return Pace(
-            update, sequence, self.budget.seconds, self.recipe.phases, self.group.world, sized
+            update,
+            sequence,
+            self.budget.seconds,
+            self.recipe.phases,
+            self.group.world,
+            SMALLER_RECIPES.get(self.recipe.samples, "bert"),
+            smallest_batch(self.recipe),
         )
 
     def _probe(self, size: int) -> None:
@@ -263,6 +279,7 @@ class Trainer:
             self.config = replace(self.config, batch=batch, batch_start=start)
             self.recipe = replace(self.recipe, train=self.config)
             self.micro = self._first_micro()
+            self.feeds = [regrouped(feed, batch) for feed in self.feeds]
             if self.group.first:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.position.expected = pace.updates(batch)
