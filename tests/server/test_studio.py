@@ -790,12 +790,13 @@ def test_a_view_without_a_suitable_model_says_what_to_load(
 def test_a_translation_shows_what_it_attended_to(
     visitor: Visitor, models: dict[str, Model]
 ) -> None:
-    page = visitor.visit("translation", text=SENTENCE, layer=0)
+    page = visitor.visit("translation", text=SENTENCE, layer=1)
     model = models["translator"]
     said = model.translate(SENTENCE)
     seen = model.cross_attention(SENTENCE, said, layer=0).weights
     assert page.locator("#view svg rect").count() == seen.size
     page.locator("#view summary").click()
+    assert "does not know" not in page.locator("body").inner_text()  # of the end of text
     row = page.locator("#view tbody tr").first.locator("td").all_inner_texts()
     assert row[-seen.shape[1] :] == [fixed(weight) for weight in seen[0].round(4).tolist()]
 

@@ -87,11 +87,9 @@ def covers(words: Tokenizer, text: str) -> Coverage:
     """Words are split at spaces; the masks and other special tokens of a text are known."""
     masked = words.specials.mask is not None
     encoding = words.encode_masked(text) if masked else words.encode(text)
-    missing = [
-        start
-        for token, (start, _) in zip(encoding.tokens, encoding.offsets, strict=True)
-        if token == words.specials.unk
-    ]
+    pieces = zip(encoding.tokens, encoding.offsets, encoding.specials, strict=True)
+    # an added end of text may be the unknown token too
+    missing = [at for token, (at, _), added in pieces if token == words.specials.unk and not added]
     spans = [found.span() for found in re.finditer(r"\S+", text)]
     return Coverage(
         words=len(spans),
@@ -171,7 +169,7 @@ def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenVi
         broken = words.kind == "byte-bpe" and held != covered.encode()
         shown = held.hex(" ").upper() if broken and held else None
         name = words.token(token)
-        unknown = token == words.specials.unk
+        unknown = token == words.specials.unk and not special
         readable = name if special or unknown else readable_token(words, name)
         yield TokenView(
             id=token,

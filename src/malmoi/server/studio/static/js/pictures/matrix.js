@@ -7,6 +7,8 @@ const CELL = 26;
 const LEFT = 110;
 const TOP = 84;
 
+const short = (name) => (visible(name).length > 13 ? `${visible(name).slice(0, 12)}…` : visible(name));
+
 /** `columns` names the keys if they belong to another text. */
 export function matrix(names, weights, label, _width = 0, columns = names) {
   const [width, height] = [columns.length * CELL, names.length * CELL];
@@ -29,10 +31,10 @@ export function matrix(names, weights, label, _width = 0, columns = names) {
   );
   const texts = [
     ...names.map((name, i) =>
-      s("text", { x: LEFT - 8, y: TOP + i * CELL + 17, "text-anchor": "end" }, visible(name).slice(0, 12)),
+      s("text", { x: LEFT - 8, y: TOP + i * CELL + 17, "text-anchor": "end" }, short(name)),
     ),
     ...columns.map((name, i) =>
-      s("text", { transform: `translate(${LEFT + i * CELL + 17},${TOP - 8}) rotate(-55)` }, visible(name).slice(0, 12)),
+      s("text", { transform: `translate(${LEFT + i * CELL + 17},${TOP - 8}) rotate(-55)` }, short(name)),
     ),
   ];
   return s(
@@ -40,7 +42,7 @@ export function matrix(names, weights, label, _width = 0, columns = names) {
     {
       class: "picture",
       viewBox: `0 0 ${LEFT + width + 40} ${TOP + height}`,
-      style: { "max-width": `${LEFT + width + 40}px` },
+      style: { "max-width": "var(--natural)", "--natural": `${LEFT + width + 40}px` },
       role: "img",
       "aria-label": label,
     },

@@ -28,8 +28,10 @@ class Chat {
     const reply = this.say("assistant", "");
     try {
       for await (const event of stream("v1/chat/completions", body, signal)) {
-        reply.message.content += event.choices[0]?.delta?.content ?? "";
+        const [{ delta, finish_reason: why } = {}] = event.choices;
+        reply.message.content += delta?.content ?? "";
         put(reply.text, reply.message.content);
+        if (why === "length") reply.node.append(h("small", {}, t("finish.length")));
       }
     } catch (error) {
       if (!reply.message.content) this.drop(reply);

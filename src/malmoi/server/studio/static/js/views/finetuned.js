@@ -68,8 +68,8 @@ class Finetuned {
     const others = this.page.about.models.filter((one) => one !== model);
     const tuned = others.filter(same).map((one) => ({ name: one.name, kind: "tuned" }));
     const inWords = { classify: "classify", span: "answer" }[model.head];
-    const only = (one) => !one.head && inWords && one.can.includes(inWords) && model.labels.length !== 1;
-    const plain = others.filter(only).map((one) => ({ name: one.name, kind: "asked", labels: model.labels }));
+    const only = (one) => !one.head && inWords && one.can.includes(inWords) && model.labels.length !== 1 && one.knows.includes(model.knows[0]);
+    const plain = others.filter(only).map((one) => ({ name: one.name, kind: model.head === "span" ? "answers" : "asked", labels: model.labels }));
     return [{ name: model.name, kind: "tuned" }, ...tuned, ...plain];
   }
 

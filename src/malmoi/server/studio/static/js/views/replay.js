@@ -51,7 +51,7 @@ class Replay {
 
   furnish() {
     const { page, run } = this;
-    const numbered = (count, name) => Array.from({ length: count }, (_, i) => [String(i + 1), `${t(`field.${name}`)} ${i + 1}`]);
+    const numbered = (count, word) => Array.from({ length: count }, (_, i) => [String(i + 1), word(i + 1)]);
     if (!page.suffix) this.settle();
     const names = this.runs.map((one) => [one.name, one.name]);
     const runs = pick(page, "run", names);
@@ -62,7 +62,7 @@ class Replay {
     put(
       this.fields,
       row(range(page, "snapshot", steps, (value) => t("replay.step", { step: whole(run.steps[value - 1] ?? 0) }))),
-      row(runs, names.length > 1 && against, pick(page, "layer", numbered(run.depth, "layer")), pick(page, "head", numbered(run.heads, "head"))),
+      row(runs, names.length > 1 && against, pick(page, "layer", numbered(run.depth, (layer) => t("lens.layer", { layer }))), pick(page, "head", numbered(run.heads, (head) => `${t("field.head")} ${head}`))),
       row(button(t("replay.play"), () => this.play(), { class: "quiet", id: "play" })),
     );
     put(this.result, card(h("h2", {}, t("replay.loss")), this.curve), h("div", { class: "pair" }, card(h("h2", {}, t("replay.next")), this.guesses, this.said), card(h("h2", {}, t("attention.name")), this.attention)), card(h("h2", {}, t("replay.layers")), this.lens));
