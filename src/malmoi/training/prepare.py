@@ -35,12 +35,10 @@ logger = logging.getLogger(__name__)
 
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
-# settings that may change between resumes
-CHANGEABLE_SETTINGS = {"about", "plugins"}  # a plugin's file may be renamed
-CHANGEABLE_SETTINGS |= {f"train.{name}" for name in (*BUDGETS, "save_every", "keep", "snapshots")}
-CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("valid_every", "valid_batches", "log_every")}
-CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("prompt", "tensorboard", "track")}
-CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("fit_batch", "micro", "compile", "parallel")}
+# settings that may change between resumes; a plugin's file may be renamed
+FREE = "save_every keep snapshots valid_every valid_batches log_every prompt tensorboard track"
+FREE += " fit_batch micro compile parallel"
+CHANGEABLE_SETTINGS = {f"train.{name}" for name in (*BUDGETS, *FREE.split())} | {"about", "plugins"}
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:

@@ -19,6 +19,7 @@ from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_rec
 from malmoi.training.recipes import RECIPES, SIZED
 from malmoi.training.report import write_report
 from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_path
+from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, size_recipe
@@ -53,36 +54,37 @@ def run_pretraining(
     tokenizer, start, device, overwrite = (options.get(name) for name in beside)
     overrides = {name: value for name, value in options.items() if name not in beside}
     chosen = resolve_recipe(recipe, overrides)
+    named = recipe if isinstance(recipe, str) else ""
     out = Path(out)
-    sized = isinstance(recipe, str) and recipe in SIZED
-    unasked = isinstance(recipe, str) and recipe in RECIPES and not names_budget(overrides)
-    sources = (data,) if isinstance(data, str | Path) else tuple(data)
-    origin = RunSources(
-        tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
-    )
+    sources = (data,) if isinstance(data, str | Path) else data
+    origin = RunSources(tuple(map(str, sources)), Path(tokenizer) if tokenizer else None, start)
     with process_group(device) as group:
         if overwrite:
             if group.first:
                 discard_run(out)
             group.barrier()
-        if sized:
+        if named in SIZED:
             chosen = _sized(chosen, overrides, origin, out, group)
-        elif unasked:
+        elif named in RECIPES and not names_budget(overrides):
             refuse_months(chosen, origin, group)
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
-            run = prepare_run(chosen, origin, out, group)
-            if distillation is not None:
-                distillation.teacher.to(group.device)
-            trainer = Trainer(run, distillation)
-            try:
-                trainer.fit()
-            except Stopped:
-                _report(trainer)
-                raise
-            _report(trainer)
-            return run.model()
+            return _train(prepare_run(chosen, origin, out, group), distillation)
+
+
+def _train(run: TrainingRun, distillation: Distillation | None) -> "Model":
+    """Trains a prepared run and writes its report, also when a signal stops it."""
+    if distillation is not None:
+        distillation.teacher.to(run.group.device)
+    trainer = Trainer(run, distillation)
+    try:
+        trainer.fit()
+    except Stopped:
+        _report(trainer)
+        raise
+    _report(trainer)
+    return run.model()
 
 
 def discard_run(out: Path) -> None:

@@ -36,24 +36,24 @@ class TrainingRun:
         return self.checkpoint.network
 
     @property
-    def _cut(self) -> bool:
+    def _sharded(self) -> bool:
         return self.recipe.train.parallel == "fsdp" and self.group.world > 1
 
     def model(self) -> "Model":
         """The trained model; one sharded over processes is read back from its folder."""
         from malmoi.inference import Model
 
-        return Model(read_checkpoint(self.out) if self._cut else self.checkpoint)
+        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
 
     def save(self) -> None:
         """Writes the checkpoint at the top of the run folder."""
-        checkpoint = self._whole()
+        checkpoint = self._gathered()
         if self.group.first:
             write_checkpoint(checkpoint, self.out)
 
     def save_snapshot(self, step: int) -> None:
         """Writes the model after a step to its own folder, atomically."""
-        checkpoint = self._whole()
+        checkpoint = self._gathered()
         if not self.group.first:
             return
         folder = self.snapshot_root / f"{step:06d}"
@@ -73,9 +73,9 @@ class TrainingRun:
     def snapshot_root(self) -> Path:
         return self.out / "snapshots"
 
-    def _whole(self) -> Checkpoint:
+    def _gathered(self) -> Checkpoint:
         """The checkpoint; gathered by the first process if the model is sharded."""
-        if not self._cut:
+        if not self._sharded:
             return self.checkpoint
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
