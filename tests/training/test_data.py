@@ -266,8 +266,8 @@ def test_killed_builds_resume_to_the_same_bytes(tmp_path: Path) -> None:
         )
         with child:
             child.stdout.readline()
-            time.sleep(rng.uniform(0.02, 0.35) if kills < 6 else 0)
-            if kills < 6 and child.poll() is None:
+            time.sleep(rng.uniform(0.02, 0.35) if kills < 3 else 0)
+            if kills < 3 and child.poll() is None:
                 child.send_signal(signal.SIGKILL)
                 kills += 1
         code = child.returncode
