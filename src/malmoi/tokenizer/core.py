@@ -35,9 +35,8 @@ from malmoi.tokenizer.hf_settings import special_names
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
-# texts per call, since the library's encodings hold far more than ids
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
-TEXTS_PER_CALL = 2_000
+TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
 
 
 @dataclass(frozen=True, eq=False)
