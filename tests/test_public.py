@@ -12,29 +12,11 @@ import pytest
 import malmoi
 
 ROOT = Path(__file__).parents[1]
+GENERATION = ("prompt", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+GENERATION += ("stop", "seed", "n")
 PROMISED = {
-    "generate": (
-        "prompt",
-        "max_new_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "stop",
-        "seed",
-        "n",
-    ),
-    "stream": (
-        "prompt",
-        "max_new_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "stop",
-        "seed",
-        "n",
-    ),
+    "generate": GENERATION,
+    "stream": GENERATION,
     "score": ("context", "continuation"),
     "perplexity": ("text", "stride"),
     "bits_per_byte": ("text", "stride"),

