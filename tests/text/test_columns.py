@@ -6,6 +6,7 @@ import pytest
 
 from malmoi.errors import MalmoiError
 from malmoi.text.columns import GuessedColumns, guess_columns
+from malmoi.text.documents import read_documents
 
 TREC = "id,Question Text,kind\n" + "".join(
     f"{i},What is the name of thing number {i}?,{'human' if i % 3 else 'number'}\n"
@@ -83,6 +84,8 @@ def test_a_table_without_a_header_keeps_its_first_row(
     assert (found.text, found.label) == names
     assert found.baseline == 0.5
     assert ("has no header" in caplog.text) == (not first)
+    texts = [document.text for document in read_documents(file, text=found.text)]
+    assert texts == [f"a review of film {i}" for i in range(1, 25)]
 
 
 def test_an_undetectable_column_names_the_option(tmp_path: Path) -> None:

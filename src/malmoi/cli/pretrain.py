@@ -101,7 +101,7 @@ def pretrain_command(
 
 def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     """The column of the text, where the only source is a table without a column `text`."""
-    from malmoi.text.columns import first_rows, text_column
+    from malmoi.text.columns import first_rows, note_missing_header, text_column
     from malmoi.text.sources import format_of
 
     file = Path(sources[0])
@@ -110,6 +110,7 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     rows = first_rows(file)
     if "text" in rows[0]:
         return {}
+    note_missing_header(list(rows[0]), str(file))
     column = text_column(rows, list(rows[0]), str(file))
     say(f"text = {column}")
     return {"data.text": column}

@@ -34,6 +34,7 @@ ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
 MAX_GRAPHS = 64  # captured shapes; batches of further shapes run eagerly
 LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
+MIN_CURVE_POINTS = 3
 MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing
 
 
@@ -65,8 +66,10 @@ class FinetuneTrainer:
         self.steps = settings.steps or max(1, round(self.per_epoch * settings.epochs))
         self.selects = settings.patience > 0 and evaluate is not None
         self.every = max(1, self.per_epoch // settings.evaluations)
-        if not self.selects:
+        if not self.selects:  # a curve has some points, and not too many
+            self.every = min(self.every, max(1, self.steps // MIN_CURVE_POINTS))
             self.every = max(self.every, -(-self.steps // MAX_CURVE_POINTS))
+        self.log_every = min(LOG_EVERY, max(1, self.steps // MAX_CURVE_POINTS))
         self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
         self.counts = {
@@ -212,7 +215,7 @@ class FinetuneTrainer:
     def _look(self, *, over: bool) -> None:
         """Reads the loss, on a GPU only occasionally, since it synchronizes; logs progress."""
         first = not self.clock.started
-        row = self.step % LOG_EVERY == 0 or over
+        row = self.step == 1 or self.step % self.log_every == 0 or over
         if self.device.type != "cpu" and not (
             first or row or self.clock.seconds - self.looked >= LOOK_SECONDS
         ):

@@ -94,11 +94,7 @@ def guess_columns(
     rows = first_rows(data)
     where = source_name(data)
     names = list(rows[0])
-    if names == unnamed_columns(len(names)):
-        logger.warning(
-            f"{where} has no header: its first line is a row, and its columns are called "
-            f"{', '.join(names[:3])}{' …' * (len(names) > 3)}."
-        )
+    note_missing_header(names, where)
     written = _writing(names, text, pair, label)
     if kind == "writing":
         if written is None:
@@ -202,6 +198,15 @@ def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) 
         )
     # a table usually ends with its label
     return min(reversed(classes), key=lambda name: few[name])
+
+
+def note_missing_header(names: Sequence[str], where: str) -> None:
+    """Warns if the columns of a table had to be numbered."""
+    if list(names) == unnamed_columns(len(names)):
+        logger.warning(
+            f"{where} has no header: its first line is a row, and its columns are called "
+            f"{', '.join(names[:3])}{' …' * (len(names) > 3)}."
+        )
 
 
 def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:

@@ -5,11 +5,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
-from malmoi.text.dialect import comma_dialect, tab_dialect
+from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
@@ -192,15 +193,16 @@ def _is_text(value: str) -> bool:
 
 
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads CSV or TSV with a header, separated and quoted as the file is."""
+    """Reads CSV or TSV, separated and quoted as the file is, with or without a header."""
     csv.field_size_limit(1 << 30)
     dialect = tab_dialect(path) if ".tsv" in path.suffixes else comma_dialect(path)
     lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
     rows = csv.reader(lines, dialect)
     read = whole_rows(rows, path)
-    header = next(read, [])
+    first = next(read, [])
+    header = first if want.column in first else missing_header(path, dialect) or first
     place = header.index(checked_column(f"{path}:1", want.column, header))
-    for row in read:
+    for row in chain([] if header is first else [first], read):
         if len(row) == len(header):
             yield FoundDocument(row[place], rows.line_num)
         elif row:
