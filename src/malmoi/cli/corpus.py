@@ -8,7 +8,8 @@ import typer
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, given
 from malmoi.cli.options import option
-from malmoi.cli.output import print_json, print_table, say
+from malmoi.cli.output import print_json, print_result, print_table, say
+from malmoi.system.language import plural, translate
 from malmoi.system.machine import this_machine
 
 
@@ -102,15 +103,15 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         if line:
             say(line)
     print_table(
-        ("step", "documents in", "kept", "characters kept", "why"),
+        ("stage", "documents in", "documents kept", "characters kept", "reasons"),
         [_row(*i) for i in finished["steps"].items()],
     )
     print_table(
-        ("source", "documents", "times", "written", "characters", "share"),
+        ("source", "documents read", "times", "documents written", "characters", "share"),
         _shares(finished["mix"]["shares"]),
     )
     shards = finished["mix"]["shards"]
-    print(f"{out}: {shards:,} {'shard' if shards == 1 else 'shards'}")
+    print_result(f"{out}: {translate(plural(shards, 'shard'))}")
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

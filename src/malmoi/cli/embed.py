@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
-from malmoi.cli.output import print_json
+from malmoi.cli.output import print_json, print_result
 from malmoi.errors import UsageError
 from malmoi.system.files import atomic_write, require_free
 
@@ -48,10 +48,12 @@ def embed_command(
     )
     if out:
         _save(out, vectors)
-        print(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
+        print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
-        print_json({"text": text, "vector": vector.tolist()}) if json else print(_numbers(vector))
+        print_json({"text": text, "vector": vector.tolist()}) if json else print_result(
+            _numbers(vector)
+        )
 
 
 def _layers(text: str) -> tuple[int, ...]:

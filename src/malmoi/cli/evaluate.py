@@ -7,7 +7,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
 from malmoi.cli.inputs import complete_tasks, given, given_columns, load_torch, open_model
 from malmoi.cli.options import argument, count, option
-from malmoi.cli.output import print_json, print_table, say
+from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 
@@ -127,7 +127,7 @@ def _overlaps_with(corpus: list[str] | None) -> "FindOverlaps | None":
 def _print_contamination(found: dict[str, Any] | None) -> None:
     if found is None:
         return
-    print(
+    print_result(
         f"\n{found['dirty']:,} of {found['items']:,} items share a run of {found['words']} words "
         f"with the corpus; {found['short']:,} have no such run and count as clean."
     )
@@ -173,8 +173,8 @@ def _print_items(shown: list[dict[str, Any]]) -> None:
     from malmoi.evaluation.in_context.question import plural_examples
 
     for one in shown:
-        print(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
-        print(
+        print_result(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
+        print_result(
             f"    choices: {one['choices']}\n    label: {one['right']!r}, prediction: "
             f"{one['said']!r}\n"
         )

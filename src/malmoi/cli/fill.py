@@ -3,7 +3,7 @@
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
-from malmoi.cli.output import one_line, print_json
+from malmoi.cli.output import one_line, print_json, print_result
 
 
 def fill_command(
@@ -28,4 +28,4 @@ def fill_command(
             print_json({"text": text, "fills": [[vars(one) for one in mask] for mask in masks]})
         else:
             for one in (one for mask in masks for one in mask):
-                print(f"{one.probability:.4f}\t{one.token}\t{one_line(one.text)}")
+                print_result(f"{one.probability:.4f}\t{one.token}\t{one_line(one.text)}")

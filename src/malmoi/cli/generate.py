@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import given, open_model, whole_texts
 from malmoi.cli.options import count, option
-from malmoi.cli.output import note, one_line, print_json
+from malmoi.cli.output import note, one_line, print_json, print_result
 from malmoi.errors import UsageError
 from malmoi.system.untrusted import read_object
 
@@ -124,7 +124,7 @@ def _describe(lm: "Model", features: Path, max_new_tokens: int, json: bool) -> N
 
     texts = lm.describe(open_features(features), max_new_tokens=max_new_tokens)
     for row, text in enumerate(texts, start=1):
-        print_json({"row": row, "text": text}) if json else print(one_line(text))
+        print_json({"row": row, "text": text}) if json else print_result(one_line(text))
 
 
 def _note_empty(lm: "Model", prompts: list[str]) -> None:
@@ -145,4 +145,4 @@ def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: b
             if json:
                 print_json({"prompt": prompt, "text": text})
             else:
-                print("---" if i or j else "", text, sep="\n" if i or j else "")
+                print_result(f"---\n{text}" if i or j else text)

@@ -1,7 +1,7 @@
 """`malmoi merge`: an adapter and its base as one model."""
 
 from malmoi.cli import options as opt
-from malmoi.cli.output import print_json
+from malmoi.cli.output import print_json, print_result
 
 
 def merge_command(
@@ -14,4 +14,4 @@ def merge_command(
     from malmoi.inference.export import merge_adapter
 
     merge_adapter(model, out, overwrite=overwrite)
-    print_json({"model": str(out)}) if json else print(out)
+    print_json({"model": str(out)}) if json else print_result(out)

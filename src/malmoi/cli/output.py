@@ -25,6 +25,12 @@ def note(sentence: str) -> None:
     logger.warning(sentence)
 
 
+def print_result(text: object, end: str = "\n") -> None:
+    """Prints a result on a line of its own, below a progress bar that is still on the terminal."""
+    end_status()
+    print(text, end=end)
+
+
 def print_json(value: Any) -> None:
     end_status()
     print(json.dumps(value, ensure_ascii=False))

@@ -5,7 +5,7 @@ from pathlib import Path
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
-from malmoi.cli.output import print_json
+from malmoi.cli.output import print_json, print_result
 from malmoi.errors import UsageError
 
 
@@ -39,6 +39,6 @@ def perplexity_command(
     for text in given:
         measure = lm.bits_per_byte if bits else lm.perplexity
         value = measure(text, stride=stride, memory=memory)
-        print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print(
+        print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print_result(
             f"{value:.4f}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, input_pairs, open_model, require_there
 from malmoi.cli.options import option
-from malmoi.cli.output import one_line, print_json
+from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.cli.prediction_file import default_output, note_unknown, predict_file, prediction_facts
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
@@ -72,7 +72,7 @@ def predict_command(
         opened = open_model(model, device, dtype)
         count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
         result = {"file": str(target), "rows": count}
-        print_json(result) if json else print(f"{target}: {translate(plural(count, 'row'))}")
+        print_json(result) if json else print_result(f"{target}: {translate(plural(count, 'row'))}")
         return
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines
@@ -92,7 +92,7 @@ def predict_command(
             key = "spans" if isinstance(answer, list) else "prediction"
             print_json({"text": one, key: plain(answer)})
         else:
-            print(_line(one, answer, scored=scored))
+            print_result(_line(one, answer, scored=scored))
 
 
 def _line(text: Any, answer: Any, *, scored: bool) -> str:

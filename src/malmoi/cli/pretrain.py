@@ -11,7 +11,7 @@ import typer
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
 from malmoi.cli.options import option
-from malmoi.cli.output import format_span, print_facts, print_json, say
+from malmoi.cli.output import format_span, print_facts, print_json, print_result, say
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import translate
 from malmoi.system.limits import format_size
@@ -170,7 +170,7 @@ def _explain(
         print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
     for sentence in sized.reasons:
-        print(translate(sentence))
+        print_result(translate(sentence))
 
 
 def _foresee(
@@ -218,7 +218,7 @@ def _tell(out: Path, json: bool) -> None:
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
-    print(f"{out}: {', '.join(map(translate, words))}")
+    print_result(f"{out}: {', '.join(map(translate, words))}")
     causal = "perplexity" in row and "backward_lm_loss" not in row
     objective = read_object(out / "recipe.json").get("objective")
     verb = "translate" if objective == "translation" else "generate"

@@ -2,7 +2,7 @@
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_pairs, open_model
-from malmoi.cli.output import one_line, print_json
+from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.errors import UsageError
 
 
@@ -35,4 +35,4 @@ def score_command(
         if json:
             print_json({"context": context, "continuation": continuation, **vars(one)})
         else:
-            print(f"{one.logprob:.4f}\t{one_line(continuation)}")
+            print_result(f"{one.logprob:.4f}\t{one_line(continuation)}")

@@ -7,7 +7,7 @@ import typer
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import argument, option
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.output import print_json, print_result, print_table
 from malmoi.errors import UsageError
 from malmoi.system.language import language
 
@@ -49,7 +49,7 @@ def study_command(
         scale=scale, data=sources, seeds=seeds or 0, workers=workers, device=device
     )
     result = run_study(named_study(name), out, options)
-    print_json(result.facts) if json else print(result.report.read_text("utf-8"), end="")
+    print_json(result.facts) if json else print_result(result.report.read_text("utf-8"), end="")
 
 
 def _list(json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
 from malmoi.cli.options import argument, count, described, option
-from malmoi.cli.output import print_json, print_table, say
+from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free, write_text
 from malmoi.system.language import plural, translate
@@ -59,7 +59,7 @@ def train_command(
         say(sentence)
     tokenizer.save(out)
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
-    print_json(result) if json else print(
+    print_json(result) if json else print_result(
         f"{out}: {kind}, {translate(plural(tokenizer.vocab_size, 'token'))}"
     )
 
@@ -108,7 +108,7 @@ def extend_command(
         "vocab": found.tokenizer.vocab_size,
         "tokens_per_character": [round(rate, 4) for rate in rates],
     }
-    print_json(result) if json else print(
+    print_json(result) if json else print_result(
         f"{out}: {len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
         f"{rates[0]:.3f} tokens per character before, {rates[1]:.3f} now"
     )

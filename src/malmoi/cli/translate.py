@@ -5,7 +5,7 @@ from pathlib import Path
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
-from malmoi.cli.output import one_line, print_json
+from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.errors import UsageError
 
 
@@ -38,7 +38,7 @@ def translate_command(
     else:
         found = [opened.translate(line, to) if line.strip() else "" for line in lines]
     for line, text in zip(lines, found, strict=True):
-        print_json({"text": line, "translation": text}) if json else print(one_line(text))
+        print_json({"text": line, "translation": text}) if json else print_result(one_line(text))
 
 
 def _lines(texts: list[str] | None) -> list[str]:

@@ -132,6 +132,7 @@ class Ticker:
 
     def __init__(self, text: str = "") -> None:
         self._text = f"{text} … " if text else "  "
+        self._unit = "초" if language() == "ko" else " s"
         self._began = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._draw, daemon=True)
@@ -140,7 +141,7 @@ class Ticker:
     def _draw(self) -> None:
         while not self._done.wait(SECONDS_BETWEEN_TICKS):
             seconds = int(time.monotonic() - self._began)
-            line = f"\r\033[K{self._text}{seconds} s"
+            line = f"\r\033[K{self._text}{seconds}{self._unit}"
             print(line, end="", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
@@ -194,9 +195,12 @@ def _amount(event: Progress) -> str:
     if event.total is None and not event.unit:  # work that cannot be counted
         return translate(event.verb)
     total = "" if event.total is None else f"/{event.total:,.0f}"
-    verb, unit = translate(event.verb), translate(event.unit)
-    space = "" if language() == "ko" else " "  # 40스텝, 40 steps
-    return f"{verb} {event.done:,.0f}{total}{space}{unit}".rstrip()
+    verb = translate(event.verb)
+    if language() == "ko":
+        return f"{verb} {event.done:,.0f}{total}{translate(event.unit)}"
+    one = (event.total if event.total is not None else event.done) == 1
+    unit = event.unit.removesuffix("s") if one else event.unit
+    return f"{verb} {event.done:,.0f}{total} {unit}".rstrip()
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
