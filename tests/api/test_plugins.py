@@ -1,5 +1,6 @@
 """Plugins: a file registers names, a run uses them by name, and resuming says what is missing."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,42 +18,8 @@ from malmoi.training.recipe import OBJECTIVE_SAMPLES
 from malmoi.training.schedule import SCHEDULES
 from tiny_runs import write_corpus
 
-PLUGIN = """
-import malmoi
-from malmoi.model.patterns import local
-from malmoi.training.losses import Objective, Term, lm
-
-
-@malmoi.register_objective(samples="lm")
-def twice_lm() -> Objective:
-    return 2.0 * lm()
-
-
-@malmoi.register_schedule
-def halved(progress: float, config: object) -> float:
-    return 1 - progress / 2
-
-
-@malmoi.register_pattern
-def near(at, window: int):
-    return local(at, window)
-
-
-@malmoi.register_metric
-def share_of_good(gold, predicted):
-    return sum(label == "good" for label in predicted) / len(predicted)
-
-
-malmoi.register_task(
-    malmoi.Task(
-        "feedback",
-        "classification",
-        malmoi.custom_task("classification").rows,
-        malmoi.custom_task("classification", text="message", label="mood").example,
-        metrics=("share_of_good", "accuracy"),
-    )
-)
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "api" / "plugins.md"
+PLUGIN = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
 SIZE = ("width=16", "depth=1", "heads=2", "context=16", "attention=causal & near:8")
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,21 @@ def client(live: Live) -> Iterator[httpx.Client]:
 def theirs(live: Live) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as one:
         yield one
+
+
+def test_the_curl_lines_of_the_docs_run(client: httpx.Client) -> None:
+    page = Path(__file__).parents[2] / "docs" / "ideas" / "serving.md"
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^curl .*", text, re.MULTILINE)
+    assert len(lines) == 6
+    for line in lines:
+        words = shlex.split(line)
+        path = next(word for word in words if "://" in word).partition(":8000")[2]
+        given = dict(pairwise(words))
+        name, _, value = given.get("-H", "Accept: */*").partition(": ")
+        method = "POST" if "-d" in given else "GET"
+        answer = client.request(method, path, content=given.get("-d"), headers={name: value})
+        assert answer.status_code == 200, (line, answer.text)
 
 
 def post(client: httpx.Client, path: str, **body: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, given, given_columns, load_torch
 from malmoi.cli.options import described, option
-from malmoi.cli.output import note, print_json, print_result, print_table
+from malmoi.cli.output import note, print_facts, print_json, print_result
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 
@@ -189,7 +189,7 @@ def _remark(out: Path, *others: str) -> None:
 
 def _show(found: "CompressionResult", json: bool) -> None:
     if not json:
-        print_table(("what", "before", "after"), list(found.rows()))
+        print_facts(("what", "before", "after"), list(found.rows()))
         print_result(found.out)
         return
     facts: dict[str, Any] = {"weights": found.weights, "bytes": found.size}

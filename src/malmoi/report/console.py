@@ -39,6 +39,7 @@ class Console(logging.Handler):
         self._verb = ""
         self._shown = False  # whether the verb had a line
         self._began = (0.0, 0.0)  # when the verb began, and how much was done by then
+        self._done = 0.0
 
     @contextmanager
     def attached(self) -> Iterator["Console"]:
@@ -72,7 +73,9 @@ class Console(logging.Handler):
         if event.verb == VALIDATE:  # its metrics have a line of the log
             return
         now = time.monotonic()
-        begins = event.verb != self._verb
+        # the same work again, on other data, starts over
+        begins = event.verb != self._verb or event.done < self._done
+        self._done = event.done
         if begins:
             self._verb = event.verb
             self._began = (now, event.done)
