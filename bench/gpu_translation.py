@@ -2,6 +2,7 @@
 masked language model of both languages, with and without reading pairs side by side (TLM).
 
 PYTHONPATH=src python bench/gpu_translation.py --data DIR --out DIR [--limit tiny]
+    [--recipe transformer-tiny] [--minutes 3] [--set train.batch=32 …] [--masked-steps 0]
 
 DIR holds multi30k.{train,val,test_2016_flickr}.{en,de}.gz. Copying the source and the same network
 before training are there for scale. BLEU is of cased, detokenised text (13a); "lower" ignores case.
@@ -62,19 +63,14 @@ def untrained(model: Model) -> Model:
     return Model(Checkpoint(network.to(model.network.device), words))
 
 
-def train(data: Path, out: Path, minutes: float, changes: dict[str, Any]) -> Model:
-    budget = {} if "train.steps" in changes else {"train.minutes": minutes}
+def train(given: argparse.Namespace, changes: dict[str, Any]) -> Model:
+    budgets = ("train.steps", "train.tokens", "train.epochs")
+    budget = {} if set(budgets) & changes.keys() else {"train.minutes": given.minutes}
     return run_pretraining(
-        "transformer-small",
-        data=files(data, "train"),
-        out=out,
-        **{
-            "train.batch": 8,
-            "train.compile": False,
-            "train.valid_every": 2000,
-            **budget,
-            **changes,
-        },
+        given.recipe,
+        data=files(given.data, "train"),
+        out=given.out / "en-de",
+        **{"train.valid_every": 2000, **budget, **changes},
     )
 
 
@@ -136,6 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--recipe", default="transformer-small")
     parser.add_argument(
         "--masked-steps", type=int, default=4000, help="of each masked model; 0: none"
     )
@@ -145,7 +142,7 @@ def main() -> None:
     changes: dict[str, Any] = dict(TINY) if given.limit else {}
     changes |= dict(text.split("=", 1) for text in given.set)
     began = time.perf_counter()
-    model = train(given.data, given.out / "en-de", given.minutes, changes)
+    model = train(given, changes)
     trained = round(time.perf_counter() - began, 1)
     test = ReferencePairs.read(files(given.data, "test_2016_flickr")).first(
         20 if given.limit else None
