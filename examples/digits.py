@@ -4,7 +4,7 @@ python examples/digits.py [FOLDER [STEPS [SEED]]]     needs: pip install scikit-
 
 The features are the 2 × 2 patches of scikit-learn's 8 × 8 images; yours may be anything that has
 vectors: the patches of photographs, the frames of a sound, the output of another network.
-Half a minute of one core: 86 % of 397 other images (chance 10 %, a linear model of the pixels 91 %).
+Half a minute of one core: 86 % of 397 other images (chance 10 %, a linear model of pixels 91 %).
 """
 
 import sys
