@@ -25,6 +25,42 @@ GPT3S = {
 }
 
 
+# recipe, setting, the paper's number
+NUMBERS: list[tuple[str, str, object]] = [
+    ("bert-base", "train.lr", 1e-4),
+    ("bert-base", "train.steps", 1_000_000),
+    ("bert-base", "train.batch", 256),
+    ("bert-base", "train.eps", 1e-6),
+    ("bert-base", "data.shares", (0.9, 0.1)),
+    ("bert-large", "model.width", 1024),
+    ("gpt1", "train.lr", 2.5e-4),
+    ("gpt1", "train.epochs", 100),
+    ("gpt1", "train.decay", 0.01),
+    ("gpt2-xl", "model.width", 1600),
+    ("gpt3-1.3b", "model.heads", 16),
+    ("gpt3-13b", "model.width", 5120),
+    ("gpt3-175b", "train.lr", 0.6e-4),
+    ("gpt3-175b", "train.clip", 1.0),
+    ("transformer-base", "train.betas", (0.9, 0.98)),
+    ("transformer-base", "train.label_smoothing", 0.1),
+    ("transformer-base", "train.steps", 100_000),
+    ("transformer-big", "model.dropout", 0.3),
+    ("electra-small", "train.lr", 5e-4),
+    ("electra-small", "train.batch", 128),
+    ("electra-base", "train.steps", 766_000),
+    ("electra-base", "model.generator_share", 1 / 3),
+    ("transformer-xl-base", "model.width", 410),
+    ("transformer-xl-base", "model.memory", 150),
+    ("lstm-gpt1", "model.width", 2048),
+]
+
+
+@pytest.mark.parametrize(("recipe", "setting", "number"), NUMBERS)
+def test_numbers_are_the_papers(recipe: str, setting: str, number: object) -> None:
+    part, name = setting.split(".")
+    assert getattr(getattr(RECIPES[recipe](), part), name) == pytest.approx(number)
+
+
 def rate_after(recipe: Recipe, tokens: float) -> float:
     """The rate's share of its peak once so many tokens were seen."""
     steps = Budget.of(recipe).steps
