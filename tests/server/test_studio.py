@@ -196,7 +196,12 @@ class Visitor:
     def turn(self, view: str, **values: object) -> Any:
         """Turns to a view without loading the page anew, and waits until it has done its work."""
         address = f"#/{view}?{urlencode(values, quote_via=quote)}"
-        self.page.evaluate("address => { location.hash = address; }", address)
+        # what the last view said must not be taken for this one's
+        self.page.evaluate(
+            "address => { if (location.hash !== address) { location.hash = address; "
+            "document.getElementById('status').textContent = ''; } }",
+            address,
+        )
         here = self.page.locator(f"nav a[data-view={view}]")
         expect(here).to_have_attribute("aria-current", "page")
         if view in STARTED:
