@@ -24,8 +24,9 @@ from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
 from malmoi.inference import Model
+from malmoi.inference.predict import verbalizer_of
 from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
-from malmoi.inference.zero_shot import label_prompt, prompt_language
+from malmoi.inference.zero_shot import prompt_language
 from malmoi.system.files import write_text
 from malmoi.system.progress import tracked
 from malmoi.system.untrusted import JsonObject, read_object
@@ -38,9 +39,11 @@ PROMPTS = {
     "en": ("{text}\nSentiment:", "{text}\nTopic:", "{text}\nCategory:", "{text}\nThis text is"),
     "ko": ("{text}\n감정:", "{text}\n주제:", "{text}\n분류:", "{text}\n한마디로"),
 }
+KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
+MEAN_OF_BEST = f"the mean of the best {KEPT}"
 NEW_LAYER = "a new layer"  # its stand-in is a logistic layer on the frozen vectors
 MAX_COMPARED_ROWS = 64  # more cost time and change no choice
-MAX_FOLDS = 16
+MAX_FOLDS = 8
 FIT_STEPS = 100  # of L-BFGS, which converges long before
 # options that do not ask for training
 NEUTRAL = frozenset({"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision"})
@@ -105,12 +108,7 @@ def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
     extra = {
         "task": work.task.name,
         "kind": work.task.kind,
-        "words": {
-            "prompt": words.prompt,
-            "said": list(words.said),
-            "bias": list(words.bias),
-            "scale": words.scale,
-        },
+        "words": json.loads(json.dumps(asdict(words))),  # lists, as in the folder
         **({"columns": dict(work.task.columns)} if work.task.columns else {}),
     }
     work.start.network.to(work.device).eval()
@@ -121,56 +119,57 @@ def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
 
 
 def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
-    """The best prompt by log-loss.
+    """The mean of the best prompts by log-loss.
 
-    None if a new layer is clearly better, or if the words are not clearly better than the labels'
-    frequencies: then the model does not know them.
+    None if a new layer is clearly better, or if the words are not clearly better than the most
+    frequent label: then the model does not know them.
     """
     rows: Sequence[Example] = work.train
     if len(rows) > MAX_COMPARED_ROWS:
         rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
-    rows = sorted(rows, key=lambda row: str(row.label))  # every F-th: the same share of each label
+    rows = sorted(rows, key=lambda row: str(row.label))  # so that folds have all labels alike
     candidates = _candidates(work, rows)
     logger.info(
         f"Only {len(work.train)} training rows: comparing label words after {len(candidates)} "
         "prompts with a new layer by cross-validation (--set prompt=false for fine-tuning)."
     )
     labels = torch.tensor([work.labels.index(row.label) for row in rows])
-    held = _folds(len(rows))
+    held = _folds(len(rows), len(set(labels.tolist())))
     work.start.network.to(work.device).eval()
     fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
-    losses = torch.stack([_losses(one, labels) for one in fitted.held_out])
-    best = int(losses.mean(1).argmin())
-    scores = [*fitted.held_out, _layer_scores(work, rows, labels, held)]
-    found = [
-        _compared(way, one, labels)
-        for way, one in zip((*(repr(w.prompt) for w in candidates), NEW_LAYER), scores, strict=True)
+    scores = fitted.held_out.log_softmax(-1)
+    order = sorted(range(len(candidates)), key=lambda i: float(_loss(scores[i], labels)))[:KEPT]
+    mean = scores[order].mean(0)
+    layer = _layer_scores(work, rows, labels, held)
+    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
+    found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
+    known = [(one.argmax(-1) == labels).double() for one in (mean, layer)]
+    share = float(labels.bincount().max()) / len(labels)
+    informed = known[0].mean() > share + (share * (1 - share) / len(labels)) ** 0.5
+    better = settings.prompt is None and (not informed or _is_clear(known[1] - known[0]))
+    chosen = [
+        replace(candidates[i], bias=tuple(fitted.bias[i].tolist()), scale=float(fitted.scale[i]))
+        for i in order
     ]
-    shares = labels.bincount(minlength=len(work.labels)) / len(labels)
-    informed = _is_clear(-shares[labels].log() - losses[best])
-    right = [(one.argmax(-1) == labels).double() for one in (scores[-1], scores[best])]
-    better = settings.prompt is None and (not informed or _is_clear(right[0] - right[1]))
-    chosen = replace(
-        candidates[best], bias=tuple(fitted.bias[best].tolist()), scale=float(fitted.scale[best])
-    )
-    _write_comparison(out, work, found, None if better else chosen)
-    kept = found[-1] if better else found[best]
+    words = None if better else replace(chosen[0], also=tuple(chosen[1:]))
+    _write_comparison(out, work, found, words)
+    kept = found[-1] if better else found[-2]
     said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
     if better:
         logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
     else:
+        prompts = ", ".join(repr(one.prompt) for one in chosen)
         logger.info(
-            f"Label words after {kept.way}: {said} in cross-validation on {len(rows)} rows; "
+            f"Label words after {prompts}: {said} in cross-validation on {len(rows)} rows; "
             "nothing needs to be trained."
         )
-    return None if better else chosen
+    return words
 
 
 def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:
     own = task_verbalizer(work.task, work.labels)
     language = prompt_language(" ".join(row.text for row in rows))
-    names = [word.strip().replace("{", "{{").replace("}", "}}") for word in own.said]
-    forms: tuple[str, ...] = (*PROMPTS[language], label_prompt(rows[0].text, names))
+    forms: tuple[str, ...] = PROMPTS[language]
     if any(row.pair is not None for row in rows):
         forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
     return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
@@ -193,9 +192,12 @@ def _prompt_scores(
     return logs[:, : len(rows)], torch.stack([content_free_bias(c) for c in logs[:, len(rows) :]])
 
 
-def _folds(rows: int) -> Tensor:
-    """Which rows each fold holds out [F, n]; the last fold holds out none."""
-    count = min(rows, MAX_FOLDS)
+def _folds(rows: int, classes: int) -> Tensor:
+    """Which rows each fold holds out [F, n]; the last fold holds out none.
+
+    A row of each label at a time: without a row of one label, the others look too frequent.
+    """
+    count = max(2, min(rows // classes, MAX_FOLDS))
     held = torch.arange(rows)[None] % count == torch.arange(count)[:, None]
     return torch.cat((held, torch.zeros(1, rows, dtype=torch.bool)))
 
@@ -255,13 +257,13 @@ def _layer_scores(
     return scores
 
 
-def _losses(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores, labels, reduction="none")
+def _loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels)
 
 
 def _compared(way: str, scores: Tensor, labels: Tensor) -> Compared:
     right = (scores.argmax(-1) == labels).double()
-    return Compared(way, float(right.mean()), float(_losses(scores, labels).mean()))
+    return Compared(way, float(right.mean()), float(_loss(scores, labels)))
 
 
 def _is_clear(gains: Tensor) -> bool:
@@ -297,7 +299,4 @@ def read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
     found = JsonObject(read_object(out / RECORD), str(out / RECORD))
     if found.get("of") != work.model_name or found.get("words") is None:
         return None
-    words = found.object("words")
-    said = tuple(words.list_of("said", str))
-    bias = tuple(words.list_of("bias", float))
-    return Verbalizer(words.text("prompt"), said, bias, words.number("scale"))
+    return verbalizer_of(found.object("words"), len(work.labels))

@@ -161,16 +161,20 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
             raise extra.wrong("thresholds", f"a number for each of {len(checkpoint.labels)} labels")
         settings["thresholds"] = thresholds
     if extra.get("words") is not None:
-        words = extra.object("words")
-        said = tuple(words.list_of("said", str))
-        if len(said) != len(checkpoint.labels) or not all(said):
-            raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
-        bias = tuple(words.list_of("bias", float, default=[]))
-        if bias and len(bias) != len(said):
-            raise words.wrong("bias", f"a number for each of {len(said)} labels")
-        scale = words.number("scale", default=1.0)
-        settings["words"] = Verbalizer(words.text("prompt"), said, bias, scale)
+        settings["words"] = verbalizer_of(extra.object("words"), len(checkpoint.labels))
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
+    said = tuple(words.list_of("said", str))
+    if len(said) != labels or not all(said):
+        raise words.wrong("said", f"a word for each of {labels} labels")
+    bias = tuple(words.list_of("bias", float, default=[]))
+    if bias and len(bias) != labels:
+        raise words.wrong("bias", f"a number for each of {labels} labels")
+    others = words.list_of("also", dict, default=[])
+    also = tuple(verbalizer_of(JsonObject(one, f"{words.where}: also"), labels) for one in others)
+    return Verbalizer(words.text("prompt"), said, bias, words.number("scale", default=1.0), also)
 
 
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:

@@ -24,6 +24,8 @@ class Verbalizer:
     said: tuple[str, ...]  # in the order of the labels
     bias: tuple[float, ...] = ()  # added to each label's log-probability
     scale: float = 1.0  # multiplies them before
+    # other prompts for the same labels, whose log-probabilities are averaged with this one's
+    also: tuple["Verbalizer", ...] = ()
 
     def query(self, text: str, pair: str = "") -> str:
         """Fills in only these two names: the prompt comes from an untrusted file."""
@@ -38,8 +40,23 @@ def verbalizer_scores(
     texts: Sequence[str | tuple[str, str]],
 ) -> Tensor:
     """Calibrated log P(a label's words | the text in its prompt) [texts, N]."""
-    queries = [words.query(*([text] if isinstance(text, str) else text)) for text in texts]
-    scores = words.scale * word_logprobs(network, tokenizer, queries, words.said)
+    asked = [(text, "") if isinstance(text, str) else text for text in texts]
+    if not words.also:
+        queries = [words.query(*one) for one in asked]
+        return _calibrated(words, word_logprobs(network, tokenizer, queries, words.said))
+    ways = (words, *words.also)
+    found = []
+    for one in asked:  # one text at a time: its prompts share its tokens
+        queries = [way.query(*one) for way in ways]
+        logs = word_logprobs(network, tokenizer, queries, words.said)
+        scores = torch.stack([_calibrated(*pair) for pair in zip(ways, logs, strict=True)])
+        found.append(scores.log_softmax(-1).mean(0))
+    return torch.stack(found)
+
+
+def _calibrated(words: Verbalizer, logprobs: Tensor) -> Tensor:
+    """The scores of labels [..., N] by the log-probabilities of their words."""
+    scores = words.scale * logprobs.log_softmax(-1)
     return scores + torch.tensor(words.bias) if words.bias else scores
 
 

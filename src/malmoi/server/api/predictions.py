@@ -15,7 +15,7 @@ from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
 from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HEADS, TaskHead
 from malmoi.inference.stream import join_chunks
-from malmoi.inference.zero_shot import label_prompt, question_prompt
+from malmoi.inference.zero_shot import label_prompts, question_prompt
 from malmoi.server.api.completions import prompts_of, too_long
 from malmoi.server.api.requests import (
     AnswerRequest,
@@ -247,7 +247,9 @@ def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
     masked = "mlm" in model.network.heads
     passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
-    prompts = (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
+    prompts = (
+        f"{form}{text}" for text in texts for form in label_prompts(text, labels, ask.prompt)
+    )
     tokens = count_tokens(model, prompts)
     check_reading(request, tokens, passes if masked else len(labels))
 
