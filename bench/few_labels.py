@@ -1,13 +1,14 @@
 """Sixteen labelled sentences: ours beside SetFit, the same encoder, rows and test rows, on a CPU.
 
-    python bench/few_labels.py --data DIR --model MINILM [--seeds 5] [--judged 872] [--json]
+    python bench/few_labels.py --data DIR --model MINILM [--lm SMOLLM2] [--seeds 5] [--judged 872]
 
 DIR has glue/SST-2/{train,dev}.tsv.xz; MINILM is the folder of a sentence encoder such as
 all-MiniLM-L6-v2. Each seed draws eight sentences of each label from the training set. Both learn
 from them with their own defaults (`pip install setfit` for the other one; without it only ours is
 measured) and label the first rows of the development set. A third row has no labels at all: the
-texts are compared with the names of the labels. Seconds are those of learning from the folder on;
-on a busy machine the processor's seconds say more than the clock's.
+texts are compared with the names of the labels. A language model (a folder or a GGUF file) adds two
+more rows, with the labels and without any. Seconds are those of learning from the folder on; on a
+busy machine the processor's seconds say more than the clock's.
 """
 
 import argparse
@@ -71,15 +72,21 @@ def by_names(model: Path, rows: list[Row], seed: int) -> Callable[[Sequence[str]
     return lambda texts: [one.label for one in opened.classify(list(texts), list(NAMES.values()))]
 
 
-def learners(wanted: str) -> dict[str, Learner]:
-    found: dict[str, Learner] = {"malmoi": ours, "setfit": setfit, "no labels": by_names}
+def learners(chosen: argparse.Namespace) -> dict[str, tuple[Learner, Path]]:
+    found: dict[str, tuple[Learner, Path]] = {
+        "malmoi": (ours, chosen.model),
+        "setfit": (setfit, chosen.model),
+        "no labels": (by_names, chosen.model),
+    }
     if find_spec("setfit") is None:
         print("setfit is not installed: only ours is measured.", file=sys.stderr)
         found.pop("setfit")
-    return {name: one for name, one in found.items() if wanted in ("", name)}
+    if chosen.lm is not None:
+        found |= {"malmoi, lm": (ours, chosen.lm), "no labels, lm": (by_names, chosen.lm)}
+    return {name: one for name, one in found.items() if chosen.only in ("", name)}
 
 
-def measure(name: str, learner: Learner, chosen: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, learner: Learner, model: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     train = read_rows(chosen.data / "glue/SST-2/train.tsv.xz")
     judged = read_rows(chosen.data / "glue/SST-2/dev.tsv.xz")[: chosen.judged]
     texts = [row["text"] for row in judged]
@@ -87,7 +94,7 @@ def measure(name: str, learner: Learner, chosen: argparse.Namespace) -> dict[str
     for seed in range(1 if learner is by_names else chosen.seeds):
         rows = drawn(train, seed)
         began = time.perf_counter(), time.process_time()
-        label = learner(chosen.model, rows, seed)
+        label = learner(model, rows, seed)
         seconds.append(time.perf_counter() - began[0])
         processor.append(time.process_time() - began[1])
         right = sum(said == row["label"] for said, row in zip(label(texts), judged, strict=True))
@@ -109,19 +116,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--judged", type=int, default=872)
-    parser.add_argument("--only", default="", help="malmoi, setfit or 'no labels'")
+    parser.add_argument("--lm", type=Path, help="a language model")
+    parser.add_argument("--only", default="", help="the name of one row, such as setfit")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    found = {name: measure(name, one, chosen) for name, one in learners(chosen.only).items()}
+    found = {name: measure(name, *one, chosen) for name, one in learners(chosen).items()}
     if chosen.json:
         print(json.dumps(found))
         return
-    print(f"{'':12}{'accuracy':>16}{'seconds':>9}{'processor':>11}  each seed")
+    print(f"{'':14}{'accuracy':>16}{'seconds':>9}{'processor':>11}  each seed")
     for name, one in found.items():
         spread = f"{one['accuracy']:.1f} ± {one['deviation']:.1f}"
         times = f"{one['seconds']:9.1f}{one['processor_seconds']:11.1f}"
-        print(f"{name:12}{spread:>16}{times}  {one['runs']}")
+        print(f"{name:14}{spread:>16}{times}  {one['runs']}")
 
 
 if __name__ == "__main__":
