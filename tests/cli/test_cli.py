@@ -1,5 +1,6 @@
 """Commands: results on stdout, one sentence on stderr, the right exit code, never a traceback."""
 
+import contextlib
 import csv
 import json
 import os
@@ -23,6 +24,7 @@ from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.cli.bench import scripts
 from malmoi.cli.doctor import EXTRAS
+from malmoi.cli.finetune import task_and_files
 from malmoi.cli.options import duration, whole_number
 from malmoi.cli.prediction_file import predict_file
 from malmoi.cli.recipes import approximate_parameters, with_vocab
@@ -613,3 +615,9 @@ def test_a_stopped_prediction_is_resumed(call: Call, classifier: Path, tmp_path:
     whole = tmp_path / "whole.csv"
     predict_file(malmoi.load(classifier), data, whole, text="text")
     assert whole.read_bytes() == out.read_bytes()
+
+
+def test_a_folder_may_have_the_name_of_its_task(tmp_path: Path) -> None:
+    (tmp_path / "snli").mkdir()
+    with contextlib.chdir(tmp_path):
+        assert task_and_files(["snli", "snli"], None) == ("snli", [Path("snli")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import malmoi
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Example
@@ -47,6 +47,15 @@ def test_labels_are_stratified_and_a_single_row_stays() -> None:
     assert Counter(row.label for row in held) == {"a": 16, "b": 4}
     assert len(rest) + len(held) == 100
     assert not {row.text for row in rest} & {row.text for row in held}
+
+
+def test_a_hold_out_leaves_rows_of_two_labels(bert: Path, tmp_path: Path) -> None:
+    rows = [Example(f"text {i}", label="ab"[i % 2]) for i in range(6)]
+    with pytest.raises(MalmoiError, match="Holding out 6 of 6 rows leaves none"):
+        hold_out(named_task("imdb"), rows, 6, seed=0)
+    two = [{"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}]
+    with pytest.raises(MalmoiError, match="All training rows have the label"):
+        malmoi.finetune(bert, "classification", two, tmp_path / "out", steps=1, device="cpu")
 
 
 def test_questions_about_one_passage_and_equal_texts_stay_together() -> None:

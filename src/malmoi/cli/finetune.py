@@ -161,7 +161,8 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
 
     known = {**KINDS, **TASKS, **KIND_ALIASES}
     named = [word for word in words if word in known]
-    files = [Path(word) for word in words if word not in named[:1]] + list(data or [])
+    at = words.index(named[0]) if named else len(words)  # a folder may have the task's name
+    files = [*map(Path, [*words[:at], *words[at + 1 :]]), *(data or [])]
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None and not named and not missing.suffix:
         raise UsageError(

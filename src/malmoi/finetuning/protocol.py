@@ -107,6 +107,11 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
             f"There is only one example ({rows[0].place}): at least one is needed for training "
             "and one for evaluation."
         )
+    if count >= len(rows):
+        raise MalmoiError(
+            f"Holding out {count:,} of {len(rows):,} rows leaves none for training: give more rows "
+            "or a smaller holdout."
+        )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}
     for i in random.Random(seed).sample(range(len(rows)), len(rows)):

@@ -141,6 +141,12 @@ def load_data(
     if held and head_kind(task).calibrated:
         selects = (*selects, "temperature")
     learnt = {name for e in rows for name in classes_in(task, e)}
+    others = {name for e in judged for name in classes_in(task, e)} - learnt
+    if head_kind(task).exclusive and len(learnt) == 1 and others:
+        raise MalmoiError(
+            f"All training rows have the label {next(iter(learnt))!r}, and only evaluation rows "
+            "have others: give more rows."
+        )
     for note in unseen_labels(task, judged, learnt):
         logger.warning(f"{note}.")
     return FinetuneData(
