@@ -202,13 +202,16 @@ def _models(heads: Sequence[str]) -> Iterator[Path]:
 
 def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
-    from malmoi.inference.predictors import ANSWER, WRITING
+    from malmoi.inference.predictors import CHOICE, WRITING
 
     folder = shlex.quote(str(out))
+    output = head_kind(task).output
     use = f'malmoi predict -m {folder} "…"'
-    if head_kind(task).output is WRITING:
+    if output is WRITING:
         use = f'malmoi chat -m {folder} "…"'
-    elif head_kind(task).output is ANSWER:
+    elif output is CHOICE:
+        use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
+    elif "{pair}" in task.prompt:
         use = f'malmoi predict -m {folder} --pairs "…" "…"'
     say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import score_pairs
 from malmoi.model import Network
+from malmoi.system.progress import tracked
 from malmoi.tokenizer import Tokenizer
 
 CONTENT_FREE = ("N/A", "", "[MASK]")  # texts that say nothing (Zhao et al. 2021 §5)
@@ -41,13 +42,14 @@ def verbalizer_scores(
 ) -> Tensor:
     """Calibrated log P(a label's words | the text in its prompt) [texts, N]."""
     asked = [(text, "") if isinstance(text, str) else text for text in texts]
-    if not words.also:
+    if not words.also or not asked:
         queries = [words.query(*one) for one in asked]
         return _calibrated(words, word_logprobs(network, tokenizer, queries, words.said))
     ways = (words, *words.also)
     found = []
-    for one in asked:  # one text at a time: its prompts share its tokens
-        queries = [way.query(*one) for way in ways]
+    # one text at a time: its prompts share its tokens
+    for [i] in tracked(([i] for i in range(len(asked))), "predict", len(asked)):
+        queries = [way.query(*asked[i]) for way in ways]
         logs = word_logprobs(network, tokenizer, queries, words.said)
         scores = torch.stack([_calibrated(*pair) for pair in zip(ways, logs, strict=True)])
         found.append(scores.log_softmax(-1).mean(0))
