@@ -108,9 +108,7 @@ class Config:
             name, _, rest = path.partition(".")
             name = current_field(type(self).__name__, name)
             if name not in kinds:
-                raise UsageError(
-                    f"{type(self).__name__} has no field {shown(name)}.{nearest(name, kinds)}"
-                )
+                raise UsageError(f"There is no setting {shown(name)}.{nearest(name, kinds)}")
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:

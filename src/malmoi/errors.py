@@ -56,7 +56,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     requested = name[:LONGEST_NAME].lower()
     begin = sorted((n for n in known if requested and n.lower().startswith(requested)), key=len)
-    close = begin or get_close_matches(requested, known, n=1, cutoff=0.5)
+    close = begin or get_close_matches(requested, known, n=1, cutoff=0.55)
     if close:
         return f" Did you mean {', '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
     return f" Known: {', '.join(known)}." if len(known) <= 20 else ""

@@ -498,7 +498,7 @@ def test_text_like_the_reference_is_kept(tmp_path: Path) -> None:
         ({"max_run": [0.2, 0.2]}, "max_run needs 3 shares, for 2, 3 and 4 words; there are 2."),
         ({"decontaminate": ["builtin:sotu"]}, "builtin:sotu cannot be used as a test set"),
         ({"language": "xx"}, "There is no detector for the language 'xx'."),
-        ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'"),
+        ({"min_word": "3"}, "There is no setting 'min_word'. Did you mean 'min_words'"),
     ],
 )
 def test_wrong_requests(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -546,6 +546,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/fill", {"model": "gpt", "text": "a"}, 400, "cannot fill"),
     ("/v1/fill", {"model": "bert", "text": "a"}, 400, "nothing to fill"),
     ("/v1/ner", {"model": "gpt", "text": "a"}, 400, "fine-tuned for tagging"),
+    ("/v1/classify", {"model": "names", "text": "a"}, 400, "send it to /v1/ner"),
     ("/v1/classify", {"model": "gpt", "text": "a"}, 400, "labels"),
     ("/v1/attention", {"model": "gpt", "text": "a", "pair": "b"}, 400, "one text at a time"),
     ("/v1/lens", {"model": "moods", "text": "a"}, 400, "no head over the vocabulary"),

@@ -83,9 +83,12 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
     """Registers an attention pattern under the function's name.
 
     The function takes a `Layout` and the numbers after the colon; it returns a predicate (batch,
-    head, query, key) → bool. See `malmoi.model.patterns`.
+    head, query, key) → bool over tensors of positions. Patterns of `malmoi.model.patterns` combine.
 
     Examples:
+        >>> @malmoi.register_pattern
+        ... def every(at, step):
+        ...     return lambda batch, head, query, key: (query - key) % step == 0
         >>> from malmoi.model.patterns import Layout, all_of, column, local, parse_pattern
         >>> @malmoi.register_pattern
         ... def dilated(at, window, step):
@@ -114,6 +117,16 @@ def register_objective(
         ...     return mlm() + 0.1 * nsp()
         >>> malmoi.recipes()["bert-tiny"].override({"objective": "mostly_mlm"}).samples
         'mlm+nsp'
+
+        A loss of your own is a sum over the labels; the trainer divides it by their number.
+
+        >>> from malmoi.training.losses import Objective, Term, lm
+        >>> @malmoi.register_objective(samples="lm")
+        ... def lm_with_z_loss():
+        ...     def squares(done):
+        ...         here = done.batch["lm_labels"] != -100
+        ...         return (done.scores("lm").logsumexp(-1)[here] ** 2).sum()
+        ...     return lm() + 1e-4 * Objective((Term("lm", "lm_labels", squares, name="z"),))
     """
     from malmoi.training.losses import OBJECTIVES
     from malmoi.training.recipe import OBJECTIVE_SAMPLES

@@ -1,11 +1,14 @@
 """Prepares a run's folder: vocabulary, token stores, network, recipe.json."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
@@ -34,6 +37,7 @@ from malmoi.training.trackers import check_trackers
 logger = logging.getLogger(__name__)
 
 DISTIL = "distil.json"  # records the teacher of a distillation run
+MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes; a plugin's file may be renamed
 FREE = "save_every keep snapshots valid_every valid_batches log_every prompt tensorboard track"
@@ -209,6 +213,13 @@ def _about(reader: DocumentReader) -> list[str]:
     return [*sentences, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else sentences
 
 
+def _frequency_loss(stores: list[Stores]) -> float:
+    """The entropy of the tokens in nats: the loss of a model that ignores the context."""
+    counts = np.bincount(np.concatenate([s.train.tokens[:MAX_COUNTED] for s in stores]))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
 def _describe(
     recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network
 ) -> None:
@@ -219,6 +230,12 @@ def _describe(
     steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
     logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens per step")
+    if recipe.objective in ("lm", "mlm"):
+        blind = math.log(network.config.vocab)
+        logger.info(
+            f"Losses to compare with: {blind:.2f} if all tokens were equally likely, "
+            f"{_frequency_loss(stores):.2f} if only their frequencies were known."
+        )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
         used = budget.steps * recipe.train.batch * feeds[0].length

@@ -43,6 +43,8 @@ from malmoi.server.generation import GenerationStream
 from malmoi.server.registry import ServedModel
 from malmoi.tokenizer import Encoding
 
+# where models of each task head are asked
+ENDPOINTS = {"/v1/classify": TEXT_HEADS, "/v1/ner": (TAGS,), "/v1/answer": (ANSWER,)}
 router = APIRouter()
 
 
@@ -328,7 +330,10 @@ async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
 
 
 def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
-    if served.model.task_head not in heads:
+    head = served.model.task_head
+    if head not in heads:
+        right = next((path for path, known in ENDPOINTS.items() if head in known), "")
+        instead = f"send it to {right}" if right else instead
         can = ", ".join(served.model.abilities)
         raise UsageError(
             f"The model {served.name!r} was not fine-tuned for this: {instead}. It can: {can}."
