@@ -367,6 +367,25 @@ def test_every_label_has_the_models_probability(visitor: Visitor, models: dict[s
 
 
 @in_browser
+def test_framed_spans_and_answers_are_the_models(browser: Any) -> None:
+    pieces = train_tokenizer(TEXTS, kind="wordpiece", vocab=160)
+    tagger = bert_with(pieces, ("O", "B-PER", "I-PER"), tag=3)
+    reader = bert_with(pieces, span=0)
+    text = "the union is strong"
+    with Live({"tagger": tagger, "reader": reader}) as live:
+        visitor = Visitor(browser, live.url)
+        page = visitor.visit("finetuned", model="tagger", text=text)
+        framed = page.locator("#view mark").all_text_contents()
+        assert framed == [f"{span.text}{span.label}" for span in tagger.predict(text)] != []
+        page = visitor.visit("finetuned", model="reader", text=text, question="the state")
+        answer = reader.predict(("the state", text)).text
+        shown = page.locator("#view .pair .card").first.inner_text()
+        assert (answer or "It finds no answer") in shown
+        visitor.context.close()
+        assert visitor.problems == []
+
+
+@in_browser
 def test_a_conversation_is_the_models(visitor: Visitor, models: dict[str, Model]) -> None:
     page = visitor.visit("chat", temperature=0, length=16)
     said: list[dict[str, str]] = []
