@@ -156,7 +156,12 @@ def _gpt(story: Story) -> None:
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt_seconds)
     prompts = list(story.text.prompts)
     texts = model.generate(
-        prompts, max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1 + story.plan.seed
+        prompts,
+        max_new_tokens=60,
+        temperature=0.7,
+        top_p=0.9,
+        repetition_penalty=story.text.repetition_penalty,
+        seed=1 + story.plan.seed,
     )
     story.samples = list(zip(prompts, texts, strict=True))
     unseen = [text for text, _ in _rows(story, "dev")[:50]]

@@ -53,6 +53,7 @@ class DemoText:
     opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
     vocab: int | None = None  # of both tokenizers; None: by the size of the text
+    repetition_penalty: float = 1.0  # of the samples
 
 
 def _messages() -> list[DemoDocument]:
@@ -143,6 +144,7 @@ PIECES = DemoText(
     opening="그래서",
     example="메주를 띄워 간장을 담근다.",
     vocab=4096,  # a text this small gets 512 by the rule, fewer than its 1,000 syllables
+    repetition_penalty=1.2,  # on slow cores the GPT reads this text a few times only, and loops
 )
 
 BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language
