@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.html import fact_table
 from malmoi.system.result import PlainValue, plain
+from malmoi.system.untrusted import collection_paused
 from malmoi.tokenizer import control, hf_files, pipeline, save
 from malmoi.tokenizer.call import (
     TENSORS,
@@ -122,7 +123,8 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """Reads a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or such a file."""
-        return cls(*hf_files.read_tokenizer_files(Path(path)))
+        with collection_paused():
+            return cls(*hf_files.read_tokenizer_files(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
