@@ -244,16 +244,16 @@ def _pairs(ask: ClassifyRequest) -> list[Any]:
 
 
 def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
-    """A GPT reads a text once for each label, a BERT once for each (masked) token of the labels."""
+    """A language model reads each prompt of a text once for each label, with its words."""
     labels = ask.labels or []
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
-    masked = "mlm" in model.network.heads
-    passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
+    longest = max(labels, key=len, default="")
     prompts = (
-        f"{form}{text}" for text in texts for form in label_prompts(text, labels, ask.prompt)
+        f"{form}{text} {longest}"
+        for text in texts
+        for form in label_prompts(text, labels, ask.prompt)
     )
-    tokens = count_tokens(model, prompts)
-    check_reading(request, tokens, passes if masked else len(labels))
+    check_reading(request, count_tokens(model, prompts), len(labels))
 
 
 def _flat(texts: Sequence[Any]) -> Iterator[str]:
