@@ -12,10 +12,11 @@ from time import perf_counter
 from uuid import uuid4
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from malmoi.server.config import ServeConfig, is_local
-from malmoi.server.errors import ApiError
+from malmoi.server.errors import ApiError, api_error, log
 from malmoi.server.metrics import Metrics
 
 MAX_CONNECTIONS = 1024  # concurrent requests
@@ -72,7 +73,7 @@ class RequestGuard:
             about = (host, _line(scope), seen.status, seconds, seen.request_id)
             access.info("%s %s %d %.3fs %s", *about)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: "StatusRecorder") -> None:
         try:
             self._check(scope)
             body = await self._body(Headers(scope=scope), receive)
@@ -83,7 +84,17 @@ class RequestGuard:
             return
         else:
             with self.tabs.following(Headers(scope=scope).get(TAB_HEADER, ""), receive) as heard:
-                await self.app(scope, _again(body, heard), send)
+                await self._respond(scope, _again(body, heard), send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: "StatusRecorder") -> None:
+        """Answers 500 to an unexpected error here: uvicorn would close the connection."""
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if send.started:
+                raise
+            log(error)
+            await api_error(error).response(Request(scope))(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -141,10 +152,12 @@ class StatusRecorder:
         self.state = gate
         self.request_id = request_id
         self.status = 499  # nothing was sent: the client disconnected
+        self.started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.started = True
             headers = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
             if self.state.stopping or self.status in (408, 413):
                 headers.append((b"connection", b"close"))

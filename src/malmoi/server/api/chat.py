@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -74,9 +75,11 @@ class ChatReply(GenerationReply):
         role = Delta(role="assistant", content="")
         return [self.body([ChunkChoice(index=i, delta=role)]) for i in range(self.ask.n)]
 
-    def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk]:
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk | bytes]:
         return [
-            self.body([self._part(index, chunk)])
+            self.text_event(index, chunk.text, partial(_plain, index))
+            if self.begun[index] and self.is_text(chunk)
+            else self.body([self._part(index, chunk)])
             for index, chunk in chunks
             if self._is_shown(index, chunk)
         ]
@@ -114,3 +117,7 @@ class ChatReply(GenerationReply):
     def _logprobs(self, said: Sequence[Any]) -> ChatLogprobs | None:
         top = self.ask.top_logprobs or 0
         return chat_logprobs(self.served.model.tokenizer, said, top) if self.ask.logprobs else None
+
+
+def _plain(index: int, text: str) -> ChunkChoice:
+    return ChunkChoice(index=index, delta=Delta(content=text))

@@ -2,7 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.stream import TextChunk, join_chunks
-from malmoi.server.api.events import STREAM_RESPONSES, Events, EventStream
+from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
 from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
@@ -96,6 +97,7 @@ class GenerationReply(ABC):
         )
         self.per_prompt = len(ask.seeds(getattr(ask, "best_of", None) or ask.n))
         self.written = 0
+        self.text_events: dict[int, TextEvent] = {}
 
     def opening(self) -> list[Any]:
         """Events to send before the first chunk."""
@@ -112,6 +114,18 @@ class GenerationReply(ABC):
     @abstractmethod
     def body(self, choices: list[Any], usage: Usage | None = None) -> Any:
         """One response object with these choices."""
+
+    def text_event(self, index: int, text: str, choice: Callable[[str], Any]) -> bytes:
+        """An event with this text and nothing else; `choice` builds its choice from a text."""
+        if index not in self.text_events:
+            self.text_events[index] = TextEvent(self.body([choice(MARK)]))
+        return self.text_events[index](text)
+
+    def is_text(self, chunk: TextChunk) -> bool:
+        """Whether the event of a chunk has nothing but its text."""
+        options = self.ask.stream_options
+        counted = options is not None and options.continuous_usage_stats
+        return not (chunk.finish or chunk.logprobs or counted)
 
     async def stream(self, generation: GenerationStream) -> Events:
         """Events as the text is generated, then the usage on request."""
@@ -154,11 +168,13 @@ class CompletionReply(GenerationReply):
         self.records = [LogprobRecorder(tokenizer, job, ask.logprobs or 0) for job in jobs]
         self.echoed = [not ask.echo] * len(jobs)
 
-    def events(self, chunks: Sequence[IndexedChunk]) -> list[CompletionResponse]:
-        found = []
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[CompletionResponse | bytes]:
+        found: list[CompletionResponse | bytes] = []
         for index, chunk in chunks:
             shown = self._shown(index, chunk)
-            if shown.text or shown.finish or (shown.tokens and self.ask.logprobs is not None):
+            if shown.text and self.is_text(shown):
+                found.append(self.text_event(index, shown.text, partial(_plain, index)))
+            elif shown.text or shown.finish or (shown.tokens and self.ask.logprobs is not None):
                 found.append(self.body([self._choice(index, index, [shown])]))
         return found
 
@@ -203,3 +219,7 @@ class CompletionReply(GenerationReply):
 def _mean(chunks: Sequence[TextChunk]) -> float:
     values = [one.logprob for chunk in chunks for one in chunk.logprobs if one is not None]
     return sum(values) / max(len(values), 1)
+
+
+def _plain(index: int, text: str) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text)

@@ -21,7 +21,8 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
     }
 }
-Events = AsyncIterator[Sequence[BaseModel]]
+MARK = "\ufdd0"  # a noncharacter, which JSON does not escape and no field contains
+Events = AsyncIterator[Sequence[BaseModel | bytes]]  # bytes: an event as it is sent
 
 
 class EventStream(Response):
@@ -62,8 +63,23 @@ def sse_event(data: str) -> bytes:
     return b"data: " + data.encode() + b"\n\n"
 
 
-def _event(body: BaseModel) -> bytes:
+class TextEvent:
+    """An event in which only the text changes; `body` has `MARK` there.
+
+    It is serialised once: doing so for every token takes most of the server's time.
+    """
+
+    def __init__(self, body: BaseModel) -> None:
+        self.before, self.after = _event(body).split(json.dumps(MARK, ensure_ascii=False).encode())
+
+    def __call__(self, text: str) -> bytes:
+        return self.before + json.dumps(text, ensure_ascii=False).encode() + self.after
+
+
+def _event(body: BaseModel | bytes) -> bytes:
     """A body as an event, named by its type if it has one."""
+    if isinstance(body, bytes):
+        return body
     kind = getattr(body, "type", "")
     name = f"event: {kind}\n".encode() if kind else b""
     return name + sse_event(body.model_dump_json())
