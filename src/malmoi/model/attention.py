@@ -22,6 +22,7 @@ from malmoi.model.block_parts import BlockParts, attend_parts, make_parts
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
 from malmoi.model.tiled import Tiling, make_tiling
+from malmoi.system.machine import this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,9 @@ def build_mask(
         if dropout:
             _note_dropout()
         elif device.type == "cuda":
-            parts = _plain_parts(pattern, layout.keys, str(device)) if layout.plain else None
-            if parts is not None and not layout.prefix:
+            reordered = this_machine().reordered and layout.plain and not layout.prefix
+            parts = _plain_parts(pattern, layout.keys, str(device)) if reordered else None
+            if parts is not None:
                 return Mask(parts=parts)
             return Mask(blocks=_blocks(pattern, layout, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
