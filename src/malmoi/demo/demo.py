@@ -219,6 +219,12 @@ def _verdict(story: Story, gain: float) -> str:
     if gain >= clear_gain(story.facts["judged"]):
         return f"Pre-training added {points} points."
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
+    if gain <= -clear_gain(story.facts["judged"]):
+        return (
+            f"Pre-training cost {-100 * gain:.0f} points here: in its "
+            f"{story.plan.bert_seconds:.0f} seconds the BERT read only {seen / 1e6:.1f} million "
+            "tokens. Longer pre-training, or a faster machine, lets it read more."
+        )
     return (
         f"Pre-training made no clear difference here ({points} points): in its "
         f"{story.plan.bert_seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, "
