@@ -26,8 +26,8 @@ from malmoi.training.recipes import named_recipe
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # sentences that typer says
 TYPER = re.compile(
-    r"Arguments|Options|\[|Show |Install |Missing |No such option|Option \{|Got unexpected|Invalid value"
-    r"|\{0\} is not (a valid|one of)"
+    r"Arguments|Options|\[|Show |Install |Missing |No such option|Option \{|Got unexpected"
+    r"|Invalid value|\{0\} is not (a valid|one of)"
 )
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
