@@ -44,6 +44,25 @@ def fetch_packages(folder: Path, *packages: str) -> None:
             files.extractall(folder)
 
 
+@pytest.fixture(autouse=True)
+def numerics_stay() -> Iterator[None]:
+    """No test may leave torch computing differently: runs are compared to the bit with others'."""
+    before = _numerics()
+    yield
+    assert _numerics() == before
+
+
+def _numerics() -> tuple[object, ...]:
+    denormal = torch.full((8,), 1e-39) * torch.full((8,), 0.5)
+    return (
+        torch.get_num_threads(),
+        torch.backends.mkldnn.enabled,
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        bool(denormal.all()),
+    )
+
+
 @pytest.fixture
 def workdir(tmp_path: Path) -> Iterator[Path]:
     """A temporary folder as the working directory."""

@@ -186,7 +186,7 @@ def test_an_immediate_stop_answers_paused_work(serving: Serving) -> None:
 def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving) -> None:
     url = serving.live.url
     with ThreadPoolExecutor(2) as pool:
-        body = {"text": [TEXT] * 8, "labels": LABELS}
+        body = {"text": [TEXT] * 4, "labels": LABELS}
         long = pool.submit(httpx.post, f"{url}/v1/classify", json=body, timeout=60)
         assert serving.held.reached.wait(30)
         short = pool.submit(httpx.post, f"{url}/v1/lens", json={"text": TEXT}, timeout=60)

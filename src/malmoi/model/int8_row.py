@@ -26,7 +26,11 @@ LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
 SPREAD = 128  # activations of 8 bits that share a step
-COMPILER_FLAGS = ("-O3", "-ffast-math", "-fopenmp")
+# -ffast-math by its parts: as one flag it would make the whole process flush denormal numbers
+COMPILER_FLAGS = (
+    *("-O3", "-fopenmp", "-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
+    *("-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+)
 SOURCES = ("int8_row.c", "decode_step.c", "encode_texts.c")  # one translation unit, in this order
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
