@@ -23,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+ONEDNN = torch.backends.mkldnn.enabled
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -50,13 +51,14 @@ def numerics_stay() -> Iterator[None]:
     before = _numerics()
     yield
     assert _numerics() == before
+    # torch itself turns oneDNN off for good when a bf16 product fails, as on a chip without bf16
+    torch.backends.mkldnn.enabled = ONEDNN
 
 
 def _numerics() -> tuple[object, ...]:
     denormal = torch.full((8,), 1e-39) * torch.full((8,), 0.5)
     return (
         torch.get_num_threads(),
-        torch.backends.mkldnn.enabled,
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
         bool(denormal.all()),

@@ -114,6 +114,7 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
         yield
         return
     before = torch.get_num_threads()
+    onednn = torch.backends.mkldnn.enabled
     cores = this_machine().cores
     if recorded > cores:
         say(
@@ -125,6 +126,9 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
         yield
     finally:
         torch.set_num_threads(before)
+        # torch turns oneDNN off for good when a bf16 product fails, as on a chip without bf16:
+        # later runs of this process would round differently from those of others
+        torch.backends.mkldnn.enabled = onednn
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
