@@ -4,6 +4,7 @@ sockets.
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -92,3 +93,13 @@ def bert_with(
     extra = {"problem_type": problem_type} if problem_type else {}
     network = initialise(Network(config, heads), 0)
     return Model(Checkpoint(network, tokenizer, labels=labels, extra=extra))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
+    """Whether the condition came true, even for a moment."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False

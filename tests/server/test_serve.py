@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,7 +32,7 @@ from schemathesis.generation import GenerationMode
 
 import malmoi
 from conftest import without_package
-from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt
+from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
 from malmoi.server.config import ServeConfig
@@ -107,15 +106,6 @@ def events(answer: httpx.Response) -> list[Any]:
     lines = [line[len("data: ") :] for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
-
-
-def wait_until(condition: Any, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # once is enough: it may have passed at the next look
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_the_page_of_the_api_names_every_endpoint_and_loads_nothing(client: httpx.Client) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from live_server import Live, bert_with, gpt_folder
+from live_server import Live, bert_with, gpt_folder, wait_until
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
 from malmoi.server.executor import ModelExecutor, checkpoint
@@ -32,15 +31,6 @@ LABELS = ["yes", "no", "perhaps", "never"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpt_folder(tmp_path_factory.mktemp("turns") / "gpt")
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return False
 
 
 class Held:
