@@ -114,7 +114,7 @@ def run_record(
     entry = RecordEntry(
         track=name,
         recipe=chosen,
-        machine=_machine_of(device),
+        machine=machine_of(device),
         figure=next(iter(figures.values())),
         date=datetime.now(UTC).date().isoformat(),
         commit=__version__,
@@ -125,7 +125,7 @@ def run_record(
     return entry
 
 
-def _machine_of(device: str | None) -> str:
+def machine_of(device: str | None) -> str:
     """The GPU, or the processor's cores and its matrix units."""
     kind = pick_device(device).type
     machine = this_machine()
