@@ -162,7 +162,10 @@ def test_a_small_model_learns_and_predicts_the_same_after_loading(
     assert done.metrics[metric_names(chosen)[0]] > 0.9
     loaded = malmoi.load(out)
     assert loaded.network.features == FeatureConfig(
-        layers=(1, 2, 3), weighted=True, recurrent=32 * (kind == "tagging")
+        layers=(1, 2, 3),
+        weighted=True,
+        recurrent=32 * (kind == "tagging"),
+        normalized=loaded.network.config.norm == "pre",
     )
     before, after = Predictor.of(done.model.checkpoint), Predictor.of(loaded.checkpoint)
     if kind == "tagging":

@@ -64,14 +64,15 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
             f"features support labels and numbers; {task.kind} is learnt by fine-tuning the "
             "whole model."
         )
-    depth = start.network.config.depth
-    layers, weighted = _chosen(settings.features, depth)
+    model = start.network.config
+    layers, weighted = _chosen(settings.features, model.depth)
     recurrent = 0 if head in POOLED_HEADS else settings.recurrent
     return FeatureConfig(
         layers=layers,
         weighted=weighted,
         recurrent=recurrent,
         frozen=not settings.tune_features,
+        normalized=model.norm == "pre",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -27,6 +28,7 @@ class FeatureConfig(Config):
     weighted: bool = False  # a learned weighted sum of the layers; otherwise they are concatenated
     recurrent: int = 0  # width of the two-layer BiLSTM on top; 0: none
     frozen: bool = True  # the layers below; else they are trained too (BERT table 5)
+    normalized: bool = False  # scale each state to unit variance: pre-norm states grow with depth
 
 
 class LayeredTransformer(Transformer):
@@ -92,6 +94,7 @@ class FeatureReader(nn.Module):
     def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
         super().__init__()
         joined = c.width if f.weighted else c.width * len(f.layers)
+        self.normalized = f.normalized
         self.weights = nn.Parameter(torch.zeros(len(f.layers))) if f.weighted else None
         self.scale = nn.Parameter(torch.ones(1)) if f.weighted else None
         self.recurrent = BiLSTM(joined, f.recurrent, dropout=c.dropout) if f.recurrent else None
@@ -103,6 +106,8 @@ class FeatureReader(nn.Module):
 
     def join(self, states: Tensor) -> Tensor:
         """Concatenates the layers, or γ Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
+        if self.normalized:
+            states = F.layer_norm(states, states.shape[-1:])
         if self.weights is None or self.scale is None:
             return states.flatten(2)
         weights = (self.scale * self.weights.softmax(0)).to(states.dtype)

@@ -6,13 +6,14 @@ from functools import partial
 from malmoi.studies.grid import Cell, Study, StudyPlan
 from malmoi.studies.judges import tuned_cell
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure
+from malmoi.system.language import plural
 
 MIN_DEPTH = 4  # fewer layers are too few for a curve
 SCRATCH = "nothing transferred"
 
 
 def _name(layers: int) -> str:
-    return f"embeddings + {layers} layers"
+    return f"embeddings + {plural(layers, 'layer')}"
 
 
 def _layers(row: str) -> float | None:

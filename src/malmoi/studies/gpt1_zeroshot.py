@@ -9,12 +9,13 @@ from malmoi.studies.data import StudyTask
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte, zero_shot
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure, lower_is_better
+from malmoi.system.language import plural
 
 MOST_UPDATES = 2**17  # of GPT-1's 100 epochs, that are evaluated
 
 
 def _name(step: int) -> str:
-    return f"{step} updates"
+    return plural(step, "update")
 
 
 def snapshot_scores(
@@ -79,7 +80,7 @@ def _figure(results: StudyResults) -> str:
 
 
 def _updates(row: str) -> float | None:
-    return None if row == "the end" else float(row.split()[0])
+    return None if row == "the end" else float(row.split()[0].replace(",", ""))
 
 
 STUDY = Study(
