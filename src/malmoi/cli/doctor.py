@@ -77,7 +77,7 @@ def _int8() -> str:
     if machine.int8_instructions:
         return f"a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
     if machine.compiler is None:
-        return "slower than fp32 here: no C++ compiler to build the kernel with"
+        return "slower than fp32 here: no C compiler to build the kernel with"
     return "slower than fp32 here: no int8 dot-product instructions"
 
 

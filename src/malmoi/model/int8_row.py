@@ -169,8 +169,7 @@ def why_not() -> str | None:
         return f"{machine.compiler} could not compile the int8 kernel"
     if machine.compiler is None:
         return (
-            "there is no C++ compiler on this machine (g++ or clang++) to build the int8 kernel "
-            "with"
+            "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
         )
     return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
 

@@ -61,7 +61,7 @@ class Machine:
     features: frozenset[str] = frozenset()  # values of LINUX_FEATURES
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
-    compiler: str | None = None  # path of a C++ compiler
+    compiler: str | None = None  # path of a C compiler; torch.compile needs one for C++
     mkl: bool | None = None  # None: as torch was built
     triton: bool | None = None  # None: as installed
     fused: bool = True  # all layers of quantised weights are one call
@@ -158,7 +158,8 @@ class Machine:
         if kind == "cuda":
             return True
         x86 = self.architecture == "x86_64"
-        return kind == "cpu" and x86 and self.compiler is not None and seconds >= 600
+        cpp = (self.compiler or "").endswith("++")
+        return kind == "cpu" and x86 and cpp and seconds >= 600
 
 
 # ------------------------------------------------------------------ which machine
@@ -240,7 +241,7 @@ def detect() -> Machine:
         features=_features(),
         cores=_cores(),
         memory=_total_memory(),
-        compiler=next(filter(None, map(shutil.which, ("g++", "clang++"))), None),
+        compiler=next(filter(None, map(shutil.which, ("g++", "clang++", "gcc", "clang"))), None),
         accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
     )
 
