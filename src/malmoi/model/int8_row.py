@@ -168,9 +168,7 @@ def why_not() -> str | None:
     if machine.int8_instructions is not None:
         return f"{machine.compiler} could not compile the int8 kernel"
     if machine.compiler is None:
-        return (
-            "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
-        )
+        return "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
     return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
 
 
