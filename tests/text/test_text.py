@@ -52,6 +52,8 @@ def test_the_rules_for_plain_text(tmp_path: Path) -> None:
 
 def test_auto_looks_at_the_shape() -> None:
     assert guess_rule("a\nb\nc") == "line"
+    assert guess_rule("a\n" * 4000 + "\n" + "b\n" * 4000) == "line"
+    assert guess_rule("a\n" * 4000 + "\n\n" + "b\n" * 4000) == "blank"
     assert guess_rule("a\n\nb\n\n\nc\n\nd") == "blank"
     paragraphs = "\n\n".join(["word " * 60] * 150)
     assert guess_rule(paragraphs) == "blank"

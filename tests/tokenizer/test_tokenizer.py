@@ -249,6 +249,15 @@ def test_byte_level_gives_every_text_back(text: str) -> None:
     assert mine.decode(mine.ids([text])[0], skip_specials=False) == whole
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_rare_letters_leave_room_for_words(kind: str) -> None:
+    """Korean text has more syllables than a small vocabulary has room for."""
+    rare = "".join(chr(0xAC00 + at) for at in range(0, 11172, 7))
+    made = train_tokenizer(["학교에서 낱말을 모은다 " * 50, " ".join(rare)], kind=kind, vocab=600)
+    assert len(made.encode("학교에서 낱말을", specials=False).tokens) == 2
+    assert made.vocab_size <= 600
+
+
 @quick
 @given(text=st.text(alphabet="".join(sorted(set("".join(CORPUS)))) + "<unk>", max_size=60))
 def test_characters_come_back_and_strangers_are_unknown(text: str) -> None:

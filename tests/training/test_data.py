@@ -169,6 +169,13 @@ def test_one_document_is_split_by_position(tmp_path: Path) -> None:
     assert made.train.about["bytes"] + made.valid.about["bytes"] == len(text)
 
 
+def test_a_long_last_document_validates_in_part() -> None:
+    words = " ".join(f"w{i}" for i in range(9000))
+    (first, _), (second, trains), (rest, validates) = assign(["w1 w2", words], 0.02, 0)
+    assert (first, second + rest, trains, validates) == ("w1 w2", words, False, True)
+    assert 0.01 < len(rest) / len(words) < 0.03
+
+
 @given(st.integers(2, 60), st.floats(0.001, 0.6), st.integers(0, 1 << 40))
 def test_split_keeps_order_and_always_validates(count: int, share: float, seed: int) -> None:
     split = list(assign([f"w{i}" for i in range(count)], share, seed))

@@ -63,15 +63,15 @@ def read_markdown(path: Path, want: ReadOptions) -> FoundDocuments:
 def guess_rule(text: str) -> str:
     """Guesses the rule from the beginning of a text.
 
-    No blank line: every line is a document. Short blocks in a long text (under 200 characters on
-    average: verses, speeches) are parts of one document. Many single blank lines and a few double
-    ones: paragraphs and documents.
+    No blank line, or one in thousands of lines: every line is a document. Short blocks in a long
+    text (under 200 characters on average: verses, speeches) are parts of one document. Many single
+    blank lines and a few double ones: paragraphs and documents.
     """
     gaps = [
         len(re.findall("\n", gap)) - 1
         for gap in re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
     ]
-    if not gaps:
+    if max(gaps, default=1) == 1 and text.count("\n") >= 2000 * len(gaps):
         return "line"
     average = len(text) / (len(gaps) + 1)
     if len(text) >= 1 << 16 and average < 200:

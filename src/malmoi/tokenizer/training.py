@@ -23,6 +23,7 @@ from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIAL
 Special = Literal["none", "mask", "pad"]
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS_BETWEEN_EVENTS = 1000  # progress events
+SPARE_MERGES = 8192  # for letters that the library counts but `alphabet` leaves out (rare Hangul)
 OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # not a word: it would only slow down every merge
 # Blocks of all characters that occur in words of two or more: all but ideographs (each a word to
 # BERT) and private use.
@@ -136,7 +137,9 @@ def _wordpiece(
     # training deterministic.
     pins = ["##" + letter for letter in joinable()]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size + len(pins), special_tokens=BERT_ORDER + pins, **options
+        vocab_size=size + len(pins) + SPARE_MERGES,
+        special_tokens=BERT_ORDER + pins,
+        **options,
     )
     learned = _learned(rust, trainer, texts)
     letters, joining = alphabet(_words(trainer), size, len(BERT_ORDER))
@@ -160,7 +163,7 @@ def _bpe(
     rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
     pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
     trainer = trainers.BpeTrainer(
-        vocab_size=size + len(pins),
+        vocab_size=size + len(pins) + SPARE_MERGES,
         special_tokens=["<unk>", *pins],
         end_of_word_suffix="</w>",
         **options,

@@ -4,17 +4,19 @@ from collections.abc import Iterable, Iterator
 
 from malmoi.training.data.permute import permutation_key
 
+MIN_CUT_CHARACTERS = 1 << 14  # a shorter last document of several validates as a whole
 MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
 def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str, bool]]:
     """Pairs every document's text with whether it is for validation, by a hash of its number.
 
-    At least one of several validates, and the first always trains. A single document is cut, and
-    its last part validates.
+    At least one of several validates, and the first always trains. If only the last could validate
+    and it is long, or if it is the only one, it is cut, and its last part validates.
     """
     held: str | None = None
     number = 0
+    characters = 0
     validated = share == 0
     for text in texts:
         if held is not None:
@@ -23,10 +25,12 @@ def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str,
             yield held, chosen
             number += 1
         held = text
+        characters += len(text)
     if held is None:
         return
-    if number == 0 and share:
-        at = _before_space(held, int(len(held) * (1 - share)), len(held) // 2)
+    wanted = share * characters
+    if not validated and (number == 0 or len(held) > max(2 * wanted, MIN_CUT_CHARACTERS)):
+        at = _before_space(held, int(len(held) - wanted), len(held) // 2)
         parts = ((held[:at], False), (held[at:], True))
         yield from (part for part in parts if part[0])
     else:
