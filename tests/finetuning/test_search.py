@@ -13,7 +13,14 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.search import MAX_FULL_RUNS, Search, TrialRun, greedy_soup, read_trials
+from malmoi.finetuning.search import (
+    MAX_FULL_RUNS,
+    Search,
+    TrialLimit,
+    TrialRun,
+    greedy_soup,
+    read_trials,
+)
 from malmoi.model import Network, initialise, preset
 from tiny_models import tiny_bert
 
@@ -23,18 +30,21 @@ WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")
 class Trainer:
     """Stands for training: a run's value is its rate's, a little better for later seeds."""
 
-    def __init__(self, *, dies_at: int = -1) -> None:
+    def __init__(self, *, dies_at: int = -1, completed: float = 1.0) -> None:
         self.asked: list[tuple[str, float, int]] = []
         self.dies_at = dies_at
+        self.completed = completed
 
-    def __call__(self, settings: FinetuneConfig, folder: Path) -> TrialRun:
+    def __call__(self, settings: FinetuneConfig, folder: Path, limit: TrialLimit) -> TrialRun:
         if len(self.asked) == self.dies_at:
             raise KeyboardInterrupt
         folder.mkdir(parents=True, exist_ok=True)
         self.asked.append((folder.name, settings.lr, settings.seed))
         assert (settings.best, settings.minutes, settings.init_seed) == (False, 0.0, 7)
         better = 1e3 * settings.lr + settings.rdrop / 100 + settings.seed / 1000
-        return TrialRun(Checkpoint(Network(tiny(), {}), None), better)
+        cut = self.completed < 1 and not limit.judged_if_cut
+        model = Checkpoint(Network(tiny(), {}), None)
+        return TrialRun(model, None if cut else better, 1, self.completed)
 
 
 def tiny() -> Any:
@@ -78,12 +88,15 @@ def test_a_killed_search_repeats_nothing(tmp_path: Path) -> None:
     assert cut.asked + rest.asked[2:] == whole.asked
 
 
-def test_a_short_budget_shortens_the_full_run(tmp_path: Path) -> None:
-    search = search_in(tmp_path, Trainer())
+def test_a_short_budget_is_one_run_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = search_in(tmp_path, Trainer(completed=0.1))
     search.settings = FinetuneConfig(best=True, minutes=1e-9, lr=1e-4, seed=7)
     search.run()
     found = [(t.name, t.share, dict(t.changes)) for t in search.trials]
-    assert found == [("short-1", 0.25, {}), ("full-2", 0.25, {})]
+    assert found == [("short-1", 0.025, {}), ("full-2", 0.1, {})]
+    assert "ended after 10% of the epochs of a single run; --minutes" in caplog.text
 
 
 def test_a_run_that_does_not_help_is_left_out_of_the_mean() -> None:
@@ -95,7 +108,7 @@ def test_a_run_that_does_not_help_is_left_out_of_the_mean() -> None:
     def evaluate(one: Checkpoint) -> Outcome:
         return Outcome({"accuracy": next(values)}, [], [])
 
-    soup, count = greedy_soup([TrialRun(run, 0.5) for run in runs], "accuracy", evaluate)
+    soup, count = greedy_soup([TrialRun(run, 0.5, 1) for run in runs], "accuracy", evaluate)
     assert count == 2
     assert torch.allclose(soup.network.state_dict()[name], (start[0] + start[2]) / 2, atol=1e-6)
 

@@ -2,9 +2,11 @@
 
 import logging
 import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from malmoi.finetuning.results import (
     write_results,
 )
 from malmoi.finetuning.run_state import begin_run
-from malmoi.finetuning.search import RECORD, Search, TrialRun, greedy_soup
+from malmoi.finetuning.search import RECORD, Search, TrialLimit, TrialRun, greedy_soup
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
@@ -66,6 +68,8 @@ from malmoi.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 MAX_BASELINE_ROWS = 100  # rows evaluated before fine-tuning
+MIN_TRIAL_SECONDS = 0.1
+EVALUATED_PER_TRAINED = 2.0  # rows evaluated while one is trained on: about three, to be safe
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,6 +101,7 @@ def run_finetuning(
     defaults, other models from BERT's. The same call on the same folder resumes an unfinished run;
     a finished one is not repeated unless `overwrite` is set.
     """
+    began = time.monotonic()
     device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
@@ -109,6 +114,7 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
+    work = replace(work, began=began)
     settings, words = choose_prompt(work, settings, options, out)
     if words is not None:
         work = replace(work, words=words)
@@ -126,7 +132,7 @@ def run_all(
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with folder_lock(out):
-        if settings.best and work.held:
+        if settings.best and work.held and work.words is None:
             runs = [_search(work, settings, out, overwrite=overwrite)]
         else:
             runs = [
@@ -195,23 +201,19 @@ def _run(
     out: Path,
     *,
     overwrite: bool = False,
-    trial: bool = False,  # of a search: evaluated on held-out rows, with little logging
 ) -> FinishedRun:
     if work.words is not None:
         return _run_prompt(work, settings, work.words, out, overwrite=overwrite)
     out.mkdir(parents=True, exist_ok=True)
-    checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     record = _record(work, settings)
     if begin_run(out, record, overwrite=overwrite):
         return load_finished(work, settings, out)
-    _start_at_mean(work, checkpoint.network)
-    checkpoint.network.to(work.device)
+    checkpoint = _new_model(work, settings)
     reading = _reading(work, checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
         items = [*items, *label_name_items(work, reading)]
-    if not trial:
-        describe_run(work, settings, checkpoint.network, items)
+    describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
         return judge_held_out(work.task, work, reading)
@@ -222,25 +224,70 @@ def _run(
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
-        watch = evaluate if work.held and not trial and not settings.contrastive else None
+        watch = evaluate if work.held and not settings.contrastive else None
         trainer = make(loss_module, items, settings, out, watch, work.primary_metric)
         trainer.fit()
         if not trainer.stopped:
             held = trainer.outcome(evaluate) if work.held else None
             chosen = None if held is None else held.chosen
-            done = trainer.judge(
-                lambda: judge(work.task, work, reading, chosen), "held out" if trial else "judged"
-            )
+            done = trainer.judge(lambda: judge(work.task, work, reading, chosen))
             done = replace(done, metrics={**done.metrics, **untuned})
-    if trainer.stopped:
-        save_model(work, settings, checkpoint, out)
-        write_task_report(out, work, settings)
-        where = f"the model so far is in {out}, run the same command to resume"
-        logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
-        raise Stopped(trainer.stopped)
+    _raise_if_stopped(trainer, work, settings, checkpoint)
     selected = {} if held is None else held.metrics
     run = FinishedRun(settings, checkpoint, done, trainer.step, selected)
     return complete_run(work, run, record, out)
+
+
+def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
+    checkpoint = build_task_network(work.start, work.task, work.labels, settings)
+    _start_at_mean(work, checkpoint.network)
+    checkpoint.network.to(work.device)
+    return checkpoint
+
+
+def _raise_if_stopped(
+    trainer: FinetuneTrainer, work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint
+) -> None:
+    """Saves the model of a run that a signal stopped, and lets the signal take effect."""
+    if not trainer.stopped:
+        return
+    out = trainer.out
+    save_model(work, settings, checkpoint, out)
+    write_task_report(out, work, settings)
+    where = f"the model so far is in {out}, run the same command to resume"
+    logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
+    raise Stopped(trainer.stopped)
+
+
+def _run_trial(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, limit: TrialLimit
+) -> TrialRun:
+    """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed."""
+    out.mkdir(parents=True, exist_ok=True)
+    record = _record(work, settings)
+    unjudged = replace(work, dev=work.held)
+    measure = work.primary_metric
+    if begin_run(out, record, overwrite=False):
+        known = load_finished(unjudged, settings, out)
+        return TrialRun(known.checkpoint, known.held[measure], known.steps)
+    checkpoint = _new_model(work, settings)
+    reading = _reading(work, checkpoint)
+    loss_module = LossModule(checkpoint.network, make_objective(work, settings))
+    trainer = FinetuneTrainer(loss_module, _items(work, reading), settings, out, None, measure)
+    trainer.limit = max(limit.seconds, MIN_TRIAL_SECONDS)
+    trainer.fit()
+    _raise_if_stopped(trainer, work, settings, checkpoint)
+    trained = time.monotonic()
+    completed = min(1.0, trainer.step / trainer.steps)
+    if completed < 1 and not limit.judged_if_cut:
+        row = trainer.clock.usual_step / settings.batch
+        expected = len(work.held) * row / EVALUATED_PER_TRAINED
+        return TrialRun(checkpoint, None, trainer.step, completed, expected)
+    done = trainer.judge(lambda: judge_held_out(work.task, work, reading), "held out")
+    run = FinishedRun(settings, checkpoint, done, trainer.step, done.metrics)
+    complete_run(unjudged, run, record, out)
+    after = time.monotonic() - trained
+    return TrialRun(checkpoint, done.metrics[measure], trainer.step, completed, after)
 
 
 def _run_prompt(
@@ -279,15 +326,15 @@ def _search(
         return load_finished(work, settings, out)
     logger.info(work.protocol.describe())
     measure = work.primary_metric
-    unjudged = replace(work, dev=work.held)
-    steps = []
-
-    def train(trial: FinetuneConfig, folder: Path) -> TrialRun:
-        done = _run(unjudged, trial, folder, trial=True)
-        steps.append(done.steps)
-        return TrialRun(done.checkpoint, done.held[measure])
-
-    search = Search(settings, work.start.network.config.distinct, measure, out, train)
+    search = Search(
+        settings,
+        work.start.network.config.distinct,
+        measure,
+        out,
+        partial(_run_trial, work),
+        judged=len(work.dev) / len(work.held),
+        setup=time.monotonic() - work.began,
+    )
     runs = search.run()
     with work.computing(settings):
         checkpoint, members = greedy_soup(
@@ -300,7 +347,8 @@ def _search(
         f"{plural(members, 'run')} has {measure} "
         f"{held.metrics[measure]:.4f} on the held-out rows."
     )
-    run = FinishedRun(settings, checkpoint, done, sum(steps), held.metrics)
+    steps = sum(one.steps for one in runs)
+    run = FinishedRun(settings, checkpoint, done, steps, held.metrics)
     complete_run(work, run, record, out)
     shutil.rmtree(out / "trials")
     return run

@@ -1,13 +1,16 @@
 """Search within a time budget: short trials of settings, full runs of the best, and their mean.
 
-Every setting is tried for a quarter of the epochs, the better third for all of them, with new seeds
-while time is left (successive halving, Jamieson & Talwalkar 2016). The weights of the full runs are
-averaged one by one, best first, as long as the held-out rows agree (greedy soup, Wortsman et al.
-2022). A finished trial is recorded in search.json and not repeated.
+The first trial has a tenth of the budget. If a quarter of the epochs fits into it, other settings
+are tried for as long, and the better third is trained for all epochs, with new seeds while time is
+left (successive halving, Jamieson & Talwalkar 2016); else the rest of the budget is one run of the
+default settings. A run that reaches its time limit has decayed its rate by then. The weights of the
+full runs are averaged one by one, best first, as long as the held-out rows agree (greedy soup,
+Wortsman et al. 2022). A finished trial is recorded in search.json and not repeated.
 """
 
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +28,7 @@ from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
+from malmoi.system.language import plural, translate
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.untrusted import JsonObject, read_object
 
@@ -32,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 RECORD = "search.json"
 SHORT_SHARE = 0.25  # of the epochs
-TRIAL_TIME = 0.3  # share of the budget for short trials
-FEWEST_SHORT_RUNS = 10  # if fewer fit into the budget, settings are not searched
+FIRST_TIME = 0.1  # share of the budget for the first trial
+TRIAL_TIME = 0.3  # for all short trials
 PROMOTED = 3  # one of this many short trials becomes a full run
 MAX_FULL_RUNS = 12
+MIN_RUN_TIME = 0.6  # of the longest full run: with less time left, no other is started
+MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 
 @dataclass(frozen=True)
@@ -46,15 +52,17 @@ class Trial:
     changes: Mapping[str, Any]
     seed: int
     share: float  # of the epochs
-    value: float
+    value: float | None  # None: not evaluated, since nothing is compared with it
     seconds: float
+    after: float = 0.0  # seconds of it after training: evaluation on the held-out rows, saving
 
     @property
     def table_row(self) -> tuple[str, ...]:
         """Its cells under the columns of the report."""
         share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
         changes = describe_changes(self.changes)
-        return (self.name, changes, str(self.seed), share, f"{self.value:.4f}", seconds)
+        value = "–" if self.value is None else f"{self.value:.4f}"
+        return (self.name, changes, str(self.seed), share, value, seconds)
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,21 @@ class TrialRun:
     """The result of a run: its model, and its metric on the held-out rows."""
 
     checkpoint: Checkpoint
-    value: float
+    value: float | None  # None: not evaluated
+    steps: int
+    completed: float = 1.0  # share of its steps; less if the time limit came first
+    after: float = 0.0  # seconds after training
 
 
-Train = Callable[[FinetuneConfig, Path], TrialRun]
+@dataclass(frozen=True)
+class TrialLimit:
+    """How long a run may train, and whether it is evaluated if that is too short."""
+
+    seconds: float
+    judged_if_cut: bool = True
+
+
+Train = Callable[[FinetuneConfig, Path, TrialLimit], TrialRun]
 
 
 def candidates(settings: FinetuneConfig, depth: int) -> list[dict[str, Any]]:
@@ -94,6 +113,8 @@ class Search:
     measure: str
     out: Path
     train: Train
+    judged: float = 0.0  # evaluation rows per held-out row
+    setup: float = 0.0  # seconds of the budget that are over when the search starts
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -102,72 +123,102 @@ class Search:
 
     @property
     def spent(self) -> float:
-        return sum(trial.seconds for trial in self.trials)
+        return self.setup + sum(trial.seconds for trial in self.trials)
 
     def run(self) -> list[TrialRun]:
         """Does the trials; returns the full runs, the best first."""
         found = read_trials(self.out)
-        options = candidates(self.settings, self.depth)
+        best = self._try_settings(found)
         done: list[tuple[Trial, TrialRun]] = []
-        first = self._short(options[0], found)
-        tried = [first]
-        if self.budget >= FEWEST_SHORT_RUNS * first.seconds:
-            room = int(self.budget * TRIAL_TIME / first.seconds)
-            tried += [self._short(changes, found) for changes in options[1:room]]
-        ranked = sorted(tried, key=self._goodness, reverse=True)
-        best = ranked[: -(-len(ranked) // PROMOTED)]
-        share = self._affordable(first.seconds / SHORT_SHARE)
-        while not done or self._fits([trial for trial, _ in done]):
+        longest = 0.0
+        while len(done) < MAX_FULL_RUNS:
+            left = self._left(len(done) + 1)
+            if done and left < MIN_RUN_TIME * longest:
+                break
             again, which = divmod(len(done), len(best))
-            seed = self.settings.seed + again
-            done.append(self._full(best[which].changes, seed, share, found))
+            done.append(self._full(best[which].changes, self.settings.seed + again, left, found))
+            longest = max(longest, done[-1][0].seconds)
+        if done[0][0].share < SHORT_SHARE:
+            self._explain_cut(done[0][0])
         done.sort(key=lambda pair: self._goodness(pair[0]), reverse=True)
         return [run for _, run in done]
 
+    def _try_settings(self, found: Mapping[str, Trial]) -> list[Trial]:
+        """Short trials, as many as fit; returns the better third."""
+        options = candidates(self.settings, self.depth)
+        limit = TrialLimit(FIRST_TIME * self.budget, judged_if_cut=False)
+        first = self._short(options[0], limit, found)
+        tried = [first]
+        for changes in options[1:] if first.value is not None else []:
+            left = TRIAL_TIME * self.budget - self.spent
+            if left < first.seconds:
+                break
+            tried.append(self._short(changes, TrialLimit(left), found))
+        ranked = sorted(tried, key=self._goodness, reverse=True)
+        return ranked[: -(-len(ranked) // PROMOTED)]
+
     def _goodness(self, trial: Trial) -> float:
-        return goodness(self.measure, trial.value)
+        return -math.inf if trial.value is None else goodness(self.measure, trial.value)
 
-    def _affordable(self, seconds: float) -> float:
-        """The share of the epochs that fits into what is left, if a full run takes `seconds`."""
-        return max(SHORT_SHARE, min(1.0, (self.budget - self.spent) / seconds))
+    def _left(self, runs: int) -> float:
+        """Seconds left for training before this many runs' means and the result are evaluated."""
+        judging = self.trials[0].after * (runs + self.judged)
+        return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    def _fits(self, full: Sequence[Trial]) -> bool:
-        """Whether another full run fits into the budget."""
-        longest = max(trial.seconds for trial in full)
-        return len(full) < MAX_FULL_RUNS and self.spent + longest <= self.budget
+    def _explain_cut(self, full: Trial) -> None:
+        trained = full.seconds - full.after
+        seconds = self.budget - self._left(1) + trained / max(full.share, 1e-6) - trained
+        logger.warning(
+            f"{plural(self.settings.minutes, 'minute')} ended after {full.share:.0%} of the epochs "
+            f"of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+        )
 
-    def _short(self, changes: Mapping[str, Any], found: Mapping[str, Trial]) -> Trial:
+    def _short(
+        self, changes: Mapping[str, Any], limit: TrialLimit, found: Mapping[str, Trial]
+    ) -> Trial:
         name = f"short-{len(self.trials) + 1}"
         if name in found:
             self.trials.append(found[name])
             return found[name]
-        trial, _ = self._trial(name, changes, self.settings.seed, SHORT_SHARE)
+        trial = Trial(name, dict(changes), self.settings.seed, SHORT_SHARE, 0.0, 0.0)
+        trial, _ = self._trial(trial, limit)
         shutil.rmtree(self.out / "trials" / name)
         return trial
 
     def _full(
-        self, changes: Mapping[str, Any], seed: int, share: float, found: Mapping[str, Trial]
+        self, changes: Mapping[str, Any], seed: int, left: float, found: Mapping[str, Trial]
     ) -> tuple[Trial, TrialRun]:
         name = f"full-{len(self.trials) + 1}"
+        trial = Trial(name, dict(changes), seed, 1.0, 0.0, 0.0)
         if name not in found:
-            return self._trial(name, changes, seed, share)
+            return self._trial(trial, TrialLimit(left))
         self.trials.append(found[name])  # its folder is read, not trained again
-        return found[name], self.train(self._settings(found[name]), self.out / "trials" / name)
+        done = self.train(self._settings(trial), self.out / "trials" / name, TrialLimit(left))
+        return found[name], done
 
-    def _trial(
-        self, name: str, changes: Mapping[str, Any], seed: int, share: float
-    ) -> tuple[Trial, TrialRun]:
-        trial = Trial(name, dict(changes), seed, share, 0.0, 0.0)
+    def _trial(self, trial: Trial, limit: TrialLimit) -> tuple[Trial, TrialRun]:
         began = time.monotonic()
         with self._overall_progress():
-            run = self.train(self._settings(trial), self.out / "trials" / name)
-        trial = replace(trial, value=run.value, seconds=time.monotonic() - began)
+            run = self.train(self._settings(trial), self.out / "trials" / trial.name, limit)
+        trial = replace(
+            trial,
+            share=trial.share * run.completed,
+            value=run.value,
+            seconds=time.monotonic() - began,
+            after=run.after,
+        )
         self.trials.append(trial)
         write_trials(self.out, self.trials)
-        logger.info(
-            f"{name}: {describe_changes(changes)}, seed {seed}: held-out {self.measure} "
-            f"{run.value:.4f} in {trial.seconds:.1f} s."
-        )
+        described = translate(f"{trial.name}: {describe_changes(trial.changes)}, seed {trial.seed}")
+        if trial.value is None:
+            logger.info(
+                f"{described}: a quarter of the epochs takes more than a tenth of the time, so "
+                "that no other settings are tried."
+            )
+        else:
+            logger.info(
+                f"{described}: held-out {self.measure} {trial.value:.4f} in {trial.seconds:.1f} s."
+            )
         return trial, run
 
     def _settings(self, trial: Trial) -> FinetuneConfig:
@@ -227,7 +278,7 @@ def greedy_soup(
     `runs` has the best first. Returns the model and how many runs it is the mean of.
     """
     soup = runs[0].checkpoint
-    best = goodness(measure, runs[0].value)
+    best = goodness(measure, runs[0].value or 0.0)
     count = 1
     for run in runs[1:]:
         kept = {name: tensor.clone() for name, tensor in soup.network.state_dict().items()}

@@ -2,10 +2,11 @@
 
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class FinetuneData(Split):
     protocol: Protocol
     teaching: Distillation | None = None  # the teacher's part of the loss, if any
     words: Verbalizer | None = None  # label words to use instead of training
+    # when the run began, by time.monotonic(): reading the rows counts against a time budget
+    began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def primary_metric(self) -> str:

@@ -91,6 +91,7 @@ class FinetuneTrainer:
         self.saved = 0.0  # time of the last saved state
         self.looked = 0.0  # seconds of training when the loss was last read
         self.stopped = 0  # the signal that stopped it early
+        self.limit = 0.0  # seconds after which it ends, its schedule with it; 0: none
 
     @property
     def step(self) -> int:
@@ -161,8 +162,10 @@ class FinetuneTrainer:
 
     @property
     def progress(self) -> float:
-        minutes = self.settings.minutes
-        return min(1.0, self.clock.seconds / (60 * minutes) if minutes else self.step / self.steps)
+        if self.settings.minutes:
+            return min(1.0, self.clock.seconds / (60 * self.settings.minutes))
+        late = self.clock.seconds / self.limit if self.limit else 0.0
+        return min(1.0, max(self.step / self.steps, late))
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
         # dropout depends only on the seed and the step, so that a resumed run is identical
