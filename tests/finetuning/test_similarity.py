@@ -95,6 +95,7 @@ def test_plain_text_is_learnt_by_dropout(bert: Path, tmp_path: Path) -> None:
         )
     )
     task, _ = guess_task("similarity", text)
+    assert malmoi.evaluate(bert, task, text, device="cpu")["recall_at_10"] == 1
     done = malmoi.finetune(bert, task, text, tmp_path / "out", text, **(QUICK | {"epochs": 3}))
     assert done.metrics["recall_at_10"] == 1
     assert (tmp_path / "out" / "modules.json").is_file()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.contamination import (
     FindOverlaps,
@@ -77,7 +78,7 @@ def evaluate_model(
         logger.warning(f"{note}.")
     if unknown := unknown_note(found.tokenizer, example_texts(examples)):
         logger.warning(unknown)
-    reading = Predictor.of(found.checkpoint)
+    reading = _with_vectors(chosen, Predictor.of(found.checkpoint))
     done = predict_and_score(chosen, examples, reading)
     facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
     if contamination is not None:
@@ -109,6 +110,16 @@ def _by_vectors(task: Task, model: Model) -> Task:
     heads = task_heads(Predictor.of(model.checkpoint))
     able = SENTENCE in heads and kind.output not in heads
     return replace(task, kind=kind.by_vectors) if able else task
+
+
+def _with_vectors(task: Task, reading: Predictor) -> Predictor:
+    """Any encoder as a sentence encoder, if the task compares vectors."""
+    if head_kind(task).sentence_objective is None or reading.sentence is not None:
+        return reading
+    if reading.network.config.pool == "last":
+        raise UsageError(f"{task.kind} needs a bidirectional model such as a BERT, not a GPT.")
+    logger.info("This model is no sentence encoder: a text's vector is the mean of its tokens'.")
+    return replace(reading, sentence=SentencePooling())
 
 
 def in_context(task: Task, model: Model) -> bool:
