@@ -96,13 +96,17 @@ def test_only_the_first_layers_are_transferred(bert: Path, tmp_path: Path) -> No
         malmoi.finetune(bert, "classification", rows, tmp_path / "x", rows, layers_transferred=4)
 
 
-def test_a_model_fine_tuned_for_other_labels_gets_a_new_head(bert: Path, tmp_path: Path) -> None:
+def test_a_model_fine_tuned_for_other_labels_gets_a_new_head(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     first = table(tmp_path / "first.csv", "xyz" * 9)
     how = {"steps": 2, "device": "cpu"}
     malmoi.finetune(bert, "classification", first, tmp_path / "one", first, **how)
     rows = table(tmp_path / "rows.csv", "ab" * 9)
     done = malmoi.finetune(tmp_path / "one", "classification", rows, tmp_path / "two", rows, **how)
     assert done.model.labels == ("a", "b")
+    assert "The output layer for x, y, z is replaced by a new one for a, b." in caplog.text
     assert len(done.model.network.heads["classify"].get_parameter("linear.weight")) == 2
 
 

@@ -216,6 +216,12 @@ def describe_run(
         f"{settings.describe_budget()}."
     )
     kind = head_kind(work.task)
+    before = work.start.labels
+    if kind.head in work.start.network.heads and kind.text_labels and before != work.labels:
+        logger.info(
+            f"The output layer for {', '.join(before)[:80]} is replaced by a new one for "
+            f"{', '.join(work.labels)[:80]}."
+        )
     if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
         text = ", ".join(label) if isinstance(label, tuple) else label
