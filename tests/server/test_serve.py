@@ -494,12 +494,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/completions", {"prompt": [10**6]}, 400, "the vocabulary has"),
     ("/v1/completions", {"prompt": "a" * 5000}, 400, "leaves no room"),
     ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
-    (
-        "/v1/completions",
-        {"prompt": "a", "max_tokens": 100_000},
-        400,
-        "limit per request is 200",
-    ),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 100_000}, 400, "limit per request is 200"),
     ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
     (
@@ -792,7 +787,7 @@ def test_a_slow_request_times_out_with_504(folder: Path) -> None:
 
 
 def test_a_graceful_stop_answers_everyone(slow: Live) -> None:
-    """Who is inside is answered, who comes later is told."""
+    """Requests in flight are answered; later ones are refused."""
     with httpx.Client(base_url=slow.url, timeout=60) as client, ThreadPoolExecutor(2) as pool:
         stream = pool.submit(
             lambda: events(

@@ -186,7 +186,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving) -> None:
     layers = serving.held.threads
     mine = [at for at, name in enumerate(layers) if name != layers[0]]
     assert len(mine) == 3
-    assert mine[-1] < 10 < len(layers)  # turn about with the long one, which goes on long after it
+    assert mine[-1] < 10 < len(layers)  # in turn with the long one, which ends long after it
 
 
 def test_answers_do_not_depend_on_other_requests(serving: Serving) -> None:
@@ -221,7 +221,7 @@ def test_clients_take_turns_then_their_requests_do() -> None:
         asked = [
             asyncio.ensure_future(desk.run(name[0], lambda name=name: task(name))) for name in order
         ]  # type: ignore[misc]
-        await asyncio.sleep(0)  # all have come before the first goes on
+        await asyncio.sleep(0)  # all have arrived before the first continues
         go.set()
         return await asyncio.gather(*asked)
 

@@ -26,14 +26,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, MultiLabelPrediction, load
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
-from malmoi.model import (
-    Activations,
-    Layout,
-    Network,
-    count_parameters,
-    initialise,
-    parse_pattern,
-)
+from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
 from malmoi.server.app import STUDIO
 from malmoi.server.inspect_model import attention
@@ -261,9 +254,9 @@ def test_generated_tokens_have_the_models_probabilities_and_can_be_replaced(
     expect(page.locator("section[aria-label=small] .token")).to_have_count(12)
     visitor.done()
     model = models["gpt"]
-    wishes = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.95, "seed": 3}
+    options = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.95, "seed": 3}
     written = (
-        live.engine("gpt").submit(live.engine("gpt").job("나는 오늘", **wishes)).result().tokens
+        live.engine("gpt").submit(live.engine("gpt").job("나는 오늘", **options)).result().tokens
     )
     before = model.tokenizer.encode("나는 오늘").tokens
     after = chances(model, [*before, *written])[len(before) - 1 : -1]
@@ -492,12 +485,7 @@ def test_a_misspelt_pattern_gives_a_hint(visitor: Visitor) -> None:
 # what a visitor does wrong: a view, its values, the Korean words, and the server's own beside them
 # where it has no Korean ones
 MEANT = {
-    "too long": (
-        "generate",
-        {"text": "state union " * 90},
-        "이어 쓸 자리가 없습니다",
-        "",
-    ),
+    "too long": ("generate", {"text": "state union " * 90}, "이어 쓸 자리가 없습니다", ""),
     "too long to look at": (
         "lens",
         {"text": "하늘 " * 300},
@@ -505,24 +493,14 @@ MEANT = {
         "more than this model's context",
     ),
     "no mask": ("fill", {"text": "…"}, "빈칸이 없습니다", "There is nothing to fill"),
-    "cannot be read as tokens": (
-        "beside",
-        {"text": " "},
-        "문장이 없습니다",
-        "",
-    ),
+    "cannot be read as tokens": ("beside", {"text": " "}, "문장이 없습니다", ""),
     "half a seed": (
         "generate",
         {"text": "the", "seed": 1.5},
         "‘seed’ 값이 올바르지 않습니다",
         "a valid integer",
     ),
-    "a misspelt pattern": (
-        "patterns",
-        {"pattern": "causl"},
-        "'causal'을 찾으셨나요?",
-        "",
-    ),
+    "a misspelt pattern": ("patterns", {"pattern": "causl"}, "'causal'을 찾으셨나요?", ""),
 }
 
 

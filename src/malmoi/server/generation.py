@@ -16,13 +16,7 @@ from malmoi.inference.stream import TextChunk, TokenStream
 from malmoi.server.config import ServeConfig
 from malmoi.server.errors import ApiError
 from malmoi.server.executor import client_of, shutting_down, timed_out
-from malmoi.server.metrics import (
-    BETWEEN_TOKENS,
-    FIRST_TOKEN,
-    QUEUE_TIME,
-    WHOLE_TIME,
-    Metrics,
-)
+from malmoi.server.metrics import BETWEEN_TOKENS, FIRST_TOKEN, QUEUE_TIME, WHOLE_TIME, Metrics
 from malmoi.server.registry import ServedModel
 
 IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)

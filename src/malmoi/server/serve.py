@@ -30,10 +30,10 @@ def serve_models(
     from malmoi.server.app import create_app
     from malmoi.server.registry import ModelRegistry
     from malmoi.server.server import Server, address, listen
-    from malmoi.server.studio.minimal_pairs import read_pairs
+    from malmoi.server.studio.minimal_pairs import pair_examples
 
     for file in settings.pairs:
-        read_pairs(file)  # report a bad file now, not in the studio
+        pair_examples(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:

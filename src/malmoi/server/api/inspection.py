@@ -1,7 +1,6 @@
 """POST /v1/attention and /v1/lens."""
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -51,10 +50,7 @@ async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
 
     def see() -> str:
         seen = lens(served.model, ask.text, ask.top)
-        layers = [
-            [[LensResponse.One(**asdict(one)) for one in place] for place in layer]
-            for layer in seen.guesses
-        ]
-        return LensResponse(model=served.name, tokens=seen.tokens, layers=layers).model_dump_json()
+        found = LensResponse(model=served.name, tokens=seen.tokens, layers=seen.guesses)
+        return found.model_dump_json()
 
     return Response(await run_on_model(request, served, see), media_type="application/json")

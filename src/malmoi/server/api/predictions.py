@@ -14,6 +14,7 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
 from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HEADS, TaskHead
+from malmoi.inference.score import Score
 from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompts, question_prompt
 from malmoi.server.api.completions import prompts_of, too_long
@@ -201,8 +202,7 @@ async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     served: ServedModel = request.app.state.registry.get(ask.model)
     fill = served.model.fill_masks
     masks = await run_on_model(request, served, lambda: fill(ask.text, top=ask.top))
-    found = [[FillResponse.One(**vars(one)) for one in mask] for mask in masks]
-    return FillResponse(model=served.name, fills=found)
+    return FillResponse(model=served.name, fills=masks)
 
 
 @router.post(
@@ -273,10 +273,7 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
         return list(served.model.predict(texts))
 
     found = await run_on_model(request, served, mark)
-    return NerResponse(
-        model=served.name,
-        data=[[asdict(span) for span in spans] for spans in found],  # type: ignore[misc]
-    )
+    return NerResponse(model=served.name, data=found)
 
 
 @router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
@@ -294,9 +291,10 @@ async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
 
     question = (ask.question, ask.context)
     found = await run_on_model(request, served, find)
-    candidates = [AnswerResponse.One(**asdict(one)) for one in found.candidates]
     place = {"start": found.start, "end": found.end, "score": found.score}
-    return AnswerResponse(model=served.name, answer=found.text, candidates=candidates, **place)
+    return AnswerResponse(
+        model=served.name, answer=found.text, candidates=list(found.candidates), **place
+    )
 
 
 async def _written_answer(
@@ -320,13 +318,13 @@ async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
     """Scores continuations of a context by log-probability, in total and per token."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
-    def weigh() -> list[Any]:
+    def weigh() -> list[Score]:
         texts = (ask.context + one for one in ask.continuations)
         check_reading(request, count_tokens(served.model, texts))
         return served.model.score(ask.context, ask.continuations)
 
     found = await run_on_model(request, served, weigh)
-    return ScoreResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
+    return ScoreResponse(model=served.name, data=found)
 
 
 def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:

@@ -235,8 +235,7 @@ class GenerationFields(ApiRequest):
 
 
 class CompletionRequest(
-    GenerationFields,
-    json_schema_extra=example(prompt="The state of", max_tokens=16, temperature=0),
+    GenerationFields, json_schema_extra=example(prompt="The state of", max_tokens=16, temperature=0)
 ):
     """A prompt to continue."""
 

@@ -4,6 +4,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from malmoi.inference.answer import Candidate
+from malmoi.inference.fill import Fill
+from malmoi.inference.predict import Span
+from malmoi.inference.score import Score
+from malmoi.server.inspect_model import LayerGuess
+
 FinishField = Literal["stop", "length"]
 
 
@@ -177,13 +183,8 @@ class RerankResponse(BaseModel):
 class FillResponse(BaseModel):
     """The best tokens for each mask."""
 
-    class One(BaseModel):
-        token: str
-        probability: float
-        text: str = Field(description="The text with the token in place.")
-
     model: str
-    fills: list[list[One]]
+    fills: list[list[Fill]]
 
 
 class ClassifyResponse(BaseModel):
@@ -201,25 +202,12 @@ class ClassifyResponse(BaseModel):
 class NerResponse(BaseModel):
     """The tagged spans of each text; start and end are character offsets."""
 
-    class One(BaseModel):
-        text: str
-        label: str
-        start: int
-        end: int
-        score: float
-
     model: str
-    data: list[list[One]]
+    data: list[list[Span]]
 
 
 class AnswerResponse(BaseModel):
     """An answer: extracted from the text, with its offsets, or generated."""
-
-    class One(BaseModel):
-        text: str
-        start: int
-        end: int
-        score: float
 
     model: str
     answer: str = Field(description="Empty if the text does not contain the answer.")
@@ -228,20 +216,14 @@ class AnswerResponse(BaseModel):
     )
     end: int | None
     score: float | None
-    candidates: list[One]
+    candidates: list[Candidate]
 
 
 class ScoreResponse(BaseModel):
     """The log-probability of each continuation."""
 
-    class One(BaseModel):
-        logprob: float
-        tokens: list[str]
-        token_logprobs: list[float]
-        greedy: bool = Field(description="Whether greedy decoding would have written exactly this.")
-
     model: str
-    data: list[One]
+    data: list[Score]
 
 
 class AttentionResponse(BaseModel):
@@ -257,13 +239,9 @@ class AttentionResponse(BaseModel):
 class LensResponse(BaseModel):
     """Each layer's predictions at each position."""
 
-    class One(BaseModel):
-        token: str
-        probability: float
-
     model: str
     tokens: list[str]
-    layers: list[list[list[One]]] = Field(
+    layers: list[list[list[LayerGuess]]] = Field(
         description="[layer, the embedding first][place][best first]"
     )
 

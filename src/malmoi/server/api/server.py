@@ -6,12 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from malmoi import __version__
-from malmoi.server.api.responses import (
-    HealthResponse,
-    ModelCard,
-    ModelList,
-    VersionResponse,
-)
+from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList, VersionResponse
 from malmoi.server.registry import ModelRegistry, ServedModel
 
 router = APIRouter()

@@ -14,8 +14,9 @@ from malmoi.inference.importance import Row
 from malmoi.inference.intervene import ForwardResult
 from malmoi.model.intervention import Intervention, Site, Value
 from malmoi.server.api.requests import ApiRequest
+from malmoi.server.studio.probing import tab_labelled
 from malmoi.server.studio.routes import show_view
-from malmoi.server.studio.tokens import readable_token
+from malmoi.server.studio.tokens import TokenChance, readable_token
 
 router = APIRouter(prefix="/studio", tags=["studio"])
 MAX_PATCHED_TOKENS = 64
@@ -63,16 +64,11 @@ class PatchingRequest(ApiRequest):
     site: Site = "residual"
 
 
-class NamedGuess(BaseModel):
-    text: str
-    probability: float
-
-
 class AblationView(BaseModel):
     tokens: list[str]
     positions: list[int]  # where the model answers; none for a classifier
-    before: list[list[NamedGuess]]  # one list for each answer
-    after: list[list[NamedGuess]]
+    before: list[list[TokenChance]]  # one list for each answer
+    after: list[list[TokenChance]]
     moved: list[float]  # the share of probability that moved to other tokens
 
 
@@ -108,14 +104,14 @@ def ablation_view(model: Model, body: AblationRequest) -> AblationView:
     )
 
 
-def _named(model: Model, found: ForwardResult) -> list[list[NamedGuess]]:
+def _named(model: Model, found: ForwardResult) -> list[list[TokenChance]]:
     labels = set(model.labels)
 
     def name(one: str) -> str:
         return one if one in labels else readable_token(model.tokenizer, one)
 
     return [
-        [NamedGuess(text=name(one.name), probability=one.probability) for one in some]
+        [TokenChance(text=name(one.name), probability=one.probability) for one in some]
         for some in found.guesses
     ]
 
@@ -141,11 +137,7 @@ def importance_view(model: Model, body: ImportanceRequest) -> ImportanceView:
 def _rows(lines: Sequence[str], model: Model) -> list[Row]:
     if "classify" not in model.network.heads:
         return list(lines)
-    rows = [tuple(part.strip() for part in line.rsplit("\t", 1)) for line in lines]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise UsageError(f"Line {number}: write the text, a tab and its label.")
-    return [(row[0], row[1]) for row in rows]
+    return list(tab_labelled(enumerate(lines, 1)))
 
 
 def patching_view(model: Model, body: PatchingRequest) -> PatchingView:

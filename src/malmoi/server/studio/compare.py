@@ -12,8 +12,7 @@ from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.model import Layout
 from malmoi.server.inspect_model import attention, encode_for_model
-from malmoi.server.studio.inspection import LayerToken
-from malmoi.server.studio.tokens import covers, readable_token
+from malmoi.server.studio.tokens import TokenChance, covers, readable_token
 
 TOP_GUESSES = 5
 
@@ -26,7 +25,7 @@ class ModelSide(BaseModel):
     row: int  # the word from which the guess is made
     # attention from there to each word: mean over the last layer's heads, 0 for unseen words
     looks: list[float]
-    guesses: list[LayerToken]
+    guesses: list[TokenChance]
     logprob: float  # probability of the word itself
     tokens: int  # tokens of the word
     unknown: bool  # whether the tokenizer does not know the word: logprob is then of [UNK]
@@ -86,7 +85,9 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
         row=place,
         looks=_looks(model, text, len(before), hidden),
         guesses=[
-            LayerToken(text=readable_token(model.tokenizer, one.token), probability=one.probability)
+            TokenChance(
+                text=readable_token(model.tokenizer, one.token), probability=one.probability
+            )
             for one in found
         ],
         logprob=score.logprob,
@@ -95,19 +96,17 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
     )
 
 
-def _likeliest(model: Model, before: str) -> list[LayerToken]:
+def _likeliest(model: Model, before: str) -> list[TokenChance]:
     """The likeliest next tokens."""
     logits = model.logits(before)[-1].astype(np.float64)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
     best = np.argsort(-chances[: model.tokenizer.vocab_size], kind="stable")[:TOP_GUESSES]
-    return [
-        LayerToken(
-            text=readable_token(model.tokenizer, model.tokenizer.token(int(i))),
-            probability=chances[i],
-        )
-        for i in best
-    ]
+    return [_chance(model, model.tokenizer.token(int(i)), chances[i]) for i in best]
+
+
+def _chance(model: Model, token: str, probability: float) -> TokenChance:
+    return TokenChance(text=readable_token(model.tokenizer, token), probability=probability)
 
 
 def _mask(model: Model, size: int) -> list[str]:

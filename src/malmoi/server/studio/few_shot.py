@@ -78,14 +78,12 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
     task, rows = _rows(wanted)
     if not 0 <= wanted.item < len(rows):
         raise UsageError(f"There is no item {wanted.item + 1}: there are {len(rows)}.")
-    asker = QuestionBuilder(task, model, rows, Shots(wanted.shots), wanted.seed)
-    question = asker.build(rows[wanted.item], wanted.item)
+    builder = QuestionBuilder(task, model, rows, Shots(wanted.shots), wanted.seed)
+    question = builder.build(rows[wanted.item], wanted.item)
     together = wanted.scoring.startswith("cloze_")
     scoring = wanted.scoring.removeprefix("cloze_")
     found = score_answers(
-        EvaluationSession(task, model, wanted.scoring),
-        [question],
-        together=together,
+        EvaluationSession(task, model, wanted.scoring), [question], together=together
     )[0]
     return FewShotView(
         prompt=question.before,

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
-from malmoi.inference.attribution import AttributionMethod
+from malmoi.inference.attribution import AttributionMethod, Piece
 from malmoi.metrics import confusion
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
 from malmoi.server.studio.routes import show_view
@@ -32,17 +32,10 @@ class TestedRequest(ApiRequest):
     """The test rows of a fine-tuned model."""
 
 
-class PieceView(BaseModel):
-    text: str
-    start: int
-    end: int
-    score: float
-
-
 class AttributionView(BaseModel):
     target: str
     probability: float
-    pieces: list[PieceView]
+    pieces: tuple[Piece, ...]
 
 
 class TestedRow(BaseModel):
@@ -71,7 +64,7 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
     return AttributionView(
         target=target if target in model.labels else readable_token(model.tokenizer, target),
         probability=found.probability,
-        pieces=[PieceView(**vars(piece)) for piece in found.pieces],
+        pieces=found.pieces,
     )
 
 

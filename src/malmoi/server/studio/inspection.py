@@ -16,7 +16,7 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.server.inspect_model import AttentionMaps, LayerGuess, attention, lens
-from malmoi.server.studio.tokens import readable_token
+from malmoi.server.studio.tokens import TokenChance, readable_token
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
@@ -111,22 +111,17 @@ def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> st
 # ------------------------------------------------------------------ the logit lens
 
 
-class LayerToken(BaseModel):
-    text: str
-    probability: float
-
-
 class LayerGuesses(BaseModel):
     tokens: list[str]
-    layers: list[list[list[LayerToken]]]  # [L + 1][T][top]: the embedding first
+    layers: list[list[list[TokenChance]]]  # [L + 1][T][top]: the embedding first
 
 
 def layer_guesses(model: Model, text: str, top: int) -> LayerGuesses:
     found = lens(model, text, top)
     words = model.tokenizer
 
-    def named(one: LayerGuess) -> LayerToken:
-        return LayerToken(text=readable_token(words, one.token), probability=one.probability)
+    def named(one: LayerGuess) -> TokenChance:
+        return TokenChance(text=readable_token(words, one.token), probability=one.probability)
 
     return LayerGuesses(
         tokens=[readable_token(words, token) for token in found.tokens],

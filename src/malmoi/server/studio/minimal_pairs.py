@@ -15,8 +15,8 @@ from malmoi.evaluation.tasks.minimal_pairs import BLIMP, KONTRAST
 from malmoi.inference import Model
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.server.api.requests import NameField
-from malmoi.server.studio.probing import reading_snapshot, runs_folder
-from malmoi.server.studio.routes import StudioRequest
+from malmoi.server.studio.probing import reading_snapshot
+from malmoi.server.studio.routes import StudioRequest, runs_folder
 from malmoi.text.rows import any_rows
 
 router = APIRouter(prefix="/studio", tags=["studio"])
@@ -55,7 +55,7 @@ class PairScores(BaseModel):
 
 
 @lru_cache(maxsize=16)
-def read_pairs(source: Path | str) -> tuple[Example, ...]:
+def pair_examples(source: Path | str) -> tuple[Example, ...]:
     """The pairs of a language that are built in, or of a file of BLiMP's or Kontrast's columns."""
     if isinstance(source, str):
         phenomena = json.loads(BUILT_IN.read_text("utf-8"))[source]
@@ -79,7 +79,7 @@ def _spread(pairs: list[Example], limit: int) -> list[Example]:
     return [pairs[i * len(pairs) // count] for i in range(count)]
 
 
-def score_pairs(model: Model, pairs: tuple[Example, ...]) -> PairScores:
+def score_examples(model: Model, pairs: tuple[Example, ...]) -> PairScores:
     """How often the right sentence is more likely; a tie is wrong (Warstadt et al. 2020 §4)."""
     texts = [text for pair in pairs for text in pair.choices]
     found = sentence_logprobs(model.network, model.tokenizer, texts)
@@ -107,7 +107,7 @@ def _sources(request: Request) -> dict[str, Path | str]:
 @router.get("/pairs")
 def show_pair_sets(request: Request) -> PairSets:
     """The sets of minimal pairs: those built in, and the files given to --pairs."""
-    found = {name: read_pairs(source) for name, source in _sources(request).items()}
+    found = {name: pair_examples(source) for name, source in _sources(request).items()}
     return PairSets(
         sets=[
             PairSet(
@@ -126,6 +126,6 @@ def show_pair_scores(request: Request, body: PairsRequest) -> PairScores:
     sources = _sources(request)
     if body.pairs not in sources:
         raise UsageError(f"There are no pairs {body.pairs!r}. Known: {', '.join(sources)}.")
-    pairs = read_pairs(sources[body.pairs])
+    pairs = pair_examples(sources[body.pairs])
     with reading_snapshot(runs_folder(request), body.run, body.step) as model:
-        return score_pairs(model, pairs)
+        return score_examples(model, pairs)

@@ -16,7 +16,7 @@ from malmoi.inference.predict import model_inputs
 from malmoi.model import Activations, Network
 from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.server.inspect_model import encode_for_model
-from malmoi.server.studio.tokens import readable_token
+from malmoi.server.studio.tokens import TokenChance, readable_token
 from malmoi.tokenizer import Encoding
 
 SHOWN_TOKENS = 24  # the last ones of a longer text
@@ -60,7 +60,7 @@ class PathRequest(ApiRequest):
     head: int = Field(0, ge=0, le=10_000)
 
 
-class BlockParts(BaseModel):
+class BlockVectors(BaseModel):
     """What a block computes: its input, what attention and MLP add, its output."""
 
     before: Vectors
@@ -71,10 +71,8 @@ class BlockParts(BaseModel):
     weights: list[list[float]] | None  # the head's attention [T][T]; none without attention
 
 
-class Guess(BaseModel):
-    text: str
+class LogitGuess(TokenChance):
     logit: float
-    probability: float
 
 
 class SentencePath(BaseModel):
@@ -85,8 +83,8 @@ class SentencePath(BaseModel):
     first: int  # number of earlier tokens that are not shown
     spans: list[tuple[int, int]]  # of each token in the text
     embedding: dict[str, Vectors]  # token, position and segment, and their sum
-    block: BlockParts
-    guesses: list[list[Guess]]  # per token; empty without a head over the vocabulary
+    block: BlockVectors
+    guesses: list[list[LogitGuess]]  # per token; empty without a head over the vocabulary
     parameters: dict[str, int]  # by part of the network
     plain: bool  # whether a block's output is its input and what its parts add, nothing else
     rotary: bool  # whether positions turn queries and keys
@@ -187,7 +185,7 @@ def _embedding(network: Network, encoding: Encoding, shown: slice) -> dict[str, 
 
 def _block(
     watched: Activations, parts: dict[str, list[Tensor]], wanted: PathRequest, shown: slice
-) -> BlockParts:
+) -> BlockVectors:
     layer = wanted.layer
     nothing = torch.zeros_like(watched.hidden[0])
     vectors = {
@@ -199,14 +197,14 @@ def _block(
     size = watched.hidden[0].size(1) - shown.start
     rows = {name: vector[0, -size:] for name, vector in vectors.items()}
     weights = watched.attention[layer][0, wanted.head] if watched.attention else None
-    return BlockParts(
+    return BlockVectors(
         **{name: _numbers(row) for name, row in rows.items()},
         sizes={name: _round(row.float().norm(dim=-1)) for name, row in rows.items()},
         weights=None if weights is None else _round(weights[-size:, -size:], 4),
     )
 
 
-def _guesses(model: Model, states: Tensor) -> list[list[Guess]]:
+def _guesses(model: Model, states: Tensor) -> list[list[LogitGuess]]:
     head = model.network.language_head
     if not head:
         return []
@@ -217,7 +215,7 @@ def _guesses(model: Model, states: Tensor) -> list[list[Guess]]:
     rows = zip(best.indices.tolist(), best.values.tolist(), chances.exp().tolist(), strict=True)
     return [
         [
-            Guess(text=readable_token(words, words.token(i)), logit=round(l, 3), probability=p)
+            LogitGuess(text=readable_token(words, words.token(i)), logit=round(l, 3), probability=p)
             for i, l, p in zip(*row, strict=True)
         ]
         for row in rows

@@ -1,6 +1,6 @@
 """Probes of each layer, and replay of a training run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.probe import ProbeRow, conllu_rows, probe_model
+from malmoi.evaluation.probe import Probe, ProbeRow, conllu_rows, probe_model
 from malmoi.inference import Model, load
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.studio.inspection import (
@@ -23,7 +23,7 @@ from malmoi.server.studio.inspection import (
     layer_guesses,
 )
 from malmoi.server.studio.overview import known_languages
-from malmoi.server.studio.routes import StudioRequest, show_view
+from malmoi.server.studio.routes import StudioRequest, runs_folder, show_view
 from malmoi.server.studio.runs import RunView, list_runs
 from malmoi.system.run_folder import read_metrics
 
@@ -40,20 +40,6 @@ class ProbeRequest(ApiRequest):
 
     lines: Annotated[str, Field(max_length=3_000_000)]
     label: NameField = "upos"  # of CoNLL-U
-
-
-class LayerView(BaseModel):
-    layer: int
-    accuracy: float
-    control: float
-
-
-class ProbeView(BaseModel):
-    layers: list[LayerView]
-    majority: float
-    labels: list[str]
-    train: int
-    test: int
 
 
 class ReplayRequest(StudioRequest):
@@ -90,16 +76,8 @@ class ReplayView(BaseModel):
 # ------------------------------------------------------------------ probes
 
 
-def probe_view(model: Model, body: ProbeRequest) -> ProbeView:
-    found = probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
-    layers = [LayerView(**vars(one)) for one in found.layers]
-    return ProbeView(
-        layers=layers,
-        majority=found.majority,
-        labels=list(found.labels),
-        train=found.train,
-        test=found.test,
-    )
+def probe_view(model: Model, body: ProbeRequest) -> Probe:
+    return probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
 
 
 def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
@@ -108,13 +86,16 @@ def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
     given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
         return list(conllu_rows(lines, body.label))
-    rows: list[ProbeRow] = []
-    for number, line in given:
+    return list(tab_labelled(given))
+
+
+def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """The text and the label of each numbered line, which a tab separates."""
+    for number, line in numbered:
         text, tab, label = line.rpartition("\t")
         if not tab:
             raise UsageError(f"Line {number}: write the text, a tab and its label.")
-        rows.append((text.strip(), label.strip()))
-    return rows
+        yield text.strip(), label.strip()
 
 
 # ------------------------------------------------------------------ replay
@@ -181,15 +162,8 @@ def opened(folder: Path) -> Model:
     return load(folder, device="cpu")
 
 
-def runs_folder(request: Request) -> Path:
-    folder: Path | None = request.app.state.settings.runs
-    if folder is None:
-        raise UsageError("No folder of runs was given: start the server with --runs DIR.")
-    return folder
-
-
 @router.post("/probe")
-async def show_probe(request: Request, body: ProbeRequest) -> ProbeView:
+async def show_probe(request: Request, body: ProbeRequest) -> Probe:
     """Trains a linear probe on each layer."""
     return await show_view(request, body.model, probe_view, body)
 

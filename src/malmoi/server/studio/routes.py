@@ -28,7 +28,7 @@ from malmoi.server.studio.overview import Overview, overview
 
 router = APIRouter(prefix="/studio", tags=["studio"])
 P = ParamSpec("P")
-View = TypeVar("View", bound=BaseModel)
+View = TypeVar("View")
 
 
 class StudioRequest(BaseModel):
@@ -103,6 +103,13 @@ class CompareRequest(StudioRequest):
 def _registry(request: Request) -> ModelRegistry:
     found: ModelRegistry = request.app.state.registry
     return found
+
+
+def runs_folder(request: Request) -> Path:
+    folder: Path | None = request.app.state.settings.runs
+    if folder is None:
+        raise UsageError("No folder of runs was given: start the server with --runs DIR.")
+    return folder
 
 
 async def show_view(
@@ -196,10 +203,7 @@ async def show_few_shot(request: Request, body: few_shot.FewShotRequest) -> few_
 @router.get("/runs")
 def show_runs(request: Request, axis: runs.Axis = "tokens") -> runs.RunViews:
     """The training runs under the server's --runs folder."""
-    folder: Path | None = request.app.state.settings.runs
-    if folder is None:
-        raise UsageError("No folder of runs was given: start the server with --runs DIR.")
-    return runs.list_runs(folder, axis)
+    return runs.list_runs(runs_folder(request), axis)
 
 
 @router.post("/embeddings")

@@ -14,6 +14,13 @@ from malmoi.server.api.logprobs import token_name
 from malmoi.tokenizer import Encoding, Tokenizer
 
 
+class TokenChance(BaseModel):
+    """A token or a label in readable form, and its probability."""
+
+    text: str
+    probability: float
+
+
 class PromptBranch(BaseModel):
     """A prompt as tokens: the given ones, and those generated after them."""
 
