@@ -381,11 +381,7 @@ def test_parts_the_loss_does_not_need_are_pruned_first(part: str, tmp_path: Path
 )
 @torch.no_grad()
 def test_a_pruned_classifier_is_judged_and_opened(
-    way: list[str],
-    family: bool,
-    tmp_path: Path,
-    workdir: Path,
-    capsys: pytest.CaptureFixture[str],
+    way: list[str], family: bool, tmp_path: Path, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = saved(
         tmp_path / "whole",
@@ -505,10 +501,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
     ],
 )
 def test_invalid_requests_give_a_clear_error(
-    words: list[str],
-    sentence: str,
-    folders: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], sentence: str, folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verb, model, *rest = words
     with chdir(folders):

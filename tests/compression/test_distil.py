@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import malmoi
+from conftest import typed
 from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for, write_checkpoint
 from malmoi.cli.app import run_command
 from malmoi.compression.distil import COSINE_WEIGHT, TEXT_SOFT, distil_model, student_of
@@ -245,16 +246,7 @@ def teacher(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_task_is_taught_by_the_command(
     teacher: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "compress",
-        "distil",
-        "--model",
-        str(teacher),
-        "--task",
-        "classification",
-        "--data",
-        str(rows),
-    ]
+    command = typed("compress distil --model", teacher, "--task classification --data", rows)
     command += [
         "--dev",
         str(rows),
@@ -381,7 +373,7 @@ def test_impossible_distillations_are_refused(
 
 
 def alike(heads: dict[str, int], rank: int = 0) -> Network:
-    """A BERT whose layers are all equal; with a rank, its centred embeddings have only so many
+    """A BERT whose layers are all equal; with a rank, its centred embeddings have only this many
     directions.
     """
     network = drawn(bert(**TINY), heads)

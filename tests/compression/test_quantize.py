@@ -2,7 +2,6 @@
 the bit.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -192,32 +190,6 @@ def test_int8_is_refused_on_other_devices_than_the_cpu() -> None:
     assert network.trunk.embed.position.weight.dtype == torch.bfloat16
     with pytest.raises(UsageError, match="run on the CPU"):
         network.trunk.blocks[0].mlp.up._apply(lambda tensor: Elsewhere())
-
-
-@torch.no_grad()
-def test_a_folder_of_int8_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """Its weights were [O, I] and [O] under names of their own."""
-    network = initialise(Network(llama(**SIZES, kv_heads=2, hidden=96), {"lm": 0}), 0).eval()
-    write_checkpoint(Checkpoint(network), tmp_path)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in network.state_dict().items():
-        linear = name.startswith("trunk.blocks.") and weight.dim() == 2
-        if linear or name == "heads.lm.weight":
-            stem = "heads.lm.product." if name == "heads.lm.weight" else name.removesuffix("weight")
-            tensors[stem + "weight"], tensors[stem + "scale"] = pack_int8(weight)
-        else:
-            tensors[name] = weight
-    save_file(tensors, tmp_path / "model.safetensors")
-    values = {
-        "model_type": "malmoi",
-        "model": network.config.to_dict(),
-        "heads": {"lm": 0},
-        "weights": "int8",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    tokens = torch.randint(0, 300, (1, 20))
-    want, found = network(tokens)["lm"], read_checkpoint(tmp_path).network(tokens)["lm"]
-    assert (found - want).norm() < 0.02 * want.norm()
 
 
 class Elsewhere:

@@ -62,7 +62,7 @@ def test_numbers_are_the_papers(recipe: str, setting: str, number: object) -> No
 
 
 def rate_after(recipe: Recipe, tokens: float) -> float:
-    """The rate's share of its peak once so many tokens were seen."""
+    """The rate's share of its peak once this many tokens were seen."""
     steps = Budget.of(recipe).steps
     return rate_at(round(steps * tokens / GPT3_TOKENS), tokens / GPT3_TOKENS, recipe.train, steps)
 

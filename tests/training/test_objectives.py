@@ -142,7 +142,7 @@ def test_objectives_add_and_scale() -> None:
     both = mlm() + 0.25 * nsp()
     loss, means = loss_of(net, both, batch)
     torch.testing.assert_close(loss, words + 0.25 * pairs)
-    # what is told of a head is its own loss
+    # the loss reported for a head is its own
     torch.testing.assert_close(means["nsp"], pairs.detach())
     assert both.heads == ("mlm", "nsp")
     torch.testing.assert_close(loss_of(net, 2 * both, batch)[0], 2 * loss)

@@ -42,8 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "updates"),
-    [("bert-base", 10_000), ("bert-tiny", 10_000), ("gpt2-small", 191)],
+    ("name", "updates"), [("bert-base", 10_000), ("bert-tiny", 10_000), ("gpt2-small", 191)]
 )
 def test_the_papers_warm_up_is_untouched_at_the_papers_length(name: str, updates: int) -> None:
     recipe = RECIPES[name]()
@@ -196,8 +195,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     it.
     """
     monkeypatch.setattr(
-        "malmoi.training.device.StepTimer.measure",
-        lambda self, micro, compiled: (0.001, 0.002),
+        "malmoi.training.device.StepTimer.measure", lambda self, micro, compiled: (0.001, 0.002)
     )
 
 
@@ -325,10 +323,7 @@ def test_a_short_run_on_a_processor_does_not_compile() -> None:
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     used: set[int] = set()
     original = Trainer.step

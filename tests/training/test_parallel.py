@@ -1,4 +1,4 @@
-"""Several processes: the same losses as one, states that any number of them can go on from, one
+"""Several processes: the same losses as one, states that any number of them can resume from, one
 voice.
 """
 

@@ -92,7 +92,7 @@ def test_text_is_counted_and_sampled(tmp_path: Path) -> None:
 def test_a_run_sizes_itself_and_resumes_with_the_same_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says why, the run follows it, and the same command goes on with the same size."""
+    """The command says why, the run follows it, and the same command resumes with the same size."""
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     settings = {"minutes": 0.02, "model.context": 16, "train.batch": 4}
     sized = explain_size("gpt", [str(corpus)], device="cpu", **settings)

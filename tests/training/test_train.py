@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import malmoi
+from conftest import typed
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
@@ -265,14 +266,7 @@ def test_the_command_stops_with_143_after_saving(
         for name, value in settings.items()
     ]
     arguments = [
-        "pretrain",
-        "gpt2-small",
-        "--data",
-        str(corpus),
-        "--out",
-        str(tmp_path / "run"),
-        "--steps",
-        "20",
+        *typed("pretrain gpt2-small --data", corpus, "--out", tmp_path / "run", "--steps 20"),
         *sets,
     ]
     slow = "import time, malmoi.training.trainer as t; f = t.Trainer.step\n"
@@ -400,7 +394,7 @@ def test_a_run_resumes_from_a_far_step(
     train("gpt", corpus, tmp_path, steps=2, **unjudged)
     (state,) = (tmp_path / "train_state").glob("step-2")
     about = json.loads((state / "state.json").read_text())
-    about["position"] |= {"step": 100_000, "positions": [800_000]}
+    about["position"] |= {"step": 100_000, "samples_seen": [800_000]}
     (state / "state.json").write_text(json.dumps(about))
     state.rename(state.with_name("step-100000"))
     asked: list[int] = []
@@ -853,17 +847,9 @@ def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
 def test_a_dry_run_estimates_the_cost_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "pretrain",
-        "gpt2-small",
-        "--data",
-        "nowhere",
-        "--out",
-        str(tmp_path / "run"),
-        "--tokens",
-        "1e6",
-        "--dry-run",
-    ]
+    arguments = typed(
+        "pretrain gpt2-small --data nowhere --out", tmp_path / "run", "--tokens 1e6 --dry-run"
+    )
     assert run_command([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["parameters"] == 124_439_808

@@ -3,7 +3,6 @@
 What PEFT has no field for (labels, the task, the base's fingerprint) is in adapter.json.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from malmoi.checkpoint.weights import read_file
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
-from malmoi.system.files import output_folder, replace_file, write_text
+from malmoi.system.files import output_folder, replace_file, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.untrusted import JsonObject
 from malmoi.system.untrusted import named as explained
@@ -123,7 +122,7 @@ def write_adapter(
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(folder)
         for name, values in ((ADAPTER_RECORD, {"heads": heads, **meta}), (ADAPTER_CONFIG, config)):
-            write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+            write_json(folder / name, values)
         write_text(folder / "README.md", _card(config))
 
 

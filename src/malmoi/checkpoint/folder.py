@@ -2,33 +2,17 @@
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.quantized import (
-    Quantized,
-    Weight,
-    bits_of,
-    read_quantized,
-    unpacked,
-)
-from malmoi.checkpoint.sentence_pooling import (
-    SentencePooling,
-    read_sentence_pooling,
-)
+from malmoi.checkpoint.quantized import Weight, bits_of, read_quantized, unpacked
+from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
-from malmoi.checkpoint.translate import (
-    check_labels,
-    empty,
-    fill_network,
-    from_hf,
-)
+from malmoi.checkpoint.translate import check_labels, empty, fill_network, from_hf
 from malmoi.checkpoint.weights import read_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
@@ -37,55 +21,8 @@ from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
 
-# Resolves what a user names to a folder: a path, or a hub id if there is a network
-
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_model*.bin"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
-
-def find_on_hub(source: str | Path) -> Path:
-    """The folder itself, or a hub model downloaded into the usual cache."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise UsageError(
-            f"{source} is a file; give the folder that holds config.json and the weights."
-        )
-    name = str(source)
-    if (
-        not HUB_ID.fullmatch(name)
-        or name.startswith(".")
-        or (folder.parent.name and folder.parent.is_dir())
-    ):
-        raise UsageError(f"There is no folder {source}.")
-    return _download(name)
-
-
-def _download(name: str) -> Path:
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise MalmoiError(
-            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the hub."
-        )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        hint = "install it with: pip install huggingface_hub"
-        raise MalmoiError(
-            f"There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}."
-        ) from error
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    # every transport raises errors of its own; all become one message
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub: {reason}"
-        ) from error
-
-
-# marks the quantised folders of an earlier version
-INT8_MARK = "int8"
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -148,24 +85,39 @@ def read_checkpoint(
         weights = read_quantized(tensors, config, folder)
         weights = weights if packed else unpacked(weights)
         if kind == OWN_MODEL_TYPE:
-            network, notes = _read_own(folder, config, weights, packed=packed)
+            network, notes = _read_own(folder, config, weights)
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
-    labels = _labels(config, network)
+    quantization = config.get("quantization_config")
+    checkpoint = Checkpoint(
+        network,
+        _read_tokenizer(folder),
+        labels=_labels(config, network),
+        generation=dict(
+            _with_ids(read_model_json(folder / "generation_config.json", required=False))
+        ),
+        notes=notes,
+        extra=_extra(config),
+        source=folder.absolute(),
+        source_config=_kept_config(config),
+        bits=bits_of(quantization, folder) if quantization else 0,
+        sentence=read_sentence_pooling(folder),
+    )
+    _check_fit(checkpoint, folder)
+    return checkpoint
+
+
+def _extra(config: JsonObject) -> dict[str, Any]:
     extra = dict(config.object("malmoi", default={}))
     if config.get("problem_type") is not None:
         extra["problem_type"] = config.text("problem_type")
-    generation = dict(_with_ids(read_model_json(folder / "generation_config.json", required=False)))
+    return extra
+
+
+def _kept_config(config: JsonObject) -> dict[str, Any]:
     ids = _with_ids(config)
-    kept = {name: ids[name] for name in ("model_type", *TOKEN_IDS) if ids.get(name) is not None}
-    checkpoint = Checkpoint(
-        network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), kept
-    )
-    checkpoint.bits = _bits(config, folder)
-    checkpoint.sentence = read_sentence_pooling(folder)
-    _check_fit(checkpoint, folder)
-    return checkpoint
+    return {name: ids[name] for name in ("model_type", *TOKEN_IDS) if ids.get(name) is not None}
 
 
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
@@ -191,11 +143,6 @@ def _with_ids(values: JsonObject) -> JsonObject:
     return values
 
 
-def _bits(config: JsonObject, folder: Path) -> int:
-    settings = config.get("quantization_config")
-    return bits_of(settings, folder) if settings else 8 if config.get("weights") == INT8_MARK else 0
-
-
 def _read_gguf(file: Path) -> Checkpoint:
     from malmoi.checkpoint.gguf import read_gguf  # imported here because few models need it
 
@@ -210,7 +157,7 @@ def _read_gguf(file: Path) -> Checkpoint:
 
 
 def _read_own(
-    folder: Path, values: JsonObject, weights: dict[str, Weight], *, packed: bool
+    folder: Path, values: JsonObject, weights: dict[str, Weight]
 ) -> tuple[Network, tuple[str, ...]]:
     heads = values.object("heads", default={})
     classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
@@ -221,8 +168,6 @@ def _read_own(
         features = FeatureConfig.from_dict(values.object("features")) if given else None
         pooler = values.flag("pooler", default=False)
         network = empty(config, classes, pooler=pooler, features=features)
-    if values.text("weights", default="") == INT8_MARK:
-        weights = _earlier_int8(weights, packed=packed)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
@@ -231,24 +176,6 @@ def _read_own(
             "models."
         )
     return network, fill_network(network, weights, folder, {})
-
-
-def _earlier_int8(weights: Mapping[str, Weight], *, packed: bool) -> dict[str, Weight]:
-    """Weights of an 8-bit folder that predates the compressed-tensors format."""
-    found: dict[str, Weight] = {}
-    for name, weight in weights.items():
-        scale = weights.get(name.removesuffix("weight") + "scale")
-        plain = (
-            name.replace(".product.", ".").replace(".head.", ".")
-            if name.startswith("heads.")
-            else name
-        )
-        if isinstance(weight, Tensor) and weight.dtype == torch.int8 and isinstance(scale, Tensor):
-            kept = Quantized(weight, scale[:, None], 8)
-            found[plain] = kept if packed and name.startswith("trunk.blocks.") else kept.dense()
-        elif not name.endswith(".scale"):
-            found[plain] = weight
-    return found
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -273,3 +200,47 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     if required:
         raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
     return JsonObject({}, str(path))
+
+
+# ------------------------------------------------------------------ paths and hub ids
+
+
+def find_on_hub(source: str | Path) -> Path:
+    """The folder itself, or a hub model downloaded into the usual cache."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise UsageError(
+            f"{source} is a file; give the folder that holds config.json and the weights."
+        )
+    name = str(source)
+    if (
+        not HUB_ID.fullmatch(name)
+        or name.startswith(".")
+        or (folder.parent.name and folder.parent.is_dir())
+    ):
+        raise UsageError(f"There is no folder {source}.")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        raise MalmoiError(
+            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the hub."
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        hint = "install it with: pip install huggingface_hub"
+        raise MalmoiError(
+            f"There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}."
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    # every transport raises errors of its own; all become one message
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MalmoiError(
+            f"There is no folder {name!r}, and it could not be downloaded from the hub: {reason}"
+        ) from error

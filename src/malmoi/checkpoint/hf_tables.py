@@ -260,10 +260,7 @@ BERT_TABLE = Table(
         *_task_heads("classify", "choice", "tag", "span"),
     ),
     architectures=_encoder_classes("Bert")
-    | {
-        "BertForPreTraining": ("mlm", "nsp"),
-        "BertForNextSentencePrediction": ("nsp",),
-    },
+    | {"BertForPreTraining": ("mlm", "nsp"), "BertForNextSentencePrediction": ("nsp",)},
     only={"position_embedding_type": "absolute", "is_decoder": False},
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )

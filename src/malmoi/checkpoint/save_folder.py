@@ -1,6 +1,5 @@
 """Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from malmoi.checkpoint.weights import write_weights
 from malmoi.errors import UsageError
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import HEADS, Generator
-from malmoi.system.files import output_folder, write_text
+from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
@@ -66,8 +65,8 @@ def write_checkpoint(
             checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
         write_sentence_pooling(checkpoint.sentence, folder, network.config.width)
         generation = checkpoint.generation or _default_generation(checkpoint)
-        write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-        write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "generation_config.json", generation)
+        write_json(folder / "config.json", config)
         if not (folder / "README.md").exists():
             kind = table.model_type if table else OWN_MODEL_TYPE
             write_text(folder / "README.md", _model_card(network, kind, checkpoint.tokenizer))

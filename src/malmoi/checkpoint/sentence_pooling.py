@@ -4,13 +4,12 @@ modules.json lists the modules (Transformer, Pooling, Normalize), 1_Pooling/conf
 tokens are pooled, and sentence_bert_config.json where a text is truncated.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from malmoi.errors import MalmoiError
-from malmoi.system.files import write_text
+from malmoi.system.files import write_json
 from malmoi.system.limits import MAX_CONTEXT_TOKENS, shown
 from malmoi.system.untrusted import JsonObject, parse, read_object, read_text
 
@@ -100,12 +99,10 @@ def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width:
     (folder / POOLING_FOLDER).mkdir(exist_ok=True)
     if pooling.normalize:
         (folder / NORMALIZE_FOLDER).mkdir(exist_ok=True)
-    _write(folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width, **flags})
+    write_json(
+        folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width, **flags}
+    )
     if pooling.max_tokens:
         length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
-        _write(folder / LENGTH_FILE, length)
-    _write(folder / MODULES_FILE, modules)
-
-
-def _write(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2) + "\n")
+        write_json(folder / LENGTH_FILE, length)
+    write_json(folder / MODULES_FILE, modules)

@@ -223,8 +223,7 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     """Refuses labels whose number differs from the number of classes."""
     classes = next(
-        (classes_of(head) for name, head in network.heads.items() if name in LABEL_HEADS),
-        None,
+        (classes_of(head) for name, head in network.heads.items() if name in LABEL_HEADS), None
     )
     if labels and classes is not None and classes != len(labels):
         raise MalmoiError(

@@ -1,6 +1,5 @@
 """Weights on disk: safetensors (one file or shards), or torch's format through its safe loader."""
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.system.files import replace_file, write_text
+from malmoi.system.files import replace_file, write_json
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import read_object
 
@@ -99,7 +98,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
         total = sum(t.nbytes for t in tensors.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_text(folder / WEIGHTS_INDEX, json.dumps(index, indent=2))
+        write_json(folder / WEIGHTS_INDEX, index)
         keep.add(folder / WEIGHTS_INDEX)
     others = (folder / name for name in (WEIGHTS_INDEX, TORCH_FILE, TORCH_INDEX))
     for old in {*folder.glob("model*.safetensors"), *others} - keep:

@@ -64,6 +64,5 @@ def _list(json: bool) -> None:
             print_json(row)
     else:
         print_table(
-            ("study", "about"),
-            [(row["study"], f"{row['about']} ({row['paper']})") for row in rows],
+            ("study", "about"), [(row["study"], f"{row['about']} ({row['paper']})") for row in rows]
         )

@@ -95,7 +95,7 @@ def distil_model(
     changes = {name: value for name, value in options.items() if name not in known}
     out = Path(out)
     teacher = open_teacher(model, out)
-    pupil = (
+    student = (
         student_of(teacher, config.layers)
         if config.student is None
         else _given(teacher, open_teacher(config.student, out), config.layers)
@@ -106,7 +106,7 @@ def distil_model(
         teacher.network, soft, config.temperature, COSINE_WEIGHT if by_text else 0.0
     )
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
-    lesson = Lesson(teacher, pupil, distillation, out, config.device, config.overwrite)
+    lesson = Lesson(teacher, student, distillation, out, config.device, config.overwrite)
     if config.task is None:
         if config.dev is not None:
             raise UsageError(
@@ -184,10 +184,7 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
 
 
 def _of_task(
-    lesson: Lesson,
-    task: Task,
-    rows: tuple[TextFiles, TextFiles | None],
-    changes: Mapping[str, Any],
+    lesson: Lesson, task: Task, rows: tuple[TextFiles, TextFiles | None], changes: Mapping[str, Any]
 ) -> CompressionResult:
     teacher = lesson.teacher
     reading = Predictor.of(teacher)
@@ -253,7 +250,7 @@ def _check_segments(work: FinetuneData, teacher: Checkpoint) -> None:
 
 def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> CompressionResult:
     teacher = lesson.teacher
-    pupil = lesson.student
+    student = lesson.student
     out = lesson.out
     kind = next((name for name in TEXT_OBJECTIVES if name in teacher.network.heads), None)
     if kind is None:
@@ -262,14 +259,14 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             "--task."
         )
     if (
-        kind not in pupil.network.heads
-        or pupil.network.config.vocab != teacher.network.config.vocab
+        kind not in student.network.heads
+        or student.network.config.vocab != teacher.network.config.vocab
     ):
         raise UsageError(
             f"The student needs an {kind} head over {teacher.network.config.vocab:,} tokens, as "
             "its teacher has."
         )
-    recipe = _recipe(teacher, pupil, kind)
+    recipe = _recipe(teacher, student, kind)
     if lesson.overwrite:
         discard_run(out)
     make_folder(out)
@@ -278,7 +275,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     folder = RunFolder(out, DISTIL, "distillation", unreadable=other)
     folder.begin(distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
-        write_checkpoint(pupil, beside)
+        write_checkpoint(student, beside)
         model = run_pretraining(
             recipe,
             data=data,
@@ -313,11 +310,11 @@ def _held_out(
     return {name: (value, new[name]) for name, value in old.items()}
 
 
-def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
+def _recipe(teacher: Checkpoint, student: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
     """The teacher's recipe, if known, without next-sentence prediction (Sanh et al. 2019 §3)."""
     assert teacher.source is not None
     path = teacher.source / "recipe.json"
-    model = pupil.network.config
+    model = student.network.config
     if path.is_file():
         known = read_recipe(path)
         return replace(

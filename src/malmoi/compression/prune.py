@@ -29,9 +29,7 @@ PrunedPart = Callable[[str, Tensor], Tensor]
 
 
 def prune_model(
-    model: str | Path,
-    out: str | Path,
-    **options: Unpack[PruneOptions],
+    model: str | Path, out: str | Path, **options: Unpack[PruneOptions]
 ) -> CompressionResult:
     """Prunes a model with exactly one method, saves it, and reports size and metrics.
 

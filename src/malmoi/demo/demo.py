@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.demo.page import write_demo_page
-from malmoi.demo.story import (
-    HELD_OUT_DOCUMENTS,
-    DemoConfig,
-    Story,
-    clear_gain,
-)
+from malmoi.demo.story import HELD_OUT_DOCUMENTS, DemoConfig, Story, clear_gain
 from malmoi.demo.texts import SPEECHES, DemoText
 from malmoi.evaluation.tasks import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning

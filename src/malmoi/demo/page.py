@@ -43,10 +43,7 @@ def write_demo_page(story: Story) -> None:
         f"Trained on this machine, from scratch, in {format_duration(story.seconds['all'])} "
         "minutes: a GPT, a BERT and a classifier."
     )
-    write_text(
-        story.out / "report.html",
-        html_page(story.text.title, took, body),
-    )
+    write_text(story.out / "report.html", html_page(story.text.title, took, body))
 
 
 def _section(title: str, *parts: str) -> str:

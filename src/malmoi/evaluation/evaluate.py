@@ -1,6 +1,5 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, task_heads
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.system.files import write_text
+from malmoi.system.files import write_json, write_text
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.unknown import unknown_note
 
@@ -279,7 +278,7 @@ def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
     """Writes curve.json and, from two points on, curve.svg: the first metric ± standard error."""
     out.mkdir(parents=True, exist_ok=True)
     facts = [{"task": one.task, **one.facts} for one in found]
-    write_text(out / "curve.json", json.dumps(facts, indent=1) + "\n")
+    write_json(out / "curve.json", facts)
     if len(found) > 1:
         name = next(iter(found[0].verdict.measures))
         values = [one.verdict.measures[name] for one in found]

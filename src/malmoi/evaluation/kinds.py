@@ -361,16 +361,9 @@ READING = Kind(
     grade=graders.grade_likelihood,
     only_read=True,
 )
-ACCEPTABILITY = replace(
-    READING,
-    name="acceptability",
-    grade=graders.grade_acceptability,
-)
+ACCEPTABILITY = replace(READING, name="acceptability", grade=graders.grade_acceptability)
 MINIMAL_PAIRS = replace(
-    READING,
-    name="pairs",
-    columns=tables.pair_columns,
-    grade=graders.grade_pairs,
+    READING, name="pairs", columns=tables.pair_columns, grade=graders.grade_pairs
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind

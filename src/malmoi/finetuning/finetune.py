@@ -291,12 +291,7 @@ def _run_trial(
 
 
 def _run_prompt(
-    work: FinetuneData,
-    settings: FinetuneConfig,
-    words: Verbalizer,
-    out: Path,
-    *,
-    overwrite: bool,
+    work: FinetuneData, settings: FinetuneConfig, words: Verbalizer, out: Path, *, overwrite: bool
 ) -> FinishedRun:
     """Evaluates and saves a language model with calibrated label words; nothing is trained."""
     record = _record(work, settings)

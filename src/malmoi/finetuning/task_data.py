@@ -241,10 +241,7 @@ def describe_run(
 
 
 def word_baseline(
-    train: Sequence[Example],
-    judged: Sequence[Example],
-    labels: Sequence[str],
-    tokenizer: Tokenizer,
+    train: Sequence[Example], judged: Sequence[Example], labels: Sequence[str], tokenizer: Tokenizer
 ) -> float:
     """The accuracy of multinomial naive Bayes on which tokens occur, with Laplace's smoothing."""
     train = _sample(train, MAX_TRAINING_ROWS)

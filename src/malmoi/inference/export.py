@@ -1,6 +1,5 @@
 """Exports a model as a single file for ONNX Runtime or llama.cpp."""
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from malmoi.adapters import is_adapter, read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.errors import UsageError, nearest
-from malmoi.system.files import output_folder, require_free, write_text
+from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
@@ -101,6 +100,5 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(out.parent)
         if apart:  # transformers' and optimum's pipelines read the labels from it
-            text = json.dumps(model_json(checkpoint), indent=2, ensure_ascii=False)
-            write_text(out.parent / "config.json", text + "\n")
+            write_json(out.parent / "config.json", model_json(checkpoint))
     return far

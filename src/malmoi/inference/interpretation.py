@@ -25,13 +25,7 @@ from malmoi.inference.importance import (
     importance,
     patching_map,
 )
-from malmoi.inference.intervene import (
-    ForwardResult,
-    RunOptions,
-    Subject,
-    network_with,
-    run_text,
-)
+from malmoi.inference.intervene import ForwardResult, RunOptions, Subject, network_with, run_text
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.model.intervention import Intervention, Site
@@ -107,11 +101,7 @@ class Interpretation(LoadedModel):
         return patching_map(self._subject, source, text, site, answer)
 
     def attributions(
-        self,
-        text: str,
-        *,
-        target: str | None = None,
-        method: AttributionMethod = "leave-one-out",
+        self, text: str, *, target: str | None = None, method: AttributionMethod = "leave-one-out"
     ) -> Attribution:
         """Attributes an answer, a label or a token, to the words of a text.
 

@@ -256,8 +256,8 @@ def _run_text(
         positions=tuple(at),
         guesses=_guesses(subject, scores, options.top),
         logits=scores.cpu().numpy(),
-        hidden=_stacked([*states[:-1], last]) if options.hidden else None,
-        attention=_stacked(attention) if attention else None,
+        hidden=first_rows([*states[:-1], last]) if options.hidden else None,
+        attention=first_rows(attention) if attention else None,
     )
 
 
@@ -273,5 +273,6 @@ def _guesses(subject: Subject, scores: Tensor, top: int) -> tuple[tuple[Guess, .
     )
 
 
-def _stacked(layers: Sequence[Tensor]) -> Float32Array:
+def first_rows(layers: Sequence[Tensor]) -> Float32Array:
+    """The first row of each layer's batch, as one array."""
     return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()

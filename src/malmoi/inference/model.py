@@ -19,6 +19,7 @@ from malmoi.inference.embed import Float32Array, Pool, embed_texts
 from malmoi.inference.fill import Fill, fills
 from malmoi.inference.generation.fast_argmax import column_major
 from malmoi.inference.interpretation import Interpretation
+from malmoi.inference.intervene import first_rows
 from malmoi.inference.pictures import Picture, PictureKind, PictureOptions, show
 from malmoi.inference.precision import open_for_use
 from malmoi.inference.predict import (
@@ -293,14 +294,14 @@ class Model(ZeroShot, Interpretation):
 
         The last is after the final norm, as in transformers' `output_hidden_states`.
         """
-        return _stacked(self._activations(text, pair, Activations()).hidden)
+        return first_rows(self._activations(text, pair, Activations()).hidden)
 
     def attention(self, text: str, pair: str | None = None) -> Float32Array:
         """Attention probabilities [layers, heads, T, T] of each token (row) over the others.
 
         `tokens(text)` names the tokens.
         """
-        return _stacked(self._activations(text, pair, Activations(attention=[])).attention or [])
+        return first_rows(self._activations(text, pair, Activations(attention=[])).attention or [])
 
     @torch.inference_mode()
     def _activations(self, text: str, pair: str | None, found: Activations) -> Activations:
@@ -376,8 +377,3 @@ class Model(ZeroShot, Interpretation):
         inputs = row_texts([texts] if alone else texts, reading.columns)
         found = self.task_head.predict(reading, inputs)
         return found[0] if alone else found
-
-
-def _stacked(layers: Sequence[torch.Tensor]) -> Float32Array:
-    """The first row of each layer's batch, as one array."""
-    return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()

@@ -121,7 +121,7 @@ class Predictor:
             checkpoint.labels,
             ends=end_tokens(checkpoint),
             sentence=checkpoint.sentence,
-            **_told(checkpoint),
+            **_finetuning_settings(checkpoint),
         )
 
     @property
@@ -136,7 +136,7 @@ def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
 
 
-def _told(checkpoint: Checkpoint) -> dict[str, Any]:
+def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """The fine-tuning settings in the folder's "malmoi" object, as fields of a `Predictor`."""
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
     settings: dict[str, Any] = {

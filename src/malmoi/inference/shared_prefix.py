@@ -82,17 +82,17 @@ class _PrefixBatch:
         self,
         network: Network,
         rows: Sequence[ScoredRow],
-        stems: Sequence[SharedPrefix],
+        shared: Sequence[SharedPrefix],
         prefixes: PrefixCache | None,
     ) -> None:
         self.network = network
         self.rows = rows
-        self.shared = stems
+        self.shared = shared
         self.prefixes = prefixes
-        first = stems[0].tokens
-        last = stems[-1].tokens
+        first = shared[0].tokens
+        last = shared[-1].tokens
         # contexts are sorted, so the first and the last share what all of them share
-        self.common = first[: common_prefix_length(first, last)] if len(stems) > 1 else first
+        self.common = first[: common_prefix_length(first, last)] if len(shared) > 1 else first
 
     @property
     def saves_time(self) -> bool:

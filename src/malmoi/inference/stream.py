@@ -33,7 +33,7 @@ class TokenStream:
         self.admitted = 0.0  # when it left the queue, by perf_counter
         self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
         self._pieces: SimpleQueue[TextChunk] = SimpleQueue()
-        self._hear = on_chunk or self._pieces.put
+        self._deliver = on_chunk or self._pieces.put
 
     def __iter__(self) -> Iterator[TextChunk]:
         """Yields chunks as they arrive; the last one has a finish reason."""
@@ -56,7 +56,7 @@ class TokenStream:
 
     def put(self, piece: TextChunk) -> None:
         """Adds a chunk; called by the engine."""
-        self._hear(piece)
+        self._deliver(piece)
 
 
 def join_chunks(pieces: Sequence[TextChunk]) -> TextChunk:

@@ -57,11 +57,7 @@ class AnswerRow:
 
 
 def encode_answer(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    answer: str,
-    ends: Sequence[int],
-    limit: int,
+    tokenizer: Tokenizer, messages: Sequence[Message], answer: str, ends: Sequence[int], limit: int
 ) -> AnswerRow:
     """A conversation and its answer as at most `limit` tokens.
 

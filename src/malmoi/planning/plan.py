@@ -37,8 +37,7 @@ class Fleet:
         )
         _require(1 <= self.pue < math.inf, f"The PUE must be at least 1, not {self.pue:g}.")
         _require(
-            0 <= (self.price or 0) < math.inf,
-            f"The price must be 0 or more, not {self.price}.",
+            0 <= (self.price or 0) < math.inf, f"The price must be 0 or more, not {self.price}."
         )
 
     @property

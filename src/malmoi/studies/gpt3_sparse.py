@@ -37,10 +37,7 @@ def attended(judged: JudgedModel) -> dict[str, float]:
     """Mean number of keys per token, and the number of tokens trained on."""
     c = read_recipe(judged.folder / "recipe.json").model
     seen = [keys_seen(text, c.heads, c.context) for text in c.attention]
-    return {
-        "keys seen": sum(seen) / len(seen),
-        "million tokens": judged.facts()["tokens"] / 1e6,
-    }
+    return {"keys seen": sum(seen) / len(seen), "million tokens": judged.facts()["tokens"] / 1e6}
 
 
 def _cells(plan: StudyPlan) -> Iterator[Cell]:

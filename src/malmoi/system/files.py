@@ -116,7 +116,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 @contextmanager

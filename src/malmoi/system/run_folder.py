@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.files import write_text
+from malmoi.system.files import write_json
 from malmoi.system.untrusted import JsonObject, read_object
 
 SHOWN = 4  # differences that an error names
@@ -53,11 +53,11 @@ class RunFolder:
         if FINISHED in before:
             return before
         if before != json.loads(json.dumps(settings)):  # others may be reading it
-            self._write(settings)
+            write_json(self.path, settings)
         return dict(settings)
 
     def finish(self, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-        self._write({**settings, FINISHED: results})
+        write_json(self.path, {**settings, FINISHED: results})
 
     def restart(self) -> None:
         """Deletes the record."""
@@ -83,9 +83,6 @@ class RunFolder:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
             words = [self.unreadable.get(name) or f"{name} was {was[name]}" for name in changed]
             raise self.refusal(words)
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        write_text(self.path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

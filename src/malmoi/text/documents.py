@@ -12,12 +12,7 @@ from typing import TypeVar
 
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.formats import (
-    DOCUMENT_RULES,
-    MAX_DOCUMENT_CHARACTERS,
-    FoundDocument,
-    ReadOptions,
-)
+from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, FoundDocument, ReadOptions
 from malmoi.text.sources import TextSource, format_of, resolve_source
 from malmoi.text.web import NO_TEXT, WEB_FORMATS, main_text
 

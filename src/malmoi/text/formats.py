@@ -172,9 +172,7 @@ def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
         yield number, "".join(parts)
 
 
-def json_objects(
-    numbered: Iterable[tuple[int, str]],
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def json_objects(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yields the object of each non-blank line, or the reason why it has none."""
     for number, text in numbered:
         if not text.strip():

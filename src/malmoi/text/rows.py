@@ -12,13 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
-from malmoi.text.dialect import (
-    Dialect,
-    UnquotedTabs,
-    comma_dialect,
-    missing_header,
-    tab_dialect,
-)
+from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, missing_header, tab_dialect
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
 from malmoi.text.lines import COMPRESSED
 

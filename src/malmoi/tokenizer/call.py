@@ -29,10 +29,7 @@ class CallOptions(TypedDict, total=False):
 
 
 def call_rows(
-    tokenizer: "Tokenizer",
-    texts: Sequence[str],
-    pairs: Sequence[str] | None,
-    options: CallOptions,
+    tokenizer: "Tokenizer", texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
 ) -> Rows:
     """input_ids, attention_mask and, for a BERT, token_type_ids of some texts or pairs."""
     for name in options:

@@ -1,7 +1,7 @@
 """Adds tokens learnt from text to a tokenizer, whose old tokens keep their ids.
 
 Words are cut by the old tokenizer, and the most frequent pairs of neighbouring pieces are merged,
-as byte-pair encoding would go on (Sennrich et al. 2016). The merges of a BPE are appended to its
+as byte-pair encoding would continue (Sennrich et al. 2016). The merges of a BPE are appended to its
 own; a WordPiece takes the longest piece that it knows, and a Unigram model the likeliest.
 """
 

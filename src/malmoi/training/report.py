@@ -7,14 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from malmoi.report.chart import (
-    ChartPoints,
-    Line,
-    chart,
-    page_chart,
-    short_number,
-    smooth_points,
-)
+from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
 from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
@@ -39,7 +32,7 @@ def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
     return page_chart(lines, translate("tokens"), translate("loss"))
 
 
-def _course(rows: Sequence[Mapping[str, Any]]) -> str:
+def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> str:
     """Charts of the learning rate and the speed, side by side."""
     rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
     speeds: ChartPoints = [
@@ -82,7 +75,7 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
     return f"<p><strong>{words(message)}</strong></p>"
 
 
-def _said(rows: Sequence[Mapping[str, Any]]) -> str:
+def _samples(rows: Sequence[Mapping[str, Any]]) -> str:
     """Samples from the whole run including the first and last, without repetitions."""
     samples = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
     fresh = samples[:1] + [now for before, now in pairwise(samples) if now[1] != before[1]]
@@ -96,7 +89,7 @@ def write_report(out: Path, recipe: Recipe) -> None:
     """Writes the report of a pre-training run from its metrics.jsonl."""
     rows = read_metrics(out / "metrics.jsonl")
     body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
-    body += f"{heading('Learning curve')}{loss_chart(rows)}{_course(rows)}{_said(rows)}"
+    body += f"{heading('Learning curve')}{loss_chart(rows)}{_speed_charts(rows)}{_samples(rows)}"
     settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
     body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
     body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"

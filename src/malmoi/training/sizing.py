@@ -21,12 +21,7 @@ from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.device import (
-    choose_execution,
-    flops_per_token,
-    measured_flops,
-    thread_count,
-)
+from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import meta_network
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig

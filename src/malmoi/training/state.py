@@ -30,8 +30,6 @@ from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
 
 STATE_FORMAT = 1
-# fields of a position that states of earlier versions lack
-LATER_FIELDS = {"expected", "compiled", "threads", "averaged"}
 SPIKE_DEVIATIONS = 8.0  # a spike is this many standard deviations above the running mean, and …
 SPIKE_NATS = 1.0  # … at least this much
 SPIKE_WARMUP_STEPS = 100  # before this step the loss falls too fast to detect spikes
@@ -347,11 +345,8 @@ class _Saved:
 
 def _position(values: JsonObject) -> Position:
     """Parses every field by its own type, so that none is forgotten here."""
-    if "positions" in values:  # its name in earlier versions
-        values = JsonObject({**values, "samples_seen": values["positions"]}, values.where)
     kinds = field_types(Position)
-    known = [name for name in kinds if name in values or name not in LATER_FIELDS]
-    return Position(**{name: _value(values, name, kinds[name]) for name in known})
+    return Position(**{name: _value(values, name, kind) for name, kind in kinds.items()})
 
 
 def _value(values: JsonObject, name: str, kind: Any) -> Any:

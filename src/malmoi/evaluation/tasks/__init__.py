@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.prompts import TaskPrompt
-from malmoi.evaluation.task import (
-    KIND_ALIASES,
-    KIND_METRICS,
-    Example,
-    Task,
-    columns,
-    metric_names,
-)
+from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
 from malmoi.system.lazy import lazy_names
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows

@@ -181,8 +181,8 @@ class DecodeBatch:
             ahead = STEPS_AHEAD if all(one.decoding for one in self.sequences) else 1
             self.in_flight = self.steps.submit(sequences, len(self.sequences), ahead)
             sequences = []
-        landed = before.collect() if before is not None else []
-        return landed + (self.steps.run_one(sequences, len(self.sequences)) if sequences else [])
+        collected = before.collect() if before is not None else []
+        return collected + (self.steps.run_one(sequences, len(self.sequences)) if sequences else [])
 
     # ------------------------------------------------------------------ reuse
 

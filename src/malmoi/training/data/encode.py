@@ -244,7 +244,7 @@ class _Encoded:
 def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
     """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
     pieces = [piece for item in batch for piece in item.pieces]
-    parts = [coder.encode(gulp) for gulp in _gulps(pieces)]
+    parts = [coder.encode(some) for some in _bounded(pieces)]
     nothing = np.zeros(0, np.int64)
     ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
@@ -265,7 +265,7 @@ def _ended(encoded: _Encoded, end: int) -> _Encoded:
     return replace(encoded, ids=ids, lengths=lengths)
 
 
-def _gulps(pieces: list[str]) -> Iterator[list[str]]:
+def _bounded(pieces: list[str]) -> Iterator[list[str]]:
     first = 0
     size = 0
     for number, piece in enumerate(pieces):

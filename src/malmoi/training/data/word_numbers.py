@@ -45,7 +45,7 @@ class WordNumbers(Protocol):
 
 
 def word_numbers(max_words: int, max_bytes: int) -> WordNumbers:
-    """An empty table of at most so many words."""
+    """An empty table of at most this many words."""
     calls = (("malmoi_number_words", 6),)
     found = native_functions("malmoi.training.data", "word_numbers.c", calls, this_machine())
     if found is None:
