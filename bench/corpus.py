@@ -6,7 +6,7 @@ one run.
 Every tool compares sets of runs of 5 words by 128 hashes on one core, and drops a document that an
 earlier one is like. Two stages are timed apart: cutting texts into runs (ours; a Python expression
 for the others, which leave that to their users), and signatures with the search. Some documents are
-planted a second time with two words changed: how many of those each tool finds is told beside its
+planted a second time with two words changed: how many of those each tool finds is beside its
 speed. Ratios count: the megabytes per second are this machine's at this moment.
 """
 

@@ -23,7 +23,7 @@ from malmoi.training.data.encode import build_stores
 
 
 def prepare(source: str, megabytes: int, folder: Path) -> tuple[Path, float]:
-    """A plain file of about so many megabytes, a document a line, repeated where the source is
+    """A plain file of about this many megabytes, a document a line, repeated where the source is
     shorter.
     """
     path, left = folder / "text.txt", megabytes * 1_000_000

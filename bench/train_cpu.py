@@ -98,7 +98,7 @@ def theirs(size: int, *, half: bool) -> Step:
 
 
 def speed(step: Step, seconds: float, tokens: int) -> float:
-    """Tokens a second over at least two steps and so many seconds."""
+    """Tokens a second over at least two steps and this many seconds."""
     began, count = time.perf_counter(), 0
     while count < 2 or time.perf_counter() - began < seconds:
         step()

@@ -2,7 +2,7 @@
 told.
 
 `python campaign.py KIND FIRST COUNT` tries some mutations of one kind in this process and writes a
-line of JSON before and after each, so that whoever started it can tell which one crashed or hung.
+line of JSON before and after each, so that its parent can tell which one crashed or hung.
 See test_campaign.py.
 """
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,15 @@ def workdir(tmp_path: Path) -> Iterator[Path]:
     """A temporary folder as the working directory."""
     with chdir(tmp_path):
         yield tmp_path
+
+
+def typed(*parts: object) -> list[str]:
+    """The words of a command line: texts are split as a shell would, paths are kept whole."""
+    return [
+        word
+        for part in parts
+        for word in (shlex.split(part) if isinstance(part, str) else [str(part)])
+    ]
 
 
 @contextmanager

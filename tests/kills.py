@@ -94,7 +94,7 @@ def start(job: Callable[[Path], object], out: Path) -> int:
     """The job in a process of its own, quiet, at the head of a group."""
     child = os.fork()
     if child:
-        with suppress(OSError):  # whoever of the two is first makes the group
+        with suppress(OSError):  # the first of the two makes the group
             os.setpgid(child, child)
         return child
     os.setpgid(0, 0)
@@ -134,7 +134,7 @@ def results(out: Path) -> dict[str, str]:
 def kill_often(
     job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int
 ) -> dict[str, Any]:
-    """Kills the job so many times; whenever it got to its end before that, it begins anew in
+    """Kills the job this many times; whenever it got to its end before that, it begins anew in
     another folder.
     """
     folder.mkdir(parents=True)

@@ -41,7 +41,7 @@ def test_every_public_name_is_there() -> None:
 def parameters_of(method: object) -> set[str]:
     """The names a method takes, those of its `**settings` too."""
     names = set(signature(method).parameters)
-    rest = get_type_hints(method).get("wishes", get_type_hints(method).get("options"))
+    rest = get_type_hints(method).get("options", get_type_hints(method).get("options"))
     return names | (set(get_args(rest)[0].__annotations__) if rest is not None else set())
 
 

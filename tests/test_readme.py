@@ -1,7 +1,7 @@
 """What the README and the guide promise: every command parses, every name exists, both languages
 say the same; and, with `-m heavy`, every line runs.
 
-A fenced block of `sh` or `python` is meant to run as it stands; anything else is fenced `text`.
+A fenced block of `sh` or `python` is meant to run as it is; anything else is fenced `text`.
 """
 
 import ast

@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import load_file
 
 import malmoi
-from conftest import fetch_packages
+from conftest import fetch_packages, typed
 from malmoi import evaluate, finetune
 from malmoi.adapters import AdapterConfig, attach_adapter, read_with_adapter, write_adapter
 from malmoi.adapters.lora import LoRALinear, block_parts
@@ -379,33 +379,19 @@ def test_a_soft_prompt_predicts_label_words_with_few_weights(
         "sentence\tlabel\n" + "".join(f"{t}\t{n}\n" for t, n in [(GOOD, 1), (BAD, 0)] * 24), "utf-8"
     )
     code = run_command(
-        [
-            "finetune",
-            "sst2",
-            "--model",
-            str(bases["lively gpt2"]),
+        typed(
+            "finetune sst2 --model",
+            bases["lively gpt2"],
             "--data",
-            str(data),
+            data,
             "--dev",
-            str(data),
+            data,
             "--out",
-            str(out),
-            "--adapter",
-            "prompt",
-            "--epochs",
-            "30",
-            "--lr",
-            "0.1",
-            "--batch",
-            "8",
-            "--set",
-            "adapter.tokens=4",
-            "--set",
-            "adapter.init=positive or negative",
-            "--set",
-            "precision=fp32",
-            "--json",
-        ]
+            out,
+            "--adapter prompt --epochs 30 --lr 0.1 --batch 8 --json",
+            "--set adapter.tokens=4 --set 'adapter.init=positive or negative'",
+            "--set precision=fp32",
+        )
     )
     told = capsys.readouterr()
     assert code == 0

@@ -84,9 +84,7 @@ class AnyText(doctest.OutputChecker):
 
 @pytest.mark.parametrize("name", ["malmoi", *NAMES])
 def test_the_example_of_each_name_runs(
-    name: str,
-    workshop: Path,
-    capfd: pytest.CaptureFixture[str],
+    name: str, workshop: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     documented = malmoi if name == "malmoi" else getattr(malmoi, name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

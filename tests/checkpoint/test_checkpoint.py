@@ -451,8 +451,8 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
     theirs = model.generate(
         prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, eos_token_id=None
     )
-    wish = GenerationConfig(40, Sampling(temperature=0))
-    sequences = new_sequences(prompts.tolist(), wish, 96)
+    config = GenerationConfig(40, Sampling(temperature=0))
+    sequences = new_sequences(prompts.tolist(), config, 96)
     decoding = Decoding(read_checkpoint(tmp_path).network, sequences)
     ours = [decoding.step() for _ in range(40)]
     assert [[token for step in ours for token in step[row]] for row in range(3)] == theirs[

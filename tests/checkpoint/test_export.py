@@ -16,15 +16,10 @@ import transformers
 from test_gguf import TEMPLATE, TEXT, byte_vocabulary
 
 import malmoi
-from conftest import without_package
+from conftest import typed, without_package
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.export_gguf import export_gguf
-from malmoi.checkpoint.export_onnx import (
-    OnnxModel,
-    example_inputs,
-    expected_scores,
-    export_onnx,
-)
+from malmoi.checkpoint.export_onnx import OnnxModel, example_inputs, expected_scores, export_onnx
 from malmoi.cli.app import run_command
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
@@ -150,14 +145,9 @@ def test_a_classifier_goes_to_onnx_with_its_labels_and_its_tokenizer(
         Checkpoint(given, words(), ("나쁨", "so so", "good"), extra={"length": 30}),
         tmp_path / "model",
     )
-    asked = [
-        "export",
-        "onnx",
-        "--model",
-        str(tmp_path / "model"),
-        "--out",
-        str(tmp_path / "new" / "model.onnx"),
-    ]
+    asked = typed(
+        "export onnx --model", tmp_path / "model", "--out", tmp_path / "new" / "model.onnx"
+    )
     assert run_command([*asked, "--dtype", "int8"]) == 0, capsys.readouterr().err
     assert " MB, scores within 0.0" in capsys.readouterr().out
     assert Tokenizer.load(tmp_path / "new").encode(TEXT) == words().encode(TEXT)
@@ -260,18 +250,7 @@ def test_a_row_that_fits_no_block_is_kept_as_f16(tmp_path: Path) -> None:
     write_checkpoint(Checkpoint(given, words()), tmp_path / "model")
     out = tmp_path / "new" / "model.gguf"
     assert (
-        run_command(
-            [
-                "export",
-                "gguf",
-                "--model",
-                str(tmp_path / "model"),
-                "--out",
-                str(out),
-                "--dtype",
-                "q8_0",
-            ]
-        )
+        run_command(typed("export gguf --model", tmp_path / "model", "--out", out, "--dtype q8_0"))
         == 0
     )
     back = malmoi.load(out, device="cpu").network.state_dict()

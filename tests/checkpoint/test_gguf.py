@@ -299,7 +299,7 @@ def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 
 def announce(count: int) -> Callable[[bytes], bytes]:
-    """The first list of the file claims to have so many entries."""
+    """The first list of the file claims to have this many entries."""
 
     def change(data: bytes) -> bytes:
         at = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8

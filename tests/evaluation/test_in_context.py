@@ -132,7 +132,7 @@ TWINS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
 
 @given(TWINS, st.integers(0, 5), st.data())
 def test_an_item_is_never_shown_to_itself(texts: list[str], seed: int, data: st.DataObject) -> None:
-    """Nor is a twin of it that stands elsewhere; nothing is shown twice, and the seed decides."""
+    """Nor is a copy of it elsewhere; nothing is shown twice, and the seed decides."""
     pool = [Example(text, label=(text,), place=str(i)) for i, text in enumerate(texts)]
     number = data.draw(st.integers(0, len(pool) - 1))
     shown = list(draw_examples(pool, pool[number], seed, number))

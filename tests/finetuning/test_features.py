@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import malmoi
-from conftest import fetch_packages
+from conftest import fetch_packages, typed
 from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
@@ -304,18 +304,7 @@ def test_conflicting_settings_are_refused(
 
 def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = file_of("tagging", tmp_path), tmp_path / "o"
-    call = [
-        "finetune",
-        "tagging",
-        "--model",
-        str(model),
-        "--data",
-        str(path),
-        "--dev",
-        str(path),
-        "--out",
-        str(out),
-    ]
+    call = typed("finetune tagging --model", model, "--data", path, "--dev", path, "--out", out)
     assert (
         run_command(
             [

@@ -502,7 +502,7 @@ class Killed(BaseException):
 
 
 def at_step(step: int, then: Callable[[], None], run: int = 1) -> Callable[[Progress], None]:
-    """A progress callback that acts after so many updates of the first, second … run."""
+    """A progress callback that acts after this many updates of the first, second … run."""
     runs = count(1)
 
     def callback(event: Progress) -> None:
@@ -529,11 +529,7 @@ def judged_rows(folder: Path) -> list[dict[str, Any]]:
     "way", [{}, {"features": "last", "batch": 8}, {"layer_decay": 0.8, "patience": 4}]
 )
 def test_a_stopped_run_resumes_and_ends_bit_equal(
-    way: dict[str, Any],
-    bert: Path,
-    data: Callable[[str], Path],
-    tmp_path: Path,
-    cache_home: Path,
+    way: dict[str, Any], bert: Path, data: Callable[[str], Path], tmp_path: Path, cache_home: Path
 ) -> None:
     path, settings = (
         data("classification"),

@@ -154,9 +154,7 @@ def test_transformers_opens_the_folder_with_equal_logits_and_back(
 
 
 def test_on_the_command_line(
-    tuned: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(*words: str) -> str:
         assert run_command(list(words)) == 0
@@ -177,11 +175,7 @@ def test_on_the_command_line(
 @pytest.mark.parametrize(
     ("kind", "rows", "sentence"),
     [
-        (
-            "classification",
-            [["a", "b"], ["b"]],
-            "one label per row; for several use the kind",
-        ),
+        ("classification", [["a", "b"], ["b"]], "one label per row; for several use the kind"),
         ("multilabel", [3, 4], "'label' must hold a list of labels, not 3"),
         ("multilabel", [["a", ["b"]], []], "must hold a list of labels"),
         ("multilabel", [[], []], "have no label: there is nothing to learn"),

@@ -1,4 +1,4 @@
-"""The engine writes what generate writes and what transformers writes, whoever else is being
+"""The engine writes what generate writes and what transformers writes, whatever else is being
 served.
 """
 
@@ -446,19 +446,19 @@ def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(
 
 
 def test_generate_reuses_a_batch_whose_graphs_are_kept(model: Model) -> None:
-    wishes = {"max_new_tokens": 21, "seed": 5}
+    options = {"max_new_tokens": 21, "seed": 5}
     texts = ["the state", "a", "나는 오늘 학교에", "a"]
-    expected = model.generate(texts, **wishes), model.generate("the", n=3, **wishes)
+    expected = model.generate(texts, **options), model.generate("the", n=3, **options)
     cohorts = model.generator.batches
     assert cohorts.idle is None  # nothing to keep on a processor
     cohorts.idle = cohort = DecodeBatch(model.network, 8, 96, mode="captured")
     try:
         for _ in range(2):
             assert (
-                model.generate(texts, **wishes),
-                model.generate("the", n=3, **wishes),
+                model.generate(texts, **options),
+                model.generate("the", n=3, **options),
             ) == expected
-            assert next(model.stream("the", **wishes))  # given up half-way
+            assert next(model.stream("the", **options))  # given up half-way
             assert cohorts.idle is cohort
             assert not cohort.sequences
         assert not cohort.fits(9, 96)

@@ -119,9 +119,9 @@ def small_bert(tokenizer: Tokenizer, **more: object) -> hf.BertConfig:
     )
 
 
-def tokens_of(model: Model, prompts: list[list[int]], wish: GenerationConfig) -> list[list[int]]:
+def tokens_of(model: Model, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
     """What is decoded, as tokens, each row to its own end."""
-    wanted = new_sequences(prompts, wish, model.config.context)
+    wanted = new_sequences(prompts, config, model.config.context)
     decoding = Decoding(model.network, wanted)
     rows: list[list[int]] = [[] for _ in wanted]
     while decoding.running:
@@ -130,7 +130,7 @@ def tokens_of(model: Model, prompts: list[list[int]], wish: GenerationConfig) ->
         over = (
             i
             for i, row in enumerate(rows)
-            if len(row) == wanted[i].limit or row[-1] in wish.end_tokens
+            if len(row) == wanted[i].limit or row[-1] in config.end_tokens
         )
         decoding.drop(over)
     return rows
@@ -200,9 +200,9 @@ def test_rows_that_end_early_leave_and_change_nothing(gpt2_pair) -> None:
 def test_a_short_prompt_beside_a_long_one_may_still_fill_the_context(gpt2_pair) -> None:
     _, ours = gpt2_pair
     long, short = list(range(10, 70)), [5, 6]
-    wish = GenerationConfig(100, Sampling(temperature=0))
-    together = tokens_of(ours, [long, short], wish)
-    assert together == [tokens_of(ours, [long], wish)[0], tokens_of(ours, [short], wish)[0]]
+    config = GenerationConfig(100, Sampling(temperature=0))
+    together = tokens_of(ours, [long, short], config)
+    assert together == [tokens_of(ours, [long], config)[0], tokens_of(ours, [short], config)[0]]
     assert [len(row) for row in together] == [4, 62]
 
 
@@ -253,13 +253,13 @@ def test_the_fast_argmax_is_exact(scale: float, shift: float) -> None:
 def test_decoding_with_the_fast_argmax_changes_no_token(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
-    wish = GenerationConfig(20, Sampling(temperature=0))
+    config = GenerationConfig(20, Sampling(temperature=0))
     screen = FastArgmax(ours.network.heads["lm"])
-    decoding = Decoding(ours.network, new_sequences(prompts, wish, 64), screen)
+    decoding = Decoding(ours.network, new_sequences(prompts, config, 64), screen)
     steps = [decoding.step() for _ in range(20)]
     assert [
         [token for step in steps for token in step[i]] for i in range(len(prompts))
-    ] == tokens_of(ours, prompts, wish)
+    ] == tokens_of(ours, prompts, config)
 
 
 @pytest.mark.parametrize("mkl", [True, False])
@@ -323,15 +323,15 @@ def test_draws_follow_the_distribution_and_never_take_the_impossible() -> None:
 
 def test_the_same_seed_gives_the_same_text_whatever_the_batch(gpt2_pair) -> None:
     _, ours = gpt2_pair
-    wishes = {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2}
-    alone = [ours.generate(prompt, seed=3, **wishes) for prompt in PROMPTS]
-    assert ours.generate(PROMPTS, seed=3, **wishes) == alone
-    several = ours.generate(PROMPTS[0], seed=3, n=4, **wishes)
-    assert several == [ours.generate(PROMPTS[0], seed=3 + i, **wishes) for i in range(4)]
+    options = {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2}
+    alone = [ours.generate(prompt, seed=3, **options) for prompt in PROMPTS]
+    assert ours.generate(PROMPTS, seed=3, **options) == alone
+    several = ours.generate(PROMPTS[0], seed=3, n=4, **options)
+    assert several == [ours.generate(PROMPTS[0], seed=3 + i, **options) for i in range(4)]
     assert len(set(several)) > 1
-    assert ours.generate(PROMPTS, seed=3, n=2, **wishes)[0] == several[:2]
-    assert ours.generate(PROMPTS[0], **wishes) != ours.generate(PROMPTS[0], **wishes)
-    assert ours.generate([], **wishes) == []
+    assert ours.generate(PROMPTS, seed=3, n=2, **options)[0] == several[:2]
+    assert ours.generate(PROMPTS[0], **options) != ours.generate(PROMPTS[0], **options)
+    assert ours.generate([], **options) == []
 
 
 def test_more_prompts_than_a_batch_come_back_in_order(gpt2_pair) -> None:
@@ -342,7 +342,7 @@ def test_more_prompts_than_a_batch_come_back_in_order(gpt2_pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("options", "words"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": -0.1}, "temperature"),
@@ -356,12 +356,14 @@ def test_more_prompts_than_a_batch_come_back_in_order(gpt2_pair) -> None:
         ({"temprature": 1.0}, "'temperature'"),
     ],
 )
-def test_impossible_settings_are_refused_before_any_work(gpt2_pair, wish: dict, words: str) -> None:
+def test_impossible_settings_are_refused_before_any_work(
+    gpt2_pair, options: dict, words: str
+) -> None:
     _, ours = gpt2_pair
     with pytest.raises(UsageError, match=words):
-        ours.generate("the", **wish)
+        ours.generate("the", **options)
     with pytest.raises(UsageError, match=words):
-        ours.stream("the", **wish)
+        ours.stream("the", **options)
 
 
 def test_prompts_that_cannot_be_continued(gpt2_pair, gpt1_pair) -> None:
@@ -387,9 +389,9 @@ def test_a_stream_joined_is_what_generate_returns(
 ) -> None:
     ours = request.getfixturevalue(pair)[1]
     for stop in [(), ("e",), ("the", "\ufffd", " s")]:
-        wish = {"max_new_tokens": 30, "seed": seed, "stop": stop}
-        text = ours.generate("the state of", **wish)
-        assert "".join(ours.stream("the state of", **wish)) == text
+        options = {"max_new_tokens": 30, "seed": seed, "stop": stop}
+        text = ours.generate("the state of", **options)
+        assert "".join(ours.stream("the state of", **options)) == text
         assert not any(s in text for s in stop)
 
 

@@ -20,13 +20,7 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.model.int8 import is_quantized
 from malmoi.model.int8_row import why_not
-from malmoi.system.machine import (
-    float64_device,
-    parse_machine,
-    per_device,
-    pretend,
-    this_machine,
-)
+from malmoi.system.machine import float64_device, parse_machine, per_device, pretend, this_machine
 from malmoi.tokenizer import train_tokenizer
 from malmoi.tokenizer.padding import forward_limits
 
@@ -140,9 +134,7 @@ def test_a_quantised_folder_predicts_the_same_with_and_without_a_kernel(
     assert len(found.generate([TEXT[:9], "the"], **GREEDY)) == 2
 
 
-def test_a_model_that_does_not_fit_when_converted_is_refused(
-    folders: Path,
-) -> None:
+def test_a_model_that_does_not_fit_when_converted_is_refused(folders: Path) -> None:
     size = (folders / "half/model.safetensors").stat().st_size
     machine = parse_machine(f"no-bf16,memory={int(1.5 * size)}")
     with pretend(machine), pytest.raises(MalmoiError, match="of memory"):

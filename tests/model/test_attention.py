@@ -49,10 +49,7 @@ CASES: dict[str, tuple[Truth, ...]] = {
 }
 # Child et al. 2019, fixed: positions 0-2 of head 2 see nobody
 CHILD = "causal & block:4 ; causal & summary:4,1"
-CASES[CHILD] = (
-    lambda i, j: j <= i and i // 4 == j // 4,
-    lambda i, j: j <= i and j % 4 == 3,
-)
+CASES[CHILD] = (lambda i, j: j <= i and i // 4 == j // 4, lambda i, j: j <= i and j % 4 == 3)
 
 
 def test_every_pattern_is_compared_with_brute_force() -> None:
@@ -291,7 +288,7 @@ WAYS = st.sampled_from([(None, torch.float32), ("short", torch.float32), (None, 
 
 
 def put_ahead(network: Network, kind: str) -> int:
-    """Puts soft tokens, or keys and values alone, before every text: so many positions."""
+    """Puts soft tokens, or keys and values alone, before every text: this many positions."""
     torch.manual_seed(0)
     weight, c = network.trunk.embed.token.weight, network.config
     if kind == "soft":

@@ -157,7 +157,7 @@ def test_a_misspelt_pattern_gives_a_clear_error(text: str, hint: str) -> None:
         ("block:1 ; causal", True),
         ("causal | prefix:3", False),
         ("causal ; causal | block:2", False),
-        ("causal | summary:5000,1", False),  # the first later key that is seen stands at 4,999
+        ("causal | summary:5000,1", False),  # the first later key that is seen is at 4,999
         ("full", False),
         ("local:4", False),
     ],

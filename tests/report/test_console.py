@@ -12,9 +12,7 @@ from malmoi.report.console import Console, progress_line, waiting
 from malmoi.system.progress import Progress, listening, report_progress
 
 
-def test_a_library_user_sees_nothing_unless_they_listen(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_library_user_sees_nothing_unless_they_listen(capsys: pytest.CaptureFixture[str]) -> None:
     events: list[Progress] = []
     logging.getLogger("malmoi.training").info("Learning a vocabulary …")
     report_progress(Progress("encode", 1, 2, "rows"))

@@ -119,7 +119,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=200k", "none", disk], capture_output=True
     ).returncode:
-        pytest.skip("these tests may not mount a disk; the limit on a file's size stands in for it")
+        pytest.skip("these tests may not mount a disk; the limit on a file's size replaces it")
     yield disk
     subprocess.run(["umount", disk], check=True)
 

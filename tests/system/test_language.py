@@ -14,13 +14,7 @@ from typer.main import get_command
 from conftest import environment
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
-from malmoi.system.language import (
-    catalogue,
-    language,
-    setting_meaning,
-    translate,
-    with_particles,
-)
+from malmoi.system.language import catalogue, language, setting_meaning, translate, with_particles
 from malmoi.training.recipes import named_recipe
 
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"

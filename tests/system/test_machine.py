@@ -89,7 +89,7 @@ def test_a_device_that_is_not_here_is_named() -> None:
 
 
 def test_threads_are_those_of_cores_that_are_free() -> None:
-    # seconds with so many threads, on a machine with two of four cores taken
+    # seconds by number of threads, on a machine with two of four cores taken
     took = {4: 8.0, 2: 1.0, 1: 2.0}
     threads = torch.get_num_threads()
     torch.set_num_threads(4)

@@ -1,6 +1,4 @@
-"""Files of strangers: what is wrong in one is told with the file, the key and what was expected,
-before it can hurt.
-"""
+"""Files of strangers: an error names the file, the key and what it expected, before any harm."""
 
 import json
 from collections.abc import Callable

@@ -567,10 +567,7 @@ def test_what_tokenizer_config_gives_a_role_is_special(tmp_path: Path) -> None:
     assert (
         again.specials.eos in again.encode(text).tokens,
         again.id("<tool>") in again.encode(text).tokens,
-    ) == (
-        False,
-        True,
-    )
+    ) == (False, True)
 
 
 def fingerprints() -> list[str]:
