@@ -83,9 +83,7 @@ class Config:
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
         missing = [name for name in field_types(cls) if name not in optional | values.keys()]
         if missing:
-            raise UsageError(
-                f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}."
-            )
+            raise UsageError(f"{cls.__name__} needs a value for {', '.join(missing)}.")
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:

@@ -218,12 +218,12 @@ def soft_config(network: Network) -> dict[str, Any]:
     n = trunk.prefix_kv.size(3) if trunk.prefix_kv is not None else len(trunk.soft_prompt)  # type: ignore[arg-type]
     # With a bidirectional model our pooler reads [CLS], PEFT's the first soft token: not the same
     # model.
-    kind = "PREFIX_TUNING" if prefix else "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
+    prompt = "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
     own: dict[str, Any] = (
         {"prefix_projection": False} if prefix else {"prompt_tuning_init": "RANDOM"}
     )
     return {
-        "peft_type": kind,
+        "peft_type": "PREFIX_TUNING" if prefix else prompt,
         "num_virtual_tokens": n,
         "token_dim": c.key_heads * c.size_per_head if prefix else c.token_width,
         "num_attention_heads": c.key_heads if prefix else c.heads,

@@ -101,7 +101,8 @@ def distil_model(
         else _given(teacher, open_teacher(config.student, out), config.layers)
     )
     by_text = config.task is None
-    soft = config.soft if config.soft is not None else TEXT_SOFT if by_text else TASK_SOFT
+    usual = TEXT_SOFT if by_text else TASK_SOFT
+    soft = usual if config.soft is None else config.soft
     distillation = Distillation(
         teacher.network, soft, config.temperature, COSINE_WEIGHT if by_text else 0.0
     )

@@ -50,9 +50,9 @@ class Network(nn.Module):
         self.features = features
         self.trunk = _trunk(config, features)
         self.reader = FeatureReader(config, features) if features else None
-        self.pooler: nn.Module | None = (
-            MeanPooler() if features else Pooler(config) if pooler else None
-        )
+        self.pooler: nn.Module | None = Pooler(config) if pooler else None
+        if features:
+            self.pooler = MeanPooler()
         self.heads = nn.ModuleDict()
         for name, classes in heads.items():
             self.add(name, classes)

@@ -108,8 +108,8 @@ def with_particles(text: str) -> str:
         if PARTICLE.fullmatch(part):
             final = last_sound(done)
             closed = final not in ("", "ㄹ") if part == "(으)" else bool(final)
-            forms = part.strip("()").split("(")
-            part = forms[0] if closed else forms[1] if len(forms) > 1 else ""
+            after_consonant, _, after_vowel = part.strip("()").partition("(")
+            part = after_consonant if closed else after_vowel
         done += part
     return done
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,12 +97,10 @@ class DocumentReader:
         self.problems.setdefault(name, BadLines(name)).add(line, why)
 
     def _want(self, name: str) -> ReadOptions:
-        return ReadOptions(
-            self._documents,
-            self._text,
-            lambda line, why: self._bad(name, line, why),
-            lambda rule: self.rules.__setitem__(name, rule),
-        )
+        def remember_rule(rule: str) -> None:
+            self.rules[name] = rule
+
+        return ReadOptions(self._documents, self._text, partial(self._bad, name), remember_rule)
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""

@@ -193,7 +193,9 @@ def normalizer_of(state: State) -> Any:
     if part is None or part["type"] != "Sequence":
         return None if part == {"type": "NFC"} else part
     others = [one for one in part["normalizers"] if one != {"type": "NFC"}]
-    return others[0] if len(others) == 1 else part | {"normalizers": others} if others else None
+    if len(others) == 1:
+        return others[0]
+    return part | {"normalizers": others} if others else None
 
 
 def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:

@@ -164,7 +164,7 @@ def load_state(
     The number of processes that wrote it does not matter.
     """
     state = _read(folder)
-    files = [_open(folder / name).__enter__() for name in state.files]
+    files = [_open(folder / name) for name in state.files]
     rows = [json.loads(file.metadata()["rows"]) for file in files]
     known = state.shapes
     named = dict(network.named_parameters())
@@ -196,7 +196,7 @@ def other_tensors(folder: Path) -> dict[str, Tensor]:
     names = [
         name for name in _read(folder).shapes if not name.startswith(("weights.", "optimizer"))
     ]
-    file = _open(folder / "rank-00000.safetensors").__enter__()
+    file = _open(folder / "rank-00000.safetensors")
     return {name: file.get_tensor(name) for name in names}
 
 

@@ -430,7 +430,7 @@ def _length(first: int) -> int:
         return 1
     if not 0xC2 <= first < 0xF5:
         return 0
-    return 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+    return 2 + (first >= 0xE0) + (first >= 0xF0)
 
 
 def _mask(tokens: Iterable[int], vocab: int) -> Tensor:

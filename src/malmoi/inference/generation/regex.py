@@ -320,7 +320,9 @@ class _RegexParser:
         if any(len(n) > 9 or int(n or 0) > MAX_REGEX_REPEATS for n in (least, most)):
             raise self._wrong(f"something is repeated more than {MAX_REGEX_REPEATS:,} times")
         self.at += len(inside) + 1
-        return int(least), int(least) if not comma else int(most) if most else None
+        if not comma:
+            return int(least), int(least)
+        return int(least), int(most) if most else None
 
     def _atom(self) -> Regex:
         sign = self._next()
