@@ -207,6 +207,12 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_numbers()
+        self._check_attention()
+        self._check_positions()
+        self._check_parts()
+
+    def _check_numbers(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, bool) and isinstance(value, int | float):
                 largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
@@ -218,6 +224,17 @@ class ModelConfig(Config):
             _require(
                 getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."
             )
+        for name in ("dropout", "attention_dropout"):
+            _require(
+                0 <= getattr(self, name) < 1,
+                f"{name} must lie in [0, 1), not {getattr(self, name)}.",
+            )
+        _require(
+            self.distinct <= self.depth,
+            f"{self.groups} groups are more than the depth {self.depth}.",
+        )
+
+    def _check_attention(self) -> None:
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
             f"width {self.width} does not divide into {self.heads} heads; set head_width or change "
@@ -228,21 +245,22 @@ class ModelConfig(Config):
             f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.",
         )
         _require(
-            self.positions != "rotary" or self.size_per_head % 2 == 0,
-            "rotary positions need an even head width.",
-        )
-        _require(
-            not self.head_transform or self.pooler != "none",
-            "head_transform needs the activation that pooler names, such as gelu.",
-        )
-        _require(
             bool(self.attention),
             "attention needs at least one pattern, such as 'causal' or 'full'.",
         )
         _require(
-            self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            f"two LSTMs need a width of twice embed_width, not {self.width} and "
-            f"{self.embed_width}.",
+            sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
+            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
+        )
+        _require(
+            self.mixer != "linear" or self.attention in (("causal",), ("full",)),
+            "linear attention is causal or full in every layer, without another pattern.",
+        )
+
+    def _check_positions(self) -> None:
+        _require(
+            self.positions != "rotary" or self.size_per_head % 2 == 0,
+            "rotary positions need an even head width.",
         )
         _require(
             not self.memory or self.positions == "relative",
@@ -255,16 +273,25 @@ class ModelConfig(Config):
             "relative positions need softmax attention without kv_heads and qk_norm.",
         )
         _require(
+            self._table_bytes <= MAX_POSITION_TABLE_BYTES,
+            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
+            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
+        )
+
+    def _check_parts(self) -> None:
+        """Parts that some families have and others exclude."""
+        _require(
+            not self.head_transform or self.pooler != "none",
+            "head_transform needs the activation that pooler names, such as gelu.",
+        )
+        _require(
+            self.mixer != "bilstm" or self.width == 2 * self.embed_width,
+            f"two LSTMs need a width of twice embed_width, not {self.width} and "
+            f"{self.embed_width}.",
+        )
+        _require(
             not self.is_lstm or self.groups in (0, self.depth),
             "LSTM layers cannot be shared (groups).",
-        )
-        _require(
-            self.mixer != "linear" or self.attention in (("causal",), ("full",)),
-            "linear attention is causal or full in every layer, without another pattern.",
-        )
-        _require(
-            self.distinct <= self.depth,
-            f"{self.groups} groups are more than the depth {self.depth}.",
         )
         _require(
             bool(self.feature_count) == bool(self.feature_width),
@@ -280,20 +307,6 @@ class ModelConfig(Config):
                 not (self.encoder_depth and getattr(self, name)),
                 f"an encoder-decoder cannot be combined with {name}.",
             )
-        for name in ("dropout", "attention_dropout"):
-            _require(
-                0 <= getattr(self, name) < 1,
-                f"{name} must lie in [0, 1), not {getattr(self, name)}.",
-            )
-        _require(
-            sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
-            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
-        )
-        _require(
-            self._table_bytes <= MAX_POSITION_TABLE_BYTES,
-            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
-        )
 
     @property
     def _table_bytes(self) -> int:

@@ -171,6 +171,15 @@ class Recipe(Config):
 
     def check(self) -> "Recipe":
         """Returns the recipe itself if its parts fit together, otherwise raises."""
+        self._check_phases()
+        self._check_budget()
+        self._check_shares()
+        self._check_objective()
+        self._check_pairs()
+        self._check_memory()
+        return self
+
+    def _check_phases(self) -> None:
         lengths = self.data.lengths or (self.model.context,)
         shares = self.data.shares or (1.0,)
         _require(
@@ -184,6 +193,8 @@ class Recipe(Config):
             f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
             f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
         )
+
+    def _check_budget(self) -> None:
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
         _require(
@@ -195,24 +206,8 @@ class Recipe(Config):
                 getattr(self.train, name) > 0,
                 f"train.{name} must be positive, not {getattr(self.train, name)}.",
             )
-        _require(
-            bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
-            "the objectives translation and span, and an encoder (model.encoder_depth), belong "
-            "together.",
-        )
-        _require(
-            self.data.pairs or self.objective != "translation",
-            "the objective translation learns from pairs: set data.pairs=true.",
-        )
-        _require(
-            not self.data.pairs or self.objective in ("translation", "mlm"),
-            f"pairs are for the objectives translation and mlm, not {self.objective}.",
-        )
-        _require(
-            not self.data.pairs or self.objective == "translation" or self.model.segments == 2,
-            "a masked language model of pairs has an embedding for each language: "
-            "model.segments=2.",
-        )
+
+    def _check_shares(self) -> None:
         _require(
             0 <= self.data.together <= 1,
             f"data.together lies between 0 and 1, not {self.data.together:g}.",
@@ -228,23 +223,19 @@ class Recipe(Config):
                 f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
             )
         _require(
-            self.model.both_ways == (self.samples == "both"),
-            "the objective both and model.both_ways=true belong together.",
-        )
-        _require(
             0 < self.data.causal_share < 1,
             f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
         )
+
+    def _check_objective(self) -> None:
         _require(
-            not self.model.memory
-            or (self.objective == "lm" and len(self.data.weights) < 2 and len(lengths) == 1),
-            "a memory of earlier segments needs the objective lm and one text in one phase.",
+            bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
+            "the objectives translation and span, and an encoder (model.encoder_depth), belong "
+            "together.",
         )
         _require(
-            not self.model.memory
-            or not (self.train.batch_start or self.train.fit_batch or self.data.document_mask),
-            "with a memory every batch has the same rows and documents follow one another: leave "
-            "train.batch_start, train.fit_batch and data.document_mask out.",
+            self.model.both_ways == (self.samples == "both"),
+            "the objective both and model.both_ways=true belong together.",
         )
         _require(
             (self.model.mixer == "bilstm") == (self.objective == "bilm"),
@@ -260,7 +251,38 @@ class Recipe(Config):
             "a model whose tokens see later ones cannot learn to predict them (attention "
             f"{self.model.attention}).",
         )
-        return self
+
+    def _check_pairs(self) -> None:
+        """Translations, or texts of two languages."""
+        if not self.data.pairs:
+            _require(
+                self.objective != "translation",
+                "the objective translation learns from pairs: set data.pairs=true.",
+            )
+            return
+        _require(
+            self.objective in ("translation", "mlm"),
+            f"pairs are for the objectives translation and mlm, not {self.objective}.",
+        )
+        _require(
+            self.objective == "translation" or self.model.segments == 2,
+            "a masked language model of pairs has an embedding for each language: "
+            "model.segments=2.",
+        )
+
+    def _check_memory(self) -> None:
+        """A memory of earlier segments (Transformer-XL)."""
+        if not self.model.memory:
+            return
+        _require(
+            self.objective == "lm" and len(self.data.weights) < 2 and len(self.phases) == 1,
+            "a memory of earlier segments needs the objective lm and one text in one phase.",
+        )
+        _require(
+            not (self.train.batch_start or self.train.fit_batch or self.data.document_mask),
+            "with a memory every batch has the same rows and documents follow one another: leave "
+            "train.batch_start, train.fit_batch and data.document_mask out.",
+        )
 
 
 def pretraining_folder(out: Path) -> RunFolder:
