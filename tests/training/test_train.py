@@ -837,7 +837,7 @@ def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
         log.write_row(step=step, loss=1.0)
     with log.path.open("a") as file:
         file.write('{"step": 4, "lo')
-    assert [row["step"] for row in RunLog(tmp_path, TrainConfig(), first=True).resume(2)] == [1, 2]
+    RunLog(tmp_path, TrainConfig(), first=True).resume(2)
     assert [row["step"] for row in read_metrics(log.path)] == [1, 2]
 
 

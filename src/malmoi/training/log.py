@@ -26,16 +26,15 @@ class RunLog:
         if first and c.trackers:
             self._trackers = open_trackers(c.trackers, out, c.to_dict())
 
-    def resume(self, step: int) -> list[dict[str, Any]]:
-        """Drops rows that a killed run wrote after its last saved step; returns the rest."""
+    def resume(self, step: int) -> None:
+        """Drops rows that a killed run wrote after its last saved step."""
         if not self.first or not self.path.is_file():
-            return []
+            return
         rows = read_metrics(self.path)
         kept = [row for row in rows if row["step"] <= step]
         if len(kept) != len(rows) or self.path.read_bytes()[-1:] not in (b"\n", b""):
             write_text(self.path, "".join(_line(row) for row in kept))
         self._there = {_kind(row) for row in kept if row["step"] == step}
-        return kept
 
     def write_row(self, **values: Any) -> None:
         """Adds a row, unless the run had written it before it was interrupted."""

@@ -103,7 +103,6 @@ class TrainingRun:
                 text = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
                 return (prompt + text).replace("\n", " ")
             mask = model.tokenizer.token(model.tokenizer.specials.mask or 0)
-            return prompt.replace(
-                mask, f"[{' | '.join(f.token for f in model.fill(prompt, top=3))}]"
-            )
+            guesses = " | ".join(one.token for one in model.fill(prompt, top=3))
+            return prompt.replace(mask, f"[{guesses}]")
         return ""
