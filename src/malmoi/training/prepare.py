@@ -51,7 +51,10 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     check_request(recipe, group)
     readers: list[DocumentReader] = []
     if group.first:
-        _check_folder(out)
+        if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
+            raise UsageError(
+                f"{out} holds a model that was not pre-trained here: choose another folder."
+            )
         readers = origin.readers(recipe.data)
         prepare_tokenizer(recipe, readers, out, origin)
     group.barrier()
@@ -106,14 +109,6 @@ def _with_features(recipe: Recipe) -> Recipe:
     _, count, width = open_features(recipe.data.features).shape
     shape = dict(feature_count=count, feature_width=width, attention=(f"causal | prefix:{count}",))
     return replace(recipe, model=replace(recipe.model, **shape))
-
-
-def _check_folder(out: Path) -> None:
-    """Refuses to overwrite a model folder that was not written by a run."""
-    if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
-        raise UsageError(
-            f"{out} holds a model that was not pre-trained here: choose another folder."
-        )
 
 
 # ------------------------------------------------------------------ network

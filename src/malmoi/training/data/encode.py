@@ -61,15 +61,12 @@ class EncodePlan:
 
     def made(self) -> dict[str, str]:
         """What determines the stores' content, part by part, so that a change can be named."""
-        splitter = None if self.sentences is None else _name(self.sentences)
-        settings = [splitter, self.valid, self.seed, self.end]
+        split = self.sentences
+        name = split and (getattr(split, "name", "") or f"{split.__module__}.{split.__qualname__}")
+        settings = [name, self.valid, self.seed, self.end]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         found = {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
         return found | {"settings": digest}
-
-
-def _name(splitter: Splitter) -> str:
-    return str(getattr(splitter, "name", None) or f"{splitter.__module__}.{splitter.__qualname__}")
 
 
 def build_stores(
