@@ -61,7 +61,7 @@ class EncodePlan:
 
     def made(self) -> dict[str, str]:
         """What determines the stores' content, part by part, so that a change can be named."""
-        split = self.sentences
+        split: Any = self.sentences
         name = split and (getattr(split, "name", "") or f"{split.__module__}.{split.__qualname__}")
         settings = [name, self.valid, self.seed, self.end]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
