@@ -16,6 +16,7 @@ from test_model import BRUTE, expressions
 from torch import Tensor
 
 from conftest import native_bf16
+from malmoi.errors import MalmoiError
 from malmoi.inference.generation.kv_slots import BranchCache, KVSlots, prefill_rows
 from malmoi.model import Activations, KVCache, Layout, Network, initialise, parse_pattern
 from malmoi.model.attention import (
@@ -26,6 +27,7 @@ from malmoi.model.attention import (
     attend,
     attention_probs,
     build_mask,
+    compile_each_shape,
     fastest_kernel,
 )
 from malmoi.model.block_parts import attend_parts, make_parts
@@ -410,3 +412,21 @@ def test_packed_sequences_on_a_gpu_equal_the_picture(text: str) -> None:
     found = [y, *torch.autograd.grad(y, inputs, wanted)]
     for mine, right in zip(found, expected, strict=True):
         assert (mine.double() - right).norm() / right.norm() < 0.02
+
+
+def test_a_compiled_kernel_never_falls_back_without_a_word() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(inputs)
+        return graph.forward
+
+    def double(x: Tensor) -> Tensor:
+        return 2 * x
+
+    run = compile_each_shape(double, shapes=12, backend=backend)
+    for length in range(2, 14):  # more shapes than torch's own limit of 8
+        assert run(torch.ones(length)).sum() == 2 * length
+    assert len(compiled) == 12
+    with pytest.raises(MalmoiError, match="for 12 shapes"):
+        run(torch.ones(14))

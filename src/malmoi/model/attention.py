@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.block_parts import BlockParts, attend_parts, make_parts
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
@@ -31,6 +31,7 @@ SHORT_KEYS = 512
 # patterns that the packed-sequence (varlen) kernel handles without a mask
 PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")
 MIN_SPARSE_KEYS = 1024  # keys: below this a dense mask is as fast as blocks or tiles
+MOST_SHAPES = 256  # for which FlexAttention is compiled in one process
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,33 @@ KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] =
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return compile_each_shape(flex_attention)
+
+
+def compile_each_shape(
+    function: Callable[..., Any], shapes: int = MOST_SHAPES, **options: Any
+) -> Callable[..., Any]:
+    """Compiles a function anew for each shape; more than `shapes` of them raise.
+
+    Past torch's own limit it would run uncompiled without a word: FlexAttention would compute all
+    scores, in 100 times the memory.
+    """
+    compiled = torch.compile(function, dynamic=False, **options)
+
+    def run(*inputs: Any, **settings: Any) -> Any:
+        if torch.compiler.is_compiling():  # part of a larger graph, which has its own limit
+            return compiled(*inputs, **settings)
+        limits = {"recompile_limit": shapes, "accumulated_recompile_limit": 4 * shapes}
+        try:
+            with torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True):
+                return compiled(*inputs, **settings)
+        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+            raise MalmoiError(
+                f"Sparse attention has been compiled for {shapes} shapes of inputs, and for more it "
+                "would be slow: use fewer lengths and batch sizes."
+            ) from error
+
+    return run
 
 
 def _blocks(pattern: Pattern, layout: Layout, device: torch.device) -> Any:
