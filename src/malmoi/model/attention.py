@@ -245,7 +245,10 @@ def compile_each_shape(
     def run(*inputs: Any, **settings: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger graph, which has its own limit
             return compiled(*inputs, **settings)
-        limits = {"recompile_limit": shapes, "accumulated_recompile_limit": 4 * shapes}
+        limits: dict[str, Any] = {
+            "recompile_limit": shapes,
+            "accumulated_recompile_limit": 4 * shapes,
+        }
         try:
             with torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True):
                 return compiled(*inputs, **settings)
