@@ -15,7 +15,6 @@ from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import metric_names
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import load
-from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.studies.data import StudyTask
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.table import Claim, StudyResults, Words
@@ -134,18 +133,6 @@ def _claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def _figure(results: StudyResults) -> str:
-    """Score over size; the best are at the top left."""
-    score = next((c for c in results.columns if c not in (SIZE, RATE)), "")
-    lines = {}
-    for row in results.rows:
-        size = results.at(row, SIZE)
-        found = results.at(row, score)
-        if size is not None and found is not None:
-            lines[row] = Line([(size.mean, found.mean)], [found.deviation])
-    return standalone_svg(chart(lines, "MB on disk", f"{score}, %", size=(820, 340)))
-
-
 STUDY = Study(
     "compression",
     Words(
@@ -156,9 +143,9 @@ STUDY = Study(
     _cells,
     _claims,
     caption=Words(
-        "Score of a fine-tuned BERT over its size on disk, for each way to make it smaller; bars "
+        "Score, size on disk and speed of a fine-tuned BERT for each way to make it smaller; bars "
         "are one standard deviation over seeds.",
-        "방법에 따라 줄인 BERT의 디스크 크기와 미세 조정 점수. 막대는 시드에 따른 표준편차 하나.",
+        "방법에 따라 줄인 BERT의 미세 조정 점수, 디스크 크기, 속도. 막대는 시드에 따른 표준편차 "
+        "하나.",
     ),
-    figure=_figure,
 )

@@ -9,7 +9,7 @@ from malmoi.evaluation.tasks import metric_names, named_task
 from malmoi.inference import load
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte, zero_shot
-from malmoi.studies.table import Claim, StudyResults, Words, curve_figure, lower_is_better
+from malmoi.studies.table import Claim, StudyResults, Words
 from malmoi.training.recipe import Recipe
 
 # width as a share of the scale's → the paper's sizes: millions of weights, LAMBADA's accuracy, and
@@ -78,19 +78,6 @@ def _claims(results: StudyResults) -> list[Claim]:
     ]
 
 
-def _figure(results: StudyResults) -> str:
-    """Bits per byte by size, or perplexities if data sets were given."""
-    records = [
-        {**r, "values": {c: v for c, v in r["values"].items() if lower_is_better(c)}}
-        for r in results.records
-    ]
-
-    def weights(row: str) -> float | None:
-        return results.facts(row).get("parameters")
-
-    return curve_figure(StudyResults(records), "weights", weights, up="lower is better", even=True)
-
-
 STUDY = Study(
     "gpt2-zeroshot",
     Words(
@@ -107,5 +94,4 @@ STUDY = Study(
         "시드에 따른 표준편차 하나.",
     ),
     theirs={row: dict(zip(COLUMNS, theirs, strict=True)) for row, (_, theirs) in SIZES.items()},
-    figure=_figure,
 )

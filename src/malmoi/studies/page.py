@@ -71,10 +71,12 @@ def write_pages(
 
 
 def _named(claim: Claim) -> Words:
-    """The claim with its column, unless the claim already names it."""
-    if claim.column in claim.about.en:
-        return claim.about
-    return Words(f"{claim.about.en} ({claim.column})", f"{claim.about.ko} ({claim.column})")
+    """The claim with its column, unless the claim already names it, and the rows compared."""
+    column = "" if claim.column in claim.about.en else f"{claim.column}; "
+    return Words(
+        f"{claim.about.en} ({column}{claim.better} vs. {claim.worse})",
+        f"{claim.about.ko} ({column}{claim.better} 대 {claim.worse})",
+    )
 
 
 def _summary(results: StudyResults, row: str, column: str) -> dict[str, float]:
@@ -93,12 +95,14 @@ def _about(facts: Mapping[str, Any], results: StudyResults) -> Words:
         return "–".join(dict.fromkeys(ends)) or "0"
 
     where = f"{facts['date']}, {facts['machine']}, malmoi {facts['version']}"
-    seeds = len(facts["seeds"])
+    counts = {results.seeds(row, column) for row in results.rows for column in results.table[row]}
+    most = max(counts)
+    fewest = "" if min(counts) == most else f"{min(counts)}–"
     return Words(
         f"Scale {facts['scale']}: {span('parameters')} weights, {span('tokens')} tokens, "
-        f"{plural(seeds, 'seed')} ({where}). ± is the standard deviation over seeds.",
+        f"{fewest}{plural(most, 'seed')} ({where}). ± is the standard deviation over seeds.",
         f"규모 {facts['scale']}: 가중치 {span('parameters')}개, 토큰 {span('tokens')}개, "
-        f"시드 {seeds}개 ({where}). ±는 시드에 따른 표준편차.",
+        f"시드 {fewest}{most}개 ({where}). ±는 시드에 따른 표준편차.",
     )
 
 

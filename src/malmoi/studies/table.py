@@ -165,7 +165,7 @@ def dot_figure(results: StudyResults) -> str:
     rows = results.rows
     tall = DOT_TOP + DOT_ROW * len(rows) + 34
     lines = -(-len(columns) // PANELS_ACROSS)
-    width = DOT_LABEL + DOT_PANEL * min(PANELS_ACROSS, len(columns))
+    width = DOT_LABEL + DOT_PANEL * PANELS_ACROSS
     parts = [
         f'<text x="0" y="{tall * line + DOT_TOP + DOT_ROW * i + 17}">{html.escape(row)}</text>'
         for line in range(lines)
