@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.corpus.duplicates import signature
-from malmoi.corpus.ngrams import hash_words, most_frequent
+from malmoi.corpus.ngrams import HashedTexts, hash_words
 from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
 from malmoi.model.decode_step import fused_step
@@ -206,7 +206,7 @@ def text_checks(clock: Clock) -> Iterator[Check]:
     kinds: dict[str, Callable[[], object]] = {
         "words hashed, 200 kB": lambda: hash_words(whole).hashes.tolist(),
         "n-grams of 5": lambda: hash_words(whole).ngrams(5).tolist(),
-        "most frequent n-gram": lambda: most_frequent(ngrams),
+        "pairs of words counted": lambda: HashedTexts.of(texts).run_stats().tolist(),
         "MinHash of 128": lambda: signature(ngrams, 128).tolist(),
         "words cut and numbered": ids_of_words,
     }

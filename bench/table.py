@@ -1,21 +1,27 @@
 """One table for this machine: the hot paths, ours beside the peers', and the machine's own limits.
 
     malmoi bench [--quick] [--rows decode predict …] [--without kernel,prefix,cache] [--text FILE]
+    [--cpu-time]
 
 Every row measures ours and the peer in this run, in turn, on the same weights and data; a ratio
 above 1 means that we are faster. MFU is the share of this machine's measured matmul rate, MBU the
 share of its measured memory bandwidth that reading the weights once a step takes. `--without`
-switches something off, measures its rows again and compares the results. The last line is JSON.
+switches something off, measures its rows again and compares the results. On a busy machine
+`--cpu-time` counts processor time on one thread instead of the clock. The last line is JSON.
 """
 
 import argparse
 import json
 import logging
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -27,10 +33,42 @@ from typing import Any
 
 import torch
 
+from malmoi.system.language import language
 from malmoi.system.machine import parse_machine, pretend, this_machine
-from malmoi.training.device import Execution, flops_per_token, matmul_rate
+from malmoi.training.device import Execution, flops_per_token
 
 SECONDS = ("s", "ms")  # units in which less is better
+KOREAN = {  # longer phrases first
+    "corpus: read, clean, filter, dedup, decontaminate": "코퍼스: 읽기, 정제, 필터, 중복·오염 제거",
+    "near-duplicates, runs of words given": "비슷한 문서 찾기(n-gram은 이미 계산)",
+    "predict, a CSV of short texts, BERT of 4 × 256": "예측, 짧은 글의 CSV, BERT 4 × 256",
+    "8 requests after one prompt of 256, 4 × 256": "앞 256토큰이 같은 요청 8개, GPT 4 × 256",
+    "BERT-base, one text of 128 tokens": "BERT-base, 128토큰 글 하나",
+    "load and first token, 124M": "124M 모델 열고 첫 토큰까지",
+    "load 124M": "124M 모델 열기",
+    "text → token store": "텍스트 → 토큰 저장소",
+    "text → ids": "텍스트 → 토큰 번호",
+    "fine-tuning a BERT of": "미세 조정, BERT",
+    "training a GPT of": "학습, GPT",
+    "decoding ": "디코딩 ",
+    " at once": "개 동시",
+    "server, ": "서버, ",
+    " streams": "개 스트림",
+    "python alone": "파이썬만",
+    "reading alone": "읽기만",
+    "safetensors alone": "safetensors만",
+    "no new word": "새 단어 없음",
+    "first token": "첫 토큰",
+    " not installed": " 설치 안 됨",
+    "not with --quick": "--quick에서는 생략",
+    "no peer measured": "비교 대상 없음",
+    "without ": "끄면 ",
+    "what": "항목",
+    "ours": "말모이",
+    "peer": "비교 대상",
+    "ratio": "배율",
+    "limit": "한계",
+}
 
 
 @dataclass
@@ -42,7 +80,7 @@ class Row:
     ours: float
     peer: str  # the peer's name, or why there is none
     theirs: float | None = None
-    bound: str = ""  # MFU, MBU or a tolerance
+    bound: str = ""  # MFU, MBU, a floor or a tolerance
     without: dict[str, float] = field(default_factory=dict)  # ours with something switched off
 
     @property
@@ -73,28 +111,52 @@ def number(value: float) -> str:
 
 
 def print_table(machine: dict[str, Any], rows: list[Row]) -> None:
-    """The machine, the table and, last, both as one JSON line."""
-    head = ["what", "ours", "peer", "ratio", "share of the limit"]
-    lines = [head, *(row.cells() for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    print(" · ".join(f"{name} {value}" for name, value in machine.items()))
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    """The machine, the table and, last, both as one JSON line.
+
+    Where the terminal is too narrow for the table, each row takes two lines.
+    """
+    head = ["what", "ours", "peer", "ratio", "limit"]
+    lines = [[localised(cell) for cell in line] for line in (head, *(row.cells() for row in rows))]
+    print(textwrap.fill(" · ".join(f"{name} {value}" for name, value in machine.items()), 80))
+    widths = [max(cells_of(line[i]) for line in lines) for i in range(len(head))]
+    narrow = sum(widths) + 2 * len(head) > shutil.get_terminal_size().columns
+    for what, *cells in lines:
+        columns = zip(cells, widths[1:], strict=True)
+        shown = "  ".join(map(padded, *zip(*columns, strict=True))).rstrip()
+        print(f"{what}\n  {shown}" if narrow else f"{padded(what, widths[0])}  {shown}")
     print(json.dumps({"machine": machine, "rows": [row.facts() for row in rows]}))
 
 
-def bandwidth(execution: Execution, size: int) -> float:
+def cells_of(text: str) -> int:
+    """The columns that a text takes on a terminal, where a Korean letter takes two."""
+    return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
+
+
+def padded(text: str, size: int) -> str:
+    return text + " " * (size - cells_of(text))
+
+
+def localised(cell: str) -> str:
+    """A cell in the user's language."""
+    if language() == "ko":
+        for english, korean in KOREAN.items():
+            cell = cell.replace(english, korean)
+    return cell
+
+
+def bandwidth(
+    execution: Execution, size: int, now: Callable[[], float] = time.perf_counter
+) -> float:
     """Bytes a second of a copy, read and written."""
     source = torch.empty(size, dtype=torch.uint8, device=execution.device)
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(4):
         execution.synchronize()
-        began = time.perf_counter()
+        began = now()
         target.copy_(source)
         execution.synchronize()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, now() - began)
     return 2 * size / best
 
 
@@ -117,16 +179,20 @@ class CPU:
         self.quick: bool = given.quick
         self.without: list[str] = given.without
         self.text: str | None = given.text
+        self.now = processor_time if given.cpu_time else time.perf_counter
+        self.threads = 1 if given.cpu_time else this_machine().cores
         self.folder = folder
         self.execution = Execution(torch.device("cpu"), this_machine().training_dtype("cpu"), False)
         size = 1024 if self.execution.half else 512
-        self.flops = matmul_rate(self.execution, size, torch.get_num_threads())
-        self.bandwidth = bandwidth(self.execution, 1 << 28)
+        a = torch.randn(size, size).to(self.execution.dtype)
+        self.flops = 2 * size**3 / self.best({"product": lambda: a @ a}, 20)["product"]
+        self.bandwidth = bandwidth(self.execution, 1 << 28, self.now)
 
     def machine(self) -> dict[str, Any]:
         found = this_machine()
         return {
             "processor": f"{found.cores} cores, {found.architecture}",
+            "threads": torch.get_num_threads(),
             "load": round(os.getloadavg()[0], 1),
             "torch": torch.__version__,
             "GFLOP/s": round(self.flops / 1e9, 1),
@@ -136,16 +202,24 @@ class CPU:
     def pick(self, quick: Any, full: Any) -> Any:
         return quick if self.quick else full
 
+    def seconds(self, work: Callable[[], object]) -> float:
+        began = self.now()
+        work()
+        return self.now() - began
 
-def best(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The fewest seconds of each, the rounds in turn."""
-    seconds = dict.fromkeys(works, float("inf"))
-    for _ in range(rounds):
-        for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            seconds[name] = min(seconds[name], time.perf_counter() - began)
-    return seconds
+    def best(self, works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+        """The fewest seconds of each, the rounds in turn."""
+        found = dict.fromkeys(works, float("inf"))
+        for _ in range(rounds):
+            for name, work in works.items():
+                found[name] = min(found[name], self.seconds(work))
+        return found
+
+
+def processor_time() -> float:
+    """Seconds of this process and of those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def check_same(what: str, one: object, other: object) -> None:
@@ -158,6 +232,7 @@ def check_same(what: str, one: object, other: object) -> None:
 
 def start_rows(cpu: CPU) -> Iterator[Row]:
     """Processes that import or print help and exit; then, imported, a model and its first token."""
+    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import malmoi
@@ -168,13 +243,15 @@ def start_rows(cpu: CPU) -> Iterator[Row]:
         "import": ("import malmoi", "import transformers"),
         "--help": ("-m malmoi --help", "-m transformers.cli.transformers --help"),
     }
-    for what, (ours, theirs) in processes.items():
-        works = {"ours": partial(run_python, ours), "theirs": partial(run_python, theirs)}
-        found = best(works, cpu.pick(1, 5))
-        yield Row(what, "s", found["ours"], "transformers", found["theirs"])
+    for what, codes in processes.items():
+        names = dict(zip(("ours", "theirs", "floor"), (*codes, "pass"), strict=True))
+        found = cpu.best({k: partial(run_python, v) for k, v in names.items()}, cpu.pick(1, 3))
+        floor = f"python alone {found['floor']:.2g} s"
+        yield Row(what, "s", found["ours"], "transformers", found["theirs"], floor)
     folder = cpu.folder / "start"
     peer_of("gpt2").save_pretrained(folder)
     made_up_tokenizer().save(folder)
+    mapped = partial(load_file, folder / "model.safetensors")
 
     def load_theirs() -> tuple[Any, Any]:
         loaded = AutoModelForCausalLM.from_pretrained(folder)
@@ -193,8 +270,9 @@ def start_rows(cpu: CPU) -> Iterator[Row]:
         "load and first token, 124M": {"ours": write_ours, "theirs": write_theirs},
     }
     for what, works in pairs.items():
-        found = best(works, cpu.pick(2, 5))
-        yield Row(what, "s", found["ours"], "transformers", found["theirs"])
+        found = cpu.best(works | {"floor": mapped}, cpu.pick(2, 3))
+        floor = f"safetensors alone {found['floor']:.2g} s"
+        yield Row(what, "s", found["ours"], "transformers", found["theirs"], floor)
 
 
 def run_python(code: str) -> None:
@@ -237,7 +315,7 @@ def decode_rows_of(cpu: CPU, shape: str) -> Iterator[Row]:
             decoders["screen"] = ours(load(folder, device="cpu"))
     off_for = {"screen": "malmoi", "kernel": "int8"}
     for batch in (1, 8):
-        found = measure(decoders, batch, cpu.pick(6, 64), cpu.pick(1, 3))
+        found = measure(decoders, batch, cpu.pick(6, 24), cpu.pick(1, 2), cpu.now)
         if not found["identical"]:
             raise SystemExit("Decoding: the tokens differ from those of transformers.")
         for name, label in (("malmoi", "fp32"), ("int8", "int8")):
@@ -275,9 +353,9 @@ def prefix_rows(cpu: CPU) -> Iterator[Row]:
         def work() -> None:
             with Engine(model, slots=8, capacity=512, **options) as engine:
                 served(engine, [(*shared, 0)], 1)  # the prompt is known
-                began = time.perf_counter()
+                began = cpu.now()
                 found[name] = served(engine, prompts, 8)
-                seconds[name] = time.perf_counter() - began
+                seconds[name] = cpu.now() - began
 
         return work
 
@@ -287,7 +365,7 @@ def prefix_rows(cpu: CPU) -> Iterator[Row]:
         works["prefix"] = ours("prefix", prefix=0)
     for work in works.values():
         work()
-    theirs = best({"theirs": lambda: generated(peer, prompts, 8)}, 2)["theirs"]
+    theirs = cpu.best({"theirs": lambda: generated(peer, prompts, 8)}, 2)["theirs"]
     off = {name: 64 / seconds[name] for name in works if name != "ours"}
     if off:
         check_same("prefix", found["ours"], found["prefix"])
@@ -324,7 +402,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     if not missing and not cpu.quick:
         works["onnxruntime int8"] = onnx_session(folder, tokens)
     with torch.inference_mode():
-        found = {name: 1000 * spent for name, spent in best(works, cpu.pick(4, 20)).items()}
+        found = {name: 1000 * spent for name, spent in cpu.best(works, cpu.pick(2, 8)).items()}
     weights = sum(p.numel() for p in exact.network.trunk.blocks.parameters())
     used = 2 * weights * 128 / (found["fp32"] / 1000) / cpu.flops
     what = "BERT-base, one text of 128 tokens"
@@ -364,14 +442,14 @@ def train_rows(cpu: CPU) -> Iterator[Row]:
     from malmoi.model.families import gpt2
     from train_cpu import SHAPE, measure, ours, theirs
 
-    size = cpu.pick(4, 32)
+    size = cpu.pick(4, 8)
     half = this_machine().fast_bf16("cpu")
     precision = "bf16" if half else "fp32"
     ways = {
         "ours": ours(size, cpu.folder / "train", precision, compiled=half and not cpu.quick),
         "theirs": theirs(size, half=False),
     }
-    found = measure(ways, size, cpu.pick(2, 10), cpu.pick(1, 3))
+    found = measure(ways, size, cpu.pick(2, 4), cpu.pick(1, 3), cpu.now)
     config = gpt2(**SHAPE)
     with without_weights():
         weights = count_parameters(Network(config, {"lm": 0}))
@@ -386,7 +464,7 @@ def finetune_rows(cpu: CPU) -> Iterator[Row]:
         return
     import finetune
 
-    rows = finetune.made_up(cpu.pick(160, 2000))
+    rows = finetune.made_up(cpu.pick(160, 800))
     folder = cpu.folder / "finetune"
     finetune.model(folder, "cpu", rows)
     seconds = {}
@@ -403,12 +481,12 @@ def predict_rows(cpu: CPU) -> Iterator[Row]:
 
     folder = cpu.folder / "predict"
     data = cpu.folder / "rows.csv"
-    count = cpu.pick(300, 5000)
+    count = cpu.pick(300, 2000)
     predict.write_model(folder, predict.write_rows(data, count))
     ready = {"ours": predict.ours(folder), "theirs": predict.pipeline(folder)}
     outs = {name: cpu.folder / f"{name}.csv" for name in ready}
     works = {name: lambda name=name: ready[name](data, outs[name]) for name in ready}
-    seconds = best(works, 2)
+    seconds = cpu.best(works, 2)
     check_same("predict", *(predict.labels_of(out) for out in outs.values()))
     rates = {name: count / spent for name, spent in seconds.items()}
     what = "predict, a CSV of short texts, BERT of 4 × 256"
@@ -436,46 +514,74 @@ def text_rows(cpu: CPU) -> Iterator[Row]:
     source = source_text(cpu)
     if source is None:
         return
-    path, size = prepare(source, cpu.pick(2, 20), cpu.folder)
+    path, size = prepare(source, cpu.pick(2, 8), cpu.folder)
     lines = path.read_text("utf-8").splitlines()
     tokenizer = train_tokenizer(list(islice(lines, 2000)), kind="byte-bpe", vocab=8000)
     fast = peers(path, tokenizer, cpu.folder)
     stores = cpu.folder / "stores"
-    began = time.perf_counter()
-    build_stores(read_documents(path, documents="line"), tokenizer, stores)
-    ours = size / (time.perf_counter() - began)
-    theirs = {name: size / spent for name, spent in best(fast, 1).items()}
+    reader = read_documents(path, documents="line")
+    ours = size / cpu.seconds(lambda: build_stores(reader, tokenizer, stores))
+    theirs = {name: size / spent for name, spent in cpu.best(fast, 1).items()}
     ids = "tokenizers.encode_batch"
     mapped = theirs.get("datasets.map")
     label = "datasets.map" if mapped else "datasets not installed"
-    yield Row("text → token store", "MB/s", ours, label, mapped)
-    works: dict[str, Callable[[], object]] = {"ours": lambda: make_encoder(tokenizer).encode(lines)}
+    known = make_encoder(tokenizer)
+    works: dict[str, Callable[[], object]] = {
+        "ours": lambda: make_encoder(tokenizer).encode(lines),
+        "known": lambda: known.encode(lines),
+    }
+    known.encode(lines)
     if "cache" in cpu.without:
         works["cache"] = lambda: CachedTexts(tokenizer).encode(lines)
         pairs = [
             coder.encode(lines[:500]) for coder in (make_encoder(tokenizer), CachedTexts(tokenizer))
         ]
         check_same("cache", *([part.tolist() for part in pair] for pair in pairs))
-    found = {name: size / spent for name, spent in best(works, 1).items()}
-    off = {name: rate for name, rate in found.items() if name != "ours"}
-    yield Row("text → ids", "MB/s", found["ours"], ids, theirs[ids], "", off)
+    found = {name: size / spent for name, spent in cpu.best(works, 1).items()}
+    off = {name: rate for name, rate in found.items() if name == "cache"}
+    floor = f"no new word {number(found['known'])} MB/s"
+    yield Row("text → token store", "MB/s", ours, label, mapped, floor)
+    yield Row("text → ids", "MB/s", found["ours"], ids, theirs[ids], floor, off)
 
 
 def corpus_rows(cpu: CPU) -> Iterator[Row]:
+    """The whole chain, then near-duplicates alone, given each text's runs of words."""
+    import corpus
     import malmoi
     from encode import prepare
+    from malmoi.text.documents import read_documents
 
     source = source_text(cpu)
     if source is None:
         return
     place = cpu.folder / "raw"
     place.mkdir()
-    path, size = prepare(source, cpu.pick(2, 20), place)
-    began = time.perf_counter()
-    malmoi.build_corpus([str(path)], cpu.folder / "corpus", workers=this_machine().cores)
-    rate = size / (time.perf_counter() - began)
+    path, size = prepare(source, cpu.pick(2, 8), place)
+    texts = [document.text for document in read_documents(path, documents="line")]
+    held_out = place / "test.txt"
+    held_out.write_text("\n".join(texts[:20]), "utf-8")
+    chain = partial(
+        malmoi.build_corpus,
+        [str(path)],
+        cpu.folder / "corpus",
+        decontaminate=[str(held_out)],
+        workers=cpu.threads,
+        documents="line",
+    )
+    reading = cpu.seconds(lambda: sum(1 for _ in read_documents(path, documents="line")))
+    floor = f"reading alone {number(size / reading)} MB/s"
     label = "no peer measured" if find_spec("datatrove") else "datatrove not installed"
-    yield Row("corpus: read, clean, filter, de-duplicate", "MB/s", rate, label)
+    what = "corpus: read, clean, filter, dedup, decontaminate"
+    yield Row(what, "MB/s", size / cpu.seconds(chain), label, None, floor)
+    ours = corpus.our_shingles(texts)
+    rate = size / cpu.seconds(lambda: corpus.our_duplicates(ours))
+    theirs = None
+    label = "rensa not installed"
+    if find_spec("rensa") is not None:
+        runs = corpus.python_shingles(texts)
+        theirs = size / cpu.seconds(lambda: corpus.rensa(runs))
+        label = "rensa"
+    yield Row("near-duplicates, runs of words given", "MB/s", rate, label, theirs)
 
 
 # ------------------------------------------------------------------ server
@@ -490,7 +596,7 @@ def serve_rows(cpu: CPU) -> Iterator[Row]:
     import serve
 
     folder = serve.make_folder(cpu.folder / "small-gpt")
-    given = argparse.Namespace(seconds=cpu.pick(4, 20), streams=cpu.pick(16, 64), tokens=32)
+    given = argparse.Namespace(seconds=cpu.pick(4, 10), streams=cpu.pick(16, 64), tokens=32)
     found = [serve.measure(name, folder, given) for name in ("malmoi", "plain")]
     rates = [one["tokens_per_second"] for one in found]
     first = found[0]["p95_first_token_s"]
@@ -512,6 +618,7 @@ ROWS: dict[str, Callable[[CPU], Iterator[Row]]] = {
     "serve": serve_rows,
 }
 SWITCHES = ("kernel", "prefix", "cache", "screen", "graphs")
+CLOCK_ONLY = ("finetune", "serve")  # rows whose processes take the time themselves
 
 
 def main() -> None:
@@ -522,11 +629,17 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=str(SWITCHES))
     parser.add_argument("--text", help="a text to encode and clean [builtin:sotu]")
+    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, one thread")
     given = parser.parse_args()
+    if given.cpu_time:
+        torch.set_num_threads(1)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        given.rows = [name for name in given.rows if name not in CLOCK_ONLY]
     if "graphs" in given.without:
         print("graphs: only a GPU records them, there is nothing to switch off here")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     import transformers
 
     transformers.logging.set_verbosity_error()

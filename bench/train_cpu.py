@@ -32,6 +32,7 @@ from malmoi.training.trainer import Trainer
 SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=256, depth=4, heads=4)
 STILL: dict[str, Any] = dict(dropout=0.0, attention_dropout=0.0)
 Step = Callable[[], object]
+Clock = Callable[[], float]
 
 
 def batches(size: int) -> Iterator[torch.Tensor]:
@@ -97,16 +98,22 @@ def theirs(size: int, *, half: bool) -> Step:
     return step
 
 
-def speed(step: Step, seconds: float, tokens: int) -> float:
+def speed(step: Step, seconds: float, tokens: int, now: Clock) -> float:
     """Tokens a second over at least two steps and this many seconds."""
-    began, count = time.perf_counter(), 0
-    while count < 2 or time.perf_counter() - began < seconds:
+    began, count = now(), 0
+    while count < 2 or now() - began < seconds:
         step()
         count += 1
-    return count * tokens / (time.perf_counter() - began)
+    return count * tokens / (now() - began)
 
 
-def measure(ways: dict[str, Step], size: int, seconds: float, rounds: int) -> dict[str, float]:
+def measure(
+    ways: dict[str, Step],
+    size: int,
+    seconds: float,
+    rounds: int,
+    now: Clock = time.perf_counter,
+) -> dict[str, float]:
     tokens = size * SHAPE["context"]
     for step in ways.values():  # compilation and first allocations
         step()
@@ -114,7 +121,7 @@ def measure(ways: dict[str, Step], size: int, seconds: float, rounds: int) -> di
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, step in ways.items():
-            found[name].append(speed(step, seconds, tokens))
+            found[name].append(speed(step, seconds, tokens, now))
     return {name: statistics.median(speeds) for name, speeds in found.items()}
 
 

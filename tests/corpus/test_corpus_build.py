@@ -26,7 +26,7 @@ from malmoi.corpus.duplicates import (
     signatures_of,
 )
 from malmoi.corpus.executors import Execution
-from malmoi.corpus.filter import TextStats, broken_rule
+from malmoi.corpus.filter import broken_rule, text_stats
 from malmoi.corpus.language import is_in_language
 from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
@@ -58,7 +58,7 @@ def prose(seed: int, words: int = 120) -> str:
 
 
 def broken(text: str, config: CorpusConfig) -> str | None:
-    return broken_rule(TextStats(text, ngrams.hash_words(text)), config)
+    return broken_rule(next(text_stats([text])), config)
 
 
 def write(path: Path, texts: list[str]) -> str:
@@ -112,8 +112,10 @@ def test_hashes_in_c_are_those_of_numpy(text: str, length: int) -> None:
     def all_of_it() -> list[list[int]]:
         found = ngrams.hash_words(text)
         runs = found.ngrams(length)
-        parts = [found.hashes, found.starts, found.ends, runs, signature(runs, 37)]
-        return [part.tolist() for part in parts] + [[ngrams.most_frequent(runs)]]
+        texts = [text, "", text[::-1], "a b a b a"]
+        together = (ngrams.HashedTexts.of(texts).run_stats(), *signatures_of(texts, DEFAULT))
+        parts = [found.hashes, found.starts, found.ends, runs, signature(runs, 37), *together]
+        return [part.tolist() for part in parts]
 
     with pretend(parse_machine("no-compiler")):
         wanted = all_of_it()

@@ -28,7 +28,7 @@ def bench_command(
 
     Without a name, prints one table of all hot paths next to other installed libraries and the
     limits of this machine. Its options: --quick, --rows decode predict, --without prefix,cache
-    (graphs,kernel with --gpu).
+    (graphs,kernel with --gpu), --cpu-time on a busy machine.
 
     The other libraries must be installed: pip install transformers accelerate
 
@@ -52,7 +52,8 @@ def bench_command(
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"
         )
-    say(f"{chosen}: {_about(known[chosen])}")
+    if named:
+        say(f"{chosen}: {_about(known[chosen])}")
     raise typer.Exit(
         subprocess.run([sys.executable, known[chosen], *given], check=False).returncode
     )

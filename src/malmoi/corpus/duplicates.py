@@ -8,12 +8,20 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, hash_each, native_ngrams, random_odd
+from malmoi.corpus.ngrams import (
+    HashArray,
+    HashedTexts,
+    IndexArray,
+    native_ngrams,
+    random_odd,
+    text_groups,
+)
 from malmoi.system.bits import mix_bits
 
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
@@ -23,25 +31,59 @@ DuplicateIndices = NDArray[np.int64]
 
 def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray, Signatures]:
     """A hash of each text's words in order, and its MinHash signature."""
-    exact = np.zeros(len(texts), np.uint64)
-    signatures = np.zeros((len(texts), config.hashes), np.uint32)
-    for place, (text, found) in enumerate(zip(texts, hash_each(texts), strict=True)):
-        whole = found.hashes.tobytes() or text.encode("utf-8", "surrogatepass")
-        exact[place] = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
-        runs = found.ngrams(min(config.run, len(found))) if len(found) else exact[place : place + 1]
-        signatures[place] = signature(runs, config.hashes)
+    groups = [_signatures(HashedTexts.of(group), config) for group in text_groups(texts)]
+    if not groups:
+        return np.zeros(0, np.uint64), np.zeros((0, config.hashes), np.uint32)
+    exact, signatures = zip(*groups, strict=True)
+    return np.concatenate(exact), np.concatenate(signatures)
+
+
+def _signatures(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
+    hashes = group.words.hashes
+    bounds = pairwise(group.firsts.tolist())
+    exact = np.array(
+        [
+            _hash_of(hashes[first:last].tobytes() or text.encode("utf-8", "surrogatepass"))
+            for text, (first, last) in zip(group.texts, bounds, strict=True)
+        ],
+        np.uint64,
+    )
+    runs = group.words.ngrams(config.run)
+    counts = np.diff(group.firsts) - config.run + 1
+    signatures = _least(runs, group.firsts[:-1], counts.clip(0), config.hashes)
+    for place in np.flatnonzero(counts < 1).tolist():  # shorter than a run: one of all its words
+        words = group.part(place)
+        one = words.ngrams(len(words)) if len(words) else exact[place : place + 1]
+        signatures[place] = signature(one, config.hashes)
     return exact, signatures
+
+
+def _hash_of(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
     """The smallest of (a·x + b) mod 2³² over a text's n-grams, for each of `hashes` pairs a, b."""
-    factors, terms = _pairs(hashes)
+    found: Signatures = _least(runs, np.array([0]), np.array([len(runs)]), hashes)[0]
+    return found
+
+
+def _least(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int) -> Signatures:
+    """The signatures of texts whose n-grams are `counts` from `begins` on."""
     native = native_ngrams()
-    if native is not None:
-        found = np.empty(hashes, np.uint32)
-        pairs = (factors.ctypes.data, terms.ctypes.data)
-        native[2](runs.ctypes.data, len(runs), *pairs, hashes, found.ctypes.data)
-        return found
+    if native is None:
+        ranges = zip(begins.tolist(), counts.tolist(), strict=True)
+        return np.stack([_least_in_numpy(runs[a : a + n], hashes) for a, n in ranges])
+    found = np.empty((len(begins), hashes), np.uint32)
+    begins = np.ascontiguousarray(begins)
+    texts = (runs.ctypes.data, begins.ctypes.data, counts.ctypes.data, len(begins))
+    factors, terms = _pairs(hashes)
+    native[2](*texts, factors.ctypes.data, terms.ctypes.data, hashes, found.ctypes.data)
+    return found
+
+
+def _least_in_numpy(runs: HashArray, hashes: int) -> Signatures:
+    factors, terms = _pairs(hashes)
     values = (runs >> np.uint64(32)).astype(np.uint32)
     low = np.full(hashes, 2**32 - 1, np.uint32)
     for begin in range(0, len(values), RUNS_PER_BLOCK):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -20,25 +20,46 @@ ELLIPSES = ("…", "...", "‥")
 
 @dataclass
 class TextStats:
-    """A text and its words."""
+    """A text and what the rules count in it."""
 
     text: str
-    words: HashedWords
+    words: int
+    word_characters: int
+    letters: int
+    pair_count: int  # of its most frequent pair of words
+    longest: list[int]  # characters of its longest runs of 2, 3 and 4 words
+    hashed: Callable[[], HashedWords]
 
     @cached_property
     def lines(self) -> list[str]:
         return [line for line in self.text.split("\n") if line]
 
 
+def text_stats(texts: Iterable[str]) -> Iterator[TextStats]:
+    """Counts in each text; short texts are counted together."""
+    for group in ngrams.text_groups(texts):
+        found = ngrams.HashedTexts.of(group)
+        words = found.words
+        sizes = np.concatenate([[0], np.cumsum(words.ends - words.starts)])
+        is_letter = ngrams.letter_table()[ngrams.code_points("\n".join(group))]
+        letters = np.concatenate([[0], np.cumsum(is_letter), [0]])
+        letters[-1] = letters[-2]  # the last text has no line break
+        counts = [np.diff(array) for array in (found.firsts, sizes[found.firsts])]
+        columns = (*counts, np.diff(letters[found.begins]), *found.run_stats().T)
+        rows = zip(group, *(column.tolist() for column in columns), strict=True)
+        for number, (text, count, characters, letter_count, pairs, *longest) in enumerate(rows):
+            part = partial(found.part, number)
+            yield TextStats(text, count, characters, letter_count, pairs, longest, part)
+
+
 def word_length(look: TextStats, c: CorpusConfig) -> bool:
-    mean = float((look.words.ends - look.words.starts).mean()) if len(look.words) else 0.0
+    mean = look.word_characters / look.words if look.words else 0.0
     return not c.min_word_length <= mean <= c.max_word_length
 
 
 def too_few_letters(look: TextStats, c: CorpusConfig) -> bool:
-    found = ngrams.code_points(look.text)
     space = look.text.count(" ") + look.text.count("\n")
-    return int(ngrams.letter_table()[found].sum()) < c.min_letters * (len(found) - space)
+    return look.letters < c.min_letters * (len(look.text) - space)
 
 
 def _share(
@@ -54,18 +75,13 @@ def _repeated(parts: list[str]) -> int:
 
 def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
     """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
-    most = ngrams.most_frequent(look.words.ngrams(2))  # no longer n-gram can be more frequent
+    most = look.pair_count  # no longer n-gram can be more frequent
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
-        could = most > 1 and most * _longest(look.words, length) > limit
-        if could and _covered(look.words, length) > limit:
+        could = most > 1 and most * look.longest[length - 2] > limit
+        if could and _covered(look.hashed(), length) > limit:
             return True
     return False
-
-
-def _longest(words: HashedWords, length: int) -> int:
-    """Characters of the longest n-gram of this length."""
-    return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
 
 
 def _covered(words: HashedWords, length: int) -> int:
@@ -79,14 +95,14 @@ def _covered(words: HashedWords, length: int) -> int:
 
 # in this order; the first rule that applies is counted
 FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
-    "too short": lambda look, c: len(look.words) < c.min_words,
-    "too long": lambda look, c: 0 < c.max_words < len(look.words),
+    "too short": lambda look, c: look.words < c.min_words,
+    "too long": lambda look, c: 0 < c.max_words < look.words,
     "another language": lambda look, c: (
         c.language != "" and not is_in_language(look.text, c.language)
     ),
     "length of words": word_length,
     "symbols": lambda look, c: (
-        sum(map(look.text.count, ("#", *ELLIPSES))) > c.max_symbols * len(look.words)
+        sum(map(look.text.count, ("#", *ELLIPSES))) > c.max_symbols * look.words
     ),
     "few letters": too_few_letters,
     "bullets": lambda look, c: _share(look.lines, BULLETS, str.startswith) > c.max_bullets,
@@ -109,9 +125,9 @@ def filtered(
 ) -> Iterator[Document]:
     """Yields documents that break no rule."""
     documents = list(documents)
-    for document, words in zip(documents, ngrams.hash_each(d.text for d in documents), strict=True):
+    for document, look in zip(documents, text_stats(d.text for d in documents), strict=True):
         stats.count_in(document)
-        if rule := broken_rule(TextStats(document.text, words), config):
+        if rule := broken_rule(look, config):
             stats.count_rule(rule, document)
         else:
             yield stats.count_out(document)

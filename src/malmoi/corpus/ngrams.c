@@ -1,6 +1,7 @@
 /* Hashes of words and n-grams, and MinHash: the same numbers as ngrams.py and duplicates.py compute with numpy. */
 
 #include <stdint.h>
+#include <string.h>
 
 enum { LAST_CODE = 0xFFFF, PLACES = 64, LANES = 16 };
 
@@ -40,34 +41,50 @@ int64_t malmoi_ngrams(const uint64_t *words, int64_t count, const uint64_t *fact
   return count;
 }
 
-/* How often the most frequent of some n-grams occurs; `slots` is [mask + 1] of zeros, more than there are n-grams. */
-int64_t malmoi_most_frequent(const uint64_t *ngrams, int64_t count, int32_t *slots, int32_t *counts, int64_t mask) {
-  int32_t most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    int64_t at = ngrams[i] & mask;
-    while (slots[at] && ngrams[slots[at] - 1] != ngrams[i]) at = (at + 1) & mask;
-    if (!slots[at]) slots[at] = (int32_t)i + 1, counts[at] = 0;
-    if (++counts[at] > most) most = counts[at];
+/* For each text, whose words begin at firsts[t] and end before firsts[t + 1]: how often its most frequent pair of words occurs, and
+   the characters of its longest runs of 2, 3 and 4 words. `pairs` are the hashes of all pairs; `slots` and `counts` have room for
+   more than the words of any text. */
+int64_t malmoi_run_stats(const uint64_t *pairs, const int64_t *starts, const int64_t *ends, const int64_t *firsts, int64_t texts,
+                         int32_t *slots, int32_t *counts, int64_t *found) {
+  for (int64_t t = 0; t < texts; t++, found += 4) {
+    const int64_t first = firsts[t], words = firsts[t + 1] - first;
+    int64_t mask = 1;
+    while (mask <= words) mask *= 2;
+    memset(slots, 0, mask-- * sizeof *slots);
+    memset(found, 0, 4 * sizeof *found);
+    for (int64_t i = 0; i < words - 1; i++) {
+      const uint64_t pair = pairs[first + i];
+      int64_t at = pair & mask;
+      while (slots[at] && pairs[first + slots[at] - 1] != pair) at = (at + 1) & mask;
+      if (!slots[at]) slots[at] = (int32_t)i + 1, counts[at] = 0;
+      if (++counts[at] > found[0]) found[0] = counts[at];
+    }
+    for (int64_t n = 2; n <= 4; n++)
+      for (int64_t i = first; i <= first + words - n; i++) {
+        const int64_t size = ends[i + n - 1] - starts[i];
+        if (size > found[n - 1]) found[n - 1] = size;
+      }
   }
-  return most;
+  return texts;
 }
 
-/* The least of (factor * x + term) mod 2^32 over the upper halves x of n-grams, for each of `hashes` pairs. */
-int64_t malmoi_signature(const uint64_t *ngrams, int64_t count, const uint32_t *factors, const uint32_t *terms, int64_t hashes,
-                         uint32_t *least) {
-  for (int64_t first = 0; first < hashes; first += LANES) {
-    const int64_t lanes = hashes - first < LANES ? hashes - first : LANES;
-    uint32_t factor[LANES] = {0}, term[LANES] = {0}, low[LANES];
-    for (int64_t h = 0; h < LANES; h++) low[h] = UINT32_MAX;
-    for (int64_t h = 0; h < lanes; h++) factor[h] = factors[first + h], term[h] = terms[first + h];
-    for (int64_t i = 0; i < count; i++) {
-      const uint32_t x = (uint32_t)(ngrams[i] >> 32);
-      for (int h = 0; h < LANES; h++) {
-        const uint32_t y = factor[h] * x + term[h];
-        low[h] = y < low[h] ? y : low[h];
+/* For each text, the least of (factor * x + term) mod 2^32 over the upper halves x of its n-grams, for each of `hashes` pairs. */
+int64_t malmoi_signatures(const uint64_t *ngrams, const int64_t *begins, const int64_t *counts, int64_t texts, const uint32_t *factors,
+                          const uint32_t *terms, int64_t hashes, uint32_t *least) {
+  for (int64_t t = 0; t < texts; t++, least += hashes)
+    for (int64_t first = 0; first < hashes; first += LANES) {
+      const int64_t lanes = hashes - first < LANES ? hashes - first : LANES;
+      uint32_t factor[LANES] = {0}, term[LANES] = {0}, low[LANES];
+      for (int64_t h = 0; h < LANES; h++) low[h] = UINT32_MAX;
+      for (int64_t h = 0; h < lanes; h++) factor[h] = factors[first + h], term[h] = terms[first + h];
+      for (int64_t i = begins[t]; i < begins[t] + counts[t]; i++) {
+        const uint32_t x = (uint32_t)(ngrams[i] >> 32);
+        for (int h = 0; h < LANES; h++) {
+          const uint32_t y = factor[h] * x + term[h];
+          low[h] = y < low[h] ? y : low[h];
+        }
       }
+      for (int64_t h = 0; h < lanes; h++) least[first + h] = low[h];
     }
-    for (int64_t h = 0; h < lanes; h++) least[first + h] = low[h];
-  }
-  return count;
+  return texts;
 }

@@ -23,8 +23,8 @@ LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly e
 NATIVE = (
     ("malmoi_hash_words", 7),
     ("malmoi_ngrams", 5),
-    ("malmoi_signature", 6),
-    ("malmoi_most_frequent", 5),
+    ("malmoi_signatures", 8),
+    ("malmoi_run_stats", 8),
 )
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
@@ -57,6 +57,55 @@ class HashedWords:
         return mix_bits(total)
 
 
+@dataclass(frozen=True)
+class HashedTexts:
+    """Some texts and the words of all of them, by their places in the joined text."""
+
+    texts: list[str]
+    words: HashedWords
+    firsts: IndexArray  # text t has words firsts[t] to firsts[t + 1]
+    begins: IndexArray  # and characters begins[t] to begins[t + 1], a line break included
+
+    @classmethod
+    def of(cls, texts: list[str]) -> "HashedTexts":
+        found = hash_words("\n".join(texts))
+        begins = np.cumsum([0, *(len(text) + 1 for text in texts)])
+        return cls(texts, found, np.searchsorted(found.starts, begins), begins)
+
+    def part(self, number: int) -> HashedWords:
+        """The words of one text, by their places in it."""
+        here = slice(self.firsts[number], self.firsts[number + 1])
+        begin = self.begins[number]
+        words = self.words
+        return HashedWords(words.hashes[here], words.starts[here] - begin, words.ends[here] - begin)
+
+    def run_stats(self) -> IndexArray:
+        """For each text, how often its most frequent pair of words occurs, and characters.
+
+        Those are of its longest runs of 2, 3 and 4 words: [texts, 4].
+        """
+        found = np.zeros((len(self.texts), 4), np.int64)
+        native = native_ngrams()
+        if native is None:
+            for number, row in enumerate(found):
+                words = self.part(number)
+                row[0] = np.unique(words.ngrams(2), return_counts=True)[1].max(initial=0)
+                row[1:] = [longest_run(words, length) for length in (2, 3, 4)]
+            return found
+        pairs = self.words.ngrams(2)
+        room = 1 << int(np.diff(self.firsts).max(initial=0)).bit_length()
+        slots, counts = np.empty((2, room), np.int32)
+        places = (pairs, self.words.starts, self.words.ends, self.firsts)
+        arrays = (array.ctypes.data for array in (slots, counts, found))
+        native[3](*(array.ctypes.data for array in places), len(self.texts), *arrays)
+        return found
+
+
+def longest_run(words: HashedWords, length: int) -> int:
+    """Characters of the longest run of this many words."""
+    return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
+
+
 def native_ngrams() -> tuple[Callable[..., int], ...] | None:
     """The functions of ngrams.c, where there is a compiler; the numbers are the same without."""
     return native_functions("malmoi.corpus", "ngrams.c", NATIVE, this_machine())
@@ -75,17 +124,6 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
         return np.zeros(len(values), bool)
     nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
     return np.equal(nearest, values)
-
-
-def most_frequent(ngrams: HashArray) -> int:
-    """How often the most frequent one occurs."""
-    native = native_ngrams()
-    if native is None or not len(ngrams):
-        return int(np.unique(ngrams, return_counts=True)[1].max()) if len(ngrams) else 0
-    slots = np.zeros(1 << len(ngrams).bit_length(), np.int32)
-    counts = np.empty_like(slots)
-    room = (slots.ctypes.data, counts.ctypes.data, len(slots) - 1)
-    return native[3](ngrams.ctypes.data, len(ngrams), *room)
 
 
 @cache
@@ -127,18 +165,7 @@ def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
 def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
     """Hashes the words of each text; short texts are hashed together."""
     for group in text_groups(texts):
-        found = hash_words("\n".join(group))
-        ends = np.cumsum([len(text) + 1 for text in group])
-        begin = first = 0
-        for end, last in zip(
-            ends.tolist(), np.searchsorted(found.starts, ends).tolist(), strict=True
-        ):
-            here = slice(first, last)
-            yield HashedWords(
-                found.hashes[here], found.starts[here] - begin, found.ends[here] - begin
-            )
-            begin = end
-            first = last
+        yield from map(HashedTexts.of(group).part, range(len(group)))
 
 
 def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:

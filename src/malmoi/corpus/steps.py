@@ -1,7 +1,7 @@
 """The steps of one shard, as jobs for several processes: each reads a work file, writes the next.
 
-NNNNN.STEP holds documents, NNNNN.STEP.json their statistics, which are written last and mark the
-job as done.
+NNNNN.STEP holds documents, a line of JSON about all of them and then their texts, one after
+another; NNNNN.STEP.json their statistics, which are written last and mark the job as done.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,22 @@ class BuildFolder:
         return read_account(self.path(number, f"{step}.json"))
 
     def documents(self, number: int, step: str) -> Iterator[Document]:
-        with self.path(number, step).open(encoding="utf-8") as file:
-            for line in file:
-                yield Document(**json.loads(line))
+        head, _, body = self.path(number, step).read_bytes().partition(b"\n")
+        text = body.decode()
+        at = 0
+        for size, *about in json.loads(head):
+            yield Document(text[at : at + size], *about)
+            at += size
 
     def finish(
         self, number: int, step: str, documents: Iterable[Document], account: dict[str, Any]
     ) -> None:
         """Writes the documents, then the statistics."""
-        write_document_file(self.path(number, step), documents)
+        kept = list(documents)
+        head = [(len(one.text), one.source, one.place, one.url) for one in kept]
+        with atomic_write(self.path(number, step)) as file:
+            file.write(json.dumps(head).encode() + b"\n")
+            file.write("".join(one.text for one in kept).encode())
         write_json(self.path(number, f"{step}.json"), account)
 
 
@@ -67,10 +75,10 @@ def read_account(path: Path) -> dict[str, Any]:
 
 def write_document_file(path: Path, documents: Iterable[Document]) -> None:
     with atomic_write(path) as file:
-        for document in documents:
-            row = {"text": document.text, "source": document.source, "place": document.place}
-            row |= {"url": document.url} if document.url else {}
-            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+        for one in documents:  # json.dumps would make an encoder for each
+            url = f', "url": {quoted(one.url)}' if one.url else ""
+            about = f'"source": {quoted(one.source)}, "place": {quoted(one.place)}{url}'
+            file.write(f'{{"text": {quoted(one.text)}, {about}}}\n'.encode())
 
 
 def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
