@@ -54,7 +54,7 @@ def from_hf(
     theirs = theirs if isinstance(theirs, JsonObject) else JsonObject(theirs, str(folder))
     config = table.read_config(theirs, theirs.where)
     check_sizes(config, weights, theirs.where)
-    weights = _spelled(table, weights)
+    weights = _under_current_names(table, weights)
     architectures = theirs.list_of("architectures", str, default=[])
     heads = _heads(table, architectures, weights, table.free if config.tied else ())
     pooler = any(
@@ -73,28 +73,28 @@ def from_hf(
     return network, (*notes, *([listing("not used", unused)] if unused else []))
 
 
-def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
+def _under_current_names(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
     """Their tensors under current names: LayerNorm's gamma and beta, prefixes, aliases."""
     prefix = table.prefix
     if not any(key.startswith(prefix) for key in weights):
         names = [t for r in table.rules for t in r.theirs if t.startswith(prefix)]
         trunk = {name.removeprefix(prefix).split(".")[0] for name in names}
         weights = {prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()}
-    spelled: dict[str, Weight] = {}
+    renamed: dict[str, Weight] = {}
     for key, tensor in weights.items():
         stem, _, end = key.rpartition(".")
         ends = {"gamma": ".weight", "beta": ".bias"}
-        spelled.setdefault(stem + ends[end] if end in ends else key, tensor)
+        renamed.setdefault(stem + ends[end] if end in ends else key, tensor)
     for one, other in table.twins.items():
-        if one in spelled or other in spelled:
-            first, second = (one, other) if one in spelled else (other, one)
-            spelled.setdefault(second, spelled[first])
+        if one in renamed or other in renamed:
+            first, second = (one, other) if one in renamed else (other, one)
+            renamed.setdefault(second, renamed[first])
     ours = {rule.ours: rule.theirs[0] for rule in table.rules}
     for head in sorted(VOCABULARY_HEADS):  # a tied weight is stored once, under either name
         tied = ours.get(f"heads.{head}.weight")
-        if tied in spelled:
-            spelled.setdefault(ours["trunk.embed.token.weight"], spelled[tied])
-    return spelled
+        if tied in renamed:
+            renamed.setdefault(ours["trunk.embed.token.weight"], renamed[tied])
+    return renamed
 
 
 def _heads(

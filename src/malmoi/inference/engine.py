@@ -1,8 +1,8 @@
 """The engine: requests queue, join the running batch when a slot is free, and leave when done.
 
     with Engine(model, slots=16) as engine:
-        for piece in engine.submit(engine.job("The state of", max_new_tokens=40)):
-            print(piece.text, end="")
+        for chunk in engine.submit(engine.job("The state of", max_new_tokens=40)):
+            print(chunk.text, end="")
 
 One thread does all the work; the public methods are thread-safe.
 """
@@ -277,11 +277,11 @@ class Engine:
         first = len(written.sequence.tokens) == len(request.job.prompt) + len(written.tokens)
         if request.job.echo and first:
             request.stream.put(request.echo())
-        piece = request.chunk(written)
-        self._count("tokens", len(piece.tokens))
-        if piece.finish is not None:
+        chunk = request.chunk(written)
+        self._count("tokens", len(chunk.tokens))
+        if chunk.finish is not None:
             self._finish(request, "finished")
-        request.stream.put(piece)
+        request.stream.put(chunk)
 
     def _fail(self, request: _ActiveRequest, error: Exception) -> None:
         self._finish(request, "failed")

@@ -32,15 +32,15 @@ class TokenStream:
         self.cancelled = False
         self.admitted = 0.0  # when it left the queue, by perf_counter
         self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
-        self._pieces: SimpleQueue[TextChunk] = SimpleQueue()
-        self._deliver = on_chunk or self._pieces.put
+        self._chunks: SimpleQueue[TextChunk] = SimpleQueue()
+        self._deliver = on_chunk or self._chunks.put
 
     def __iter__(self) -> Iterator[TextChunk]:
         """Yields chunks as they arrive; the last one has a finish reason."""
         while True:
-            piece = self._pieces.get()
-            yield piece
-            if piece.finish is not None:
+            chunk = self._chunks.get()
+            yield chunk
+            if chunk.finish is not None:
                 return
 
     def cancel(self) -> None:
@@ -49,19 +49,19 @@ class TokenStream:
 
     def result(self) -> TextChunk:
         """Waits for the end and returns the whole output; raises the error of a failed request."""
-        pieces = list(self)
+        chunks = list(self)
         if self.error is not None:
             raise self.error
-        return join_chunks(pieces)
+        return join_chunks(chunks)
 
-    def put(self, piece: TextChunk) -> None:
+    def put(self, chunk: TextChunk) -> None:
         """Adds a chunk; called by the engine."""
-        self._deliver(piece)
+        self._deliver(chunk)
 
 
-def join_chunks(pieces: Sequence[TextChunk]) -> TextChunk:
+def join_chunks(chunks: Sequence[TextChunk]) -> TextChunk:
     """Joins chunks into one."""
-    text = "".join(piece.text for piece in pieces)
-    tokens = tuple(token for piece in pieces for token in piece.tokens)
-    logprobs = tuple(one for piece in pieces for one in piece.logprobs)
-    return TextChunk(text, tokens, logprobs, pieces[-1].finish or "stop")
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    logprobs = tuple(one for chunk in chunks for one in chunk.logprobs)
+    return TextChunk(text, tokens, logprobs, chunks[-1].finish or "stop")

@@ -90,17 +90,17 @@ class BannedWords(Constraint):
         if not all(words):
             raise UsageError("A banned word must be a text of at least one character.")
         self.words = [word.encode() for word in words]
-        self.spelled = all_token_bytes(tokenizer)
+        self.token_bytes = all_token_bytes(tokenizer)
         self.longest = max(map(len, self.words), default=0)
         self.whole = [
-            i for i, text in enumerate(self.spelled) if any(word in text for word in self.words)
+            i for i, text in enumerate(self.token_bytes) if any(word in text for word in self.words)
         ]
         self.tail = b""
         self.finishing = lru_cache(maxsize=1024)(self._finishing)
 
     def _finishing(self, rest: bytes) -> list[int]:
         """Tokens that start with the rest of a banned word."""
-        return [i for i, text in enumerate(self.spelled) if text.startswith(rest)]
+        return [i for i, text in enumerate(self.token_bytes) if text.startswith(rest)]
 
     def allowed(self, vocab: int) -> Tensor:
         wrong = set(self.whole)
@@ -111,8 +111,8 @@ class BannedWords(Constraint):
         return _require_some(~_mask(wrong, vocab), "every token would write a banned word")
 
     def push(self, token: int) -> None:
-        spelled = self.spelled[token] if token < len(self.spelled) else b""
-        self.tail = (self.tail + spelled)[-self.longest :]
+        written = self.token_bytes[token] if token < len(self.token_bytes) else b""
+        self.tail = (self.tail + written)[-self.longest :]
 
 
 class ByteAutomaton:

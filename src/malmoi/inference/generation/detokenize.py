@@ -24,11 +24,11 @@ class ByteDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.spelled = token_bytes(tokenizer)
+        self.bytes_of = token_bytes(tokenizer)
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self.utf8.decode(self.spelled[token])
+        return self.utf8.decode(self.bytes_of[token])
 
 
 class WindowDetokenizer:
@@ -101,9 +101,9 @@ class TextWriter:
     """One continuation: takes tokens, returns text, and tracks whether it is finished."""
 
     def __init__(
-        self, spell: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int
+        self, detokenizer: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int
     ) -> None:
-        self.spell = spell
+        self.detokenizer = detokenizer
         self.filter = StopFilter(stops)
         self.ends = ends
         self.left = limit
@@ -113,7 +113,7 @@ class TextWriter:
     def push(self, token: int) -> str:
         """The text released by this token; empty while a character or stop string is incomplete."""
         self.left -= 1
-        text = "" if token in self.ends else self.filter.push(self._spelled(token))
+        text = "" if token in self.ends else self.filter.push(self._decoded(token))
         self.ended = self.filter.found or token in self.ends
         self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
@@ -139,9 +139,9 @@ class TextWriter:
         """ "stop" where the text came to an end, "length" where the limit was reached."""
         return "stop" if self.ended else "length"
 
-    def _spelled(self, token: int) -> str:
+    def _decoded(self, token: int) -> str:
         # the network's vocabulary may be padded beyond the tokenizer's
-        return self.spell.push(token) if token < self.spell.tokenizer.vocab_size else ""
+        return self.detokenizer.push(token) if token < self.detokenizer.tokenizer.vocab_size else ""
 
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -135,8 +135,8 @@ def _write_one(
 def writer_for(
     tokenizer: Tokenizer, sequence: SequenceState, config: GenerationConfig
 ) -> TextWriter:
-    spell = detokenizer(tokenizer, sequence.prompt)
-    return TextWriter(spell, config.stop, config.end_tokens, sequence.limit)
+    decode = detokenizer(tokenizer, sequence.prompt)
+    return TextWriter(decode, config.stop, config.end_tokens, sequence.limit)
 
 
 def continuations(

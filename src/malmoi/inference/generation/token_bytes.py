@@ -59,8 +59,8 @@ def _bytes_of_token(tokenizer: Tokenizer, id: int) -> bytes:
 def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     """The bytes of every token; empty for unused ids."""
     known = set(tokenizer.vocab().values())
-    spelled = token_bytes(tokenizer)
-    return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))
+    written = token_bytes(tokenizer)
+    return tuple(written[id] if id in known else b"" for id in range(tokenizer.vocab_size))
 
 
 class TokenMatrix(NamedTuple):
@@ -73,9 +73,9 @@ class TokenMatrix(NamedTuple):
 
 @lru_cache(maxsize=8)
 def token_matrix(tokenizer: Tokenizer) -> TokenMatrix:
-    spelled = [(id, text) for id, text in enumerate(all_token_bytes(tokenizer)) if text]
-    lengths = np.array([len(text) for _, text in spelled], np.int32)
-    matrix = np.zeros((len(spelled), lengths.max(initial=0)), np.uint8)
-    for row, (_, text) in zip(matrix, spelled, strict=True):
+    texts = [(id, text) for id, text in enumerate(all_token_bytes(tokenizer)) if text]
+    lengths = np.array([len(text) for _, text in texts], np.int32)
+    matrix = np.zeros((len(texts), lengths.max(initial=0)), np.uint8)
+    for row, (_, text) in zip(matrix, texts, strict=True):
         row[: len(text)] = np.frombuffer(text, np.uint8)
-    return TokenMatrix(np.array([id for id, _ in spelled], np.int32), matrix, lengths)
+    return TokenMatrix(np.array([id for id, _ in texts], np.int32), matrix, lengths)

@@ -35,20 +35,20 @@ class LogprobRecorder:
     def __init__(self, tokenizer: Tokenizer, job: GenerationJob, top: int) -> None:
         self.tokenizer = tokenizer
         self.top = top
-        self.spell = detokenizer(tokenizer, () if job.echo else job.prompt)
+        self.detokenizer = detokenizer(tokenizer, () if job.echo else job.prompt)
         self.at = 0
 
     def add(self, pieces: Iterable[TextChunk]) -> Logprobs:
-        said = [
+        generated = [
             (token, one)
             for piece in pieces
             for token, one in zip(piece.tokens, piece.logprobs, strict=True)
         ]
         return Logprobs(
-            tokens=[token_name(self.tokenizer, token) for token, _ in said],
-            token_logprobs=[one.logprob if one else None for _, one in said],
-            top_logprobs=[self._likely(one) if one else None for _, one in said],
-            text_offset=[self._offset(token) for token, _ in said],
+            tokens=[token_name(self.tokenizer, token) for token, _ in generated],
+            token_logprobs=[one.logprob if one else None for _, one in generated],
+            top_logprobs=[self._likely(one) if one else None for _, one in generated],
+            text_offset=[self._offset(token) for token, _ in generated],
         )
 
     def _likely(self, one: Logprob) -> dict[str, float]:
@@ -60,7 +60,7 @@ class LogprobRecorder:
 
     def _offset(self, token: int) -> int:
         at = self.at
-        self.at += len(self.spell.push(token)) if token < self.tokenizer.vocab_size else 0
+        self.at += len(self.detokenizer.push(token)) if token < self.tokenizer.vocab_size else 0
         return at
 
 

@@ -68,7 +68,7 @@ def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunVi
     rows = read_metrics(file)
     last: dict[str, Any] = rows[-1] if rows else {}
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
-    said = [
+    samples = [
         RunSample(step=row["step"], text=str(row["sample"])) for row in rows if row.get("sample")
     ]
     return RunView(
@@ -83,7 +83,7 @@ def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunVi
         tokens_per_second=speeds[-1] if speeds else None,
         loss=_thin(smooth_points(_line(rows, "loss", axis))),
         valid=_thin(_line(rows, "valid_loss", axis)),
-        samples=said[-MAX_SAMPLES:],
+        samples=samples[-MAX_SAMPLES:],
     )
 
 
