@@ -76,14 +76,14 @@ class PhaseFeed:
 
     def stream(
         self, position: int, sizes: Iterator[int], micro: int, group: ProcessGroup
-    ) -> Background[list[MicroBatch]]:
-        """Yields the micro-batches of this process, step by step from sample `position` on."""
+    ) -> Background[tuple[int, list[MicroBatch]]]:
+        """Yields each step from sample `position` on: its sequences, and the passes made here."""
 
-        def steps() -> Iterator[list[MicroBatch]]:
+        def steps() -> Iterator[tuple[int, list[MicroBatch]]]:
             first = position
             for size in sizes:
                 part = size // group.world
-                yield self._step(first + group.rank * part, part, micro, group.device)
+                yield size, self._step(first + group.rank * part, part, micro, group.device)
                 first += size
 
         return Background(steps(), ahead=4)

@@ -98,6 +98,8 @@ class Trainer:
         self.log = RunLog(run.out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
+        self._stop = StopSignals()
+        self._saved_at = 0.0  # by time.monotonic
         self._compiled = False  # whether a pass was compiled
         self._looked = 0.0  # seconds of work when losses were last read
         # losses not yet read, with their phase
@@ -128,7 +130,7 @@ class Trainer:
 
     def fit(self) -> dict[str, float]:
         """Trains until the budget is used and returns the last validation; a signal saves first."""
-        with StopSignals() as self._stop:
+        with self._stop:
             self._resume()
             threads = thread_count(self.group.device, self.position.threads, self.log.line)
             with threads, closing(self._planned_steps()) as planned:
@@ -169,6 +171,102 @@ class Trainer:
         if not metrics and (warning := self._verdict(self.position.mean)):
             self.log.line(warning)
         return metrics
+
+    # ------------------------------------------------------------------ steps
+
+    def _planned_steps(self) -> Generator[tuple[int, int, list[MicroBatch]]]:
+        """Yields phase, sequences and passes of each remaining step.
+
+        Starts again from the current position after a rollback or an out-of-memory.
+        """
+        while self.budget.progress(self.position) < 1:
+            phase = self._phase_number()
+            samples = self.expected / steps_per_sample(self.config)
+            seen = self.position.samples_seen
+            sizes = batch_sizes(self.config, sum(seen), samples, self.group.world)
+            with self.feeds[phase].stream(seen[phase], sizes, self.micro, self.group) as stream:
+                for size, micros in stream:
+                    step = self.position.step
+                    yield phase, size, micros
+                    ended = self.budget.progress(self.position) >= 1
+                    if ended or self._phase_number() != phase or self.position.step <= step:
+                        break
+
+    def _count_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
+        self.clock.step()
+        p = self.position
+        p.step += 1
+        p.samples_seen[phase] += size
+        p.tokens += sum(micro.tokens for micro in micros) * self.group.world
+
+    def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
+        """One update: gradients of all micro-batches, weighted, clipped and applied."""
+        c = self.config
+        p = self.position
+        # seeded by the step, so that dropout is the same after a resume
+        torch.manual_seed(_mix(c.seed, p.step, self.group.rank))
+        set_rate(self.optimizers, rate_at(p.step, self.budget.progress(p), c, self.expected))
+        counts = self._counts(micros)
+        total: dict[str, Tensor] = {}
+        for i, micro in enumerate(micros, 1):
+            with gradient_sync(self.call, last=i == len(micros)):
+                with self.execution.computing():
+                    loss, means = self.call(micro, counts)
+                loss.backward()
+            for name, value in {"loss": loss.detach(), **means}.items():
+                total[name] = total[name] + value if name in total else value
+        self._apply_gradients()
+        self.network.zero_grad()
+        if self.average is not None:
+            averaging = self.budget.progress(p) >= 1 - c.ema
+            p.averaged = p.averaged + 1 if averaging else 0
+            if averaging:
+                self.average.add(p.averaged)
+        return total
+
+    def _apply_gradients(self) -> None:
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
+        """Labels of the whole step per process, since gradients are averaged over processes."""
+        totals: dict[str, Tensor] = {}
+        for micro in micros:
+            for name, count in count_labels(self.objective, micro).items():
+                totals[name] = totals[name] + count if name in totals else count
+        summed = self.group.sum(torch.stack(list(totals.values())).float()) / self.group.world
+        return dict(zip(totals, summed.clamp(min=1), strict=True))
+
+    def _shrink(self) -> None:
+        """Out of memory: halves the micro-batch, unless there are several processes."""
+        if self.micro == 1:
+            raise MalmoiError(
+                "One sequence does not fit into the GPU's memory: set "
+                "train.gradient_checkpointing=true."
+            )
+        if self.group.world > 1:
+            raise MalmoiError(
+                f"{self.micro} sequences in one pass do not fit into the memory of process "
+                f"{self.group.rank}'s GPU: "
+                f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
+            )
+        self.micro = max(1, self.micro // 2)
+        self.network.zero_grad()
+        self.execution.free_cache()
+        self.log.line(
+            f"The batch does not fit into memory; using micro-batches of {self.micro} sequences."
+        )
+
+    def _phase_number(self) -> int:
+        progress = self.budget.progress(self.position)
+        edge = 0.0
+        for i, (_, share) in enumerate(self.recipe.phases):
+            edge += share
+            if progress < edge - 1e-12:
+                return i
+        return len(self.feeds) - 1
 
     # ------------------------------------------------------------------ before the first step
 
@@ -264,12 +362,6 @@ class Trainer:
             loss, _ = self.call(tensors, self._counts([tensors]))
         loss.backward()
 
-    def _apply_gradients(self) -> None:
-        if self.config.clip:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-
     def _fit_batch(self, pace: Pace) -> None:
         """Takes a smaller batch if the minutes would hold too few updates, unless one was set."""
         requested = self.config.batch
@@ -284,99 +376,6 @@ class Trainer:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.position.expected = pace.updates(batch)
         self.log.line(pace.sentence(self.recipe.name, requested, batch))
-
-    # ------------------------------------------------------------------ steps
-
-    def _planned_steps(self) -> Generator[tuple[int, int, list[MicroBatch]]]:
-        """Yields phase, sequences and passes of each remaining step.
-
-        Starts again from the current position after a rollback or an out-of-memory.
-        """
-        while self.budget.progress(self.position) < 1:
-            phase = self._phase_number()
-            samples = self.expected / steps_per_sample(self.config)
-            sizes, again = (
-                batch_sizes(self.config, sum(self.position.samples_seen), samples, self.group.world)
-                for _ in range(2)
-            )
-            first = self.position.samples_seen[phase]
-            with self.feeds[phase].stream(first, sizes, self.micro, self.group) as stream:
-                for micros in stream:
-                    step = self.position.step
-                    yield phase, next(again), micros
-                    ended = self.budget.progress(self.position) >= 1
-                    if ended or self._phase_number() != phase or self.position.step <= step:
-                        break
-
-    def _count_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
-        self.clock.step()
-        p = self.position
-        p.step += 1
-        p.samples_seen[phase] += size
-        p.tokens += sum(micro.tokens for micro in micros) * self.group.world
-
-    def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
-        """One update: gradients of all micro-batches, weighted, clipped and applied."""
-        c = self.config
-        p = self.position
-        # seeded by the step, so that dropout is the same after a resume
-        torch.manual_seed(_mix(c.seed, p.step, self.group.rank))
-        set_rate(self.optimizers, rate_at(p.step, self.budget.progress(p), c, self.expected))
-        counts = self._counts(micros)
-        total: dict[str, Tensor] = {}
-        for i, micro in enumerate(micros, 1):
-            with gradient_sync(self.call, last=i == len(micros)):
-                with self.execution.computing():
-                    loss, means = self.call(micro, counts)
-                loss.backward()
-            for name, value in {"loss": loss.detach(), **means}.items():
-                total[name] = total[name] + value if name in total else value
-        self._apply_gradients()
-        self.network.zero_grad()
-        if self.average is not None:
-            averaging = self.budget.progress(p) >= 1 - c.ema
-            p.averaged = p.averaged + 1 if averaging else 0
-            if averaging:
-                self.average.add(p.averaged)
-        return total
-
-    def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
-        """Labels of the whole step per process, since gradients are averaged over processes."""
-        totals: dict[str, Tensor] = {}
-        for micro in micros:
-            for name, count in count_labels(self.objective, micro).items():
-                totals[name] = totals[name] + count if name in totals else count
-        summed = self.group.sum(torch.stack(list(totals.values())).float()) / self.group.world
-        return dict(zip(totals, summed.clamp(min=1), strict=True))
-
-    def _shrink(self) -> None:
-        """Out of memory: halves the micro-batch, unless there are several processes."""
-        if self.micro == 1:
-            raise MalmoiError(
-                "One sequence does not fit into the GPU's memory: set "
-                "train.gradient_checkpointing=true."
-            )
-        if self.group.world > 1:
-            raise MalmoiError(
-                f"{self.micro} sequences in one pass do not fit into the memory of process "
-                f"{self.group.rank}'s GPU: "
-                f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
-            )
-        self.micro = max(1, self.micro // 2)
-        self.network.zero_grad()
-        self.execution.free_cache()
-        self.log.line(
-            f"The batch does not fit into memory; using micro-batches of {self.micro} sequences."
-        )
-
-    def _phase_number(self) -> int:
-        progress = self.budget.progress(self.position)
-        edge = 0.0
-        for i, (_, share) in enumerate(self.recipe.phases):
-            edge += share
-            if progress < edge - 1e-12:
-                return i
-        return len(self.feeds) - 1
 
     # ------------------------------------------------------------------ watching
 
