@@ -114,11 +114,9 @@ class ChatReply(GenerationReply):
         delta = Delta(content=text) if text else Delta()
         return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=chunk.finish)  # type: ignore[arg-type]
 
-    def _logprobs(self, logprobs: Sequence[Any]) -> ChatLogprobs | None:
+    def _logprobs(self, given: Sequence[Any]) -> ChatLogprobs | None:
         top = self.ask.top_logprobs or 0
-        return (
-            chat_logprobs(self.served.model.tokenizer, logprobs, top) if self.ask.logprobs else None
-        )
+        return chat_logprobs(self.served.model.tokenizer, given, top) if self.ask.logprobs else None
 
 
 def _plain(index: int, text: str) -> ChunkChoice:
