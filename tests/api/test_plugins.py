@@ -84,3 +84,11 @@ def test_a_failing_plugin_names_its_file(code: str, said: str, tmp_path: Path) -
         load_plugin(file)
     with pytest.raises(malmoi.UsageError, match="There is no plugin file"):
         load_plugin(tmp_path / "none.py")
+
+
+def test_a_predicate_is_no_pattern() -> None:
+    def near(query: int, key: int) -> bool:
+        return abs(query - key) < 3
+
+    with pytest.raises(malmoi.UsageError, match=r"def near\(at\): return lambda batch, head"):
+        malmoi.register_pattern(near)

@@ -386,7 +386,7 @@ def test_only_a_run_that_learnt_nothing_warns(
         row for row in read_metrics(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row
     ]
     vocab = json.loads((tmp_path / "short" / "config.json").read_text())["vocab_size"]
-    assert last["guessing_loss"] == pytest.approx(math.log(vocab) + math.log(2), abs=1e-4)
+    assert 1 < last["guessing_loss"] - math.log(2) < math.log(vocab)  # token frequencies, and NSP
     assert said in html.unescape((tmp_path / "short" / "report.html").read_text("utf-8"))
     caplog.clear()
     train("gpt", corpus, tmp_path / "long", steps=60, **{"train.lr": 2e-2})
@@ -397,8 +397,8 @@ def test_only_a_run_that_learnt_nothing_warns(
 def test_the_verdict_gives_advice_that_fits() -> None:
     recipe = resolve_recipe("bert-tiny", {"minutes": 2})
     assert verdict(recipe, 8, 8.985, 8.987) == (
-        "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98, "
-        "guessing is 8.99). "
+        "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98; "
+        "guessing by token frequency gives 8.99). "
         "Use --minutes 75 or a smaller batch (--set train.batch=8)."
     )
     assert "A lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)

@@ -6,6 +6,7 @@ through an entry point in the group "malmoi.plugins".
 """
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from malmoi.errors import UsageError
@@ -98,6 +99,12 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
     """
     from malmoi.model.patterns import PATTERNS
 
+    names = list(signature(make).parameters)
+    if {"query", "key", "q", "k"}.intersection(names):
+        raise UsageError(
+            f"{make.__name__}({', '.join(names)}) is a predicate, not a function that returns one: "
+            f"write def {make.__name__}(at): return lambda batch, head, query, key: …"
+        )
     PATTERNS.register(make.__name__, make)
     return make
 

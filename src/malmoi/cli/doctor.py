@@ -11,6 +11,7 @@ from pathlib import Path
 from malmoi import __version__
 from malmoi.cli import options as opt
 from malmoi.cli.output import print_facts, print_json
+from malmoi.system.language import translate
 from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
@@ -57,7 +58,7 @@ def _torch() -> str:
 def _processor() -> str:
     machine = this_machine()
     instructions = ", ".join(sorted(machine.features)) or "no known vector instructions"
-    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    cores = translate("1 core" if machine.cores == 1 else f"{machine.cores} cores")
     return f"{machine.architecture}, {cores}, {instructions}"
 
 

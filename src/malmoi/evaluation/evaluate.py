@@ -203,13 +203,14 @@ def judge(
 
 
 def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
-    """An outcome with thresholds or a temperature applied; its metrics also without thresholds."""
+    """An outcome with thresholds or a temperature applied; its metrics also without
+    the selected thresholds."""
     kind = head_kind(task)
     predictions = [kind.decide(one, chosen) for one in plain.said]
     if kind.calibrated:  # the same predictions, less or more certain
         return replace(plain, said=predictions, chosen=dict(chosen))
     metrics = _measures(task, plain.labels, [one.prediction for one in predictions], reading)
-    without = {f"{name}_without_threshold": value for name, value in plain.metrics.items()}
+    without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
     return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
 
 

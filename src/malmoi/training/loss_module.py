@@ -85,10 +85,10 @@ def _widest(total: Tensor) -> Tensor:
     return total.float() if total.device.type == "mps" else total.double()
 
 
-def guessing_loss(objective: Objective, vocab: int) -> float:
-    """The loss of a model that predicts the uniform distribution for every head."""
-    choices = {"nsp": 2, "detect": 2}
-    return sum(t.weight * math.log(choices.get(t.head, vocab)) for t in objective.terms)
+def guessing_loss(objective: Objective, frequency_loss: float) -> float:
+    """The loss of a model that ignores its input: token frequencies, and halves for yes or no."""
+    known = dict.fromkeys(("nsp", "detect"), math.log(2))
+    return sum(term.weight * known.get(term.head, frequency_loss) for term in objective.terms)
 
 
 def summarize_validation(

@@ -213,7 +213,8 @@ def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
     c = recipe.train
     updates = plural(steps, "update")
     nothing = (
-        f"this model has learnt next to nothing (loss {loss:.2f}, guessing is {guessing:.2f})."
+        f"this model has learnt next to nothing (loss {loss:.2f}; guessing by token frequency "
+        f"gives {guessing:.2f})."
     )
     if steps >= USEFUL_UPDATES:
         return f"After {updates} {nothing} A lower train.lr, or more text, may help."

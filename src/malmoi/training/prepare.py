@@ -73,12 +73,13 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     places = _places(recipe, out)
     stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in places]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
+    blind = _frequency_loss(stores)
     if group.first:
         _describe(recipe, stores, feeds, checkpoint.network)
     if group.first and not valid:
         logger.info("The validation text is shorter than one sample: there will be no validation.")
     return TrainingRun(
-        recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words)
+        recipe, checkpoint, feeds, valid, out, group, blind, prompt_of(recipe, stores, words)
     )
 
 

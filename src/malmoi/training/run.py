@@ -29,6 +29,7 @@ class TrainingRun:
     valid: list[PhaseFeed]  # one per phase; empty if the text is too short
     out: Path
     group: ProcessGroup
+    frequency_loss: float  # nats per token of a model that knows only how frequent tokens are
     prompt: str = ""
 
     @property

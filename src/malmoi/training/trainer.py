@@ -85,9 +85,7 @@ class Trainer:
         execution = choose_execution(group.device, self.config)
         self.execution = replace(execution, varied=recipe.data.pairs)
         self.objective = _objective(recipe, distillation)
-        self._guessing = (
-            0.0 if distillation else guessing_loss(self.objective, network.config.vocab)
-        )
+        self._guessing = 0.0 if distillation else guessing_loss(self.objective, run.frequency_loss)
         self.loss_module = LossModule(network.to(group.device), self.objective)
         network.trunk.gradient_checkpointing = self.config.gradient_checkpointing
         self._compile()
