@@ -99,11 +99,10 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
     """
     from malmoi.model.patterns import PATTERNS
 
-    names = list(signature(make).parameters)
-    if {"query", "key", "q", "k"}.intersection(names):
+    if {"query", "key", "q", "k"}.intersection(signature(make).parameters):
         raise UsageError(
-            f"{make.__name__}({', '.join(names)}) is a predicate, not a function that returns one: "
-            f"write def {make.__name__}(at): return lambda batch, head, query, key: …"
+            f"{make.__name__} is a predicate, not a function that returns one: write def "
+            f"{make.__name__}(at): return lambda batch, head, query, key: …"
         )
     PATTERNS.register(make.__name__, make)
     return make

@@ -22,6 +22,7 @@ from malmoi.model import Network
 from malmoi.model.int8 import is_quantized
 from malmoi.model.rotary import rotary_frequencies
 from malmoi.system.files import replace_file
+from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer.gguf_write import gguf_vocabulary
 
 # dtype → general.file_type
@@ -152,7 +153,9 @@ def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
     gguf = gguf_package()
     architecture = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
     names = gguf.get_tensor_name_map(architecture, config.depth)
-    for theirs, tensor in to_hf(GGUF_ARCHITECTURES[name].table, network).items():
+    weights = to_hf(GGUF_ARCHITECTURES[name].table, network)
+    for number, (theirs, tensor) in enumerate(weights.items(), 1):
+        report_progress(Progress("export", number, len(weights), "tensors"))
         called = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         yield called, _turned(called, dense(tensor), name, config)
     if config.rotary_scaling.startswith("llama3:"):

@@ -23,6 +23,7 @@ from malmoi.model.features import BiLSTM
 from malmoi.model.heads import HEADS, POOLED_HEADS
 from malmoi.model.int8 import is_quantized
 from malmoi.system.files import replace_file, scratch_folder
+from malmoi.system.progress import Progress, report_progress
 
 ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
 ONNX_DTYPES = ("fp32", "int8")
@@ -144,11 +145,13 @@ def export_onnx(
     graph = OnnxModel(network)
     with _exporter(), scratch_folder(path.parent) as folder:
         made = folder / path.name
+        report_progress(Progress("trace the graph", 0))
         program = _program(graph)
         _describe(program.model, checkpoint, graph)
         program.save(made, external_data=_size(network) > inline_bytes)
         if dtype == "int8":
             _quantize(made)
+        report_progress(Progress("compare the scores with ours", 0))
         far = _distance(graph, made)
         if dtype == "fp32" and not far < MAX_SCORE_DIFFERENCE:
             raise MalmoiError(

@@ -1,11 +1,16 @@
 """Write a model for ONNX Runtime or llama.cpp."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from malmoi.cli import options as opt
 from malmoi.cli.options import described, option
+from malmoi.cli.output import print_result
 from malmoi.report.console import waiting
+from malmoi.system.language import translate
+
+if TYPE_CHECKING:
+    from malmoi.inference.export import ExportFormat, ExportResult
 
 OutFileOption = Annotated[Path, described("Output file.", "--out", "-o")]
 
@@ -22,11 +27,9 @@ def onnx_command(
 
     Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
     """
-    with waiting("Exporting"):
-        from malmoi.inference.export import export_model
-
-        done = export_model(model, out, format="onnx", dtype=dtype, overwrite=overwrite)
-    print(f"{out}: {_megabytes(done.bytes)}, scores within {done.max_difference:.1g} of ours")
+    done = _export(model, out, "onnx", dtype, overwrite=overwrite)
+    far = f"scores within {done.max_difference:.1g} of ours"
+    print_result(f"{out}: {_megabytes(done.bytes)}, {translate(far)}")
 
 
 def gguf_command(
@@ -39,11 +42,16 @@ def gguf_command(
 
     Example: malmoi export gguf --model runs/gpt --out gpt.gguf --dtype q8_0
     """
-    with waiting("Exporting"):
-        from malmoi.inference.export import export_model
+    done = _export(model, out, "gguf", dtype, overwrite=overwrite)
+    print_result(f"{out}: {_megabytes(done.bytes)}")
 
-        done = export_model(model, out, format="gguf", dtype=dtype, overwrite=overwrite)
-    print(f"{out}: {_megabytes(done.bytes)}")
+
+def _export(
+    model: str, out: Path, format: "ExportFormat", dtype: str, *, overwrite: bool
+) -> "ExportResult":
+    with waiting("Starting"):
+        from malmoi.inference.export import export_model
+    return export_model(model, out, format=format, dtype=dtype, overwrite=overwrite)
 
 
 def _megabytes(size: int) -> str:

@@ -203,8 +203,7 @@ def judge(
 
 
 def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
-    """An outcome with thresholds or a temperature applied; its metrics also without
-    the selected thresholds."""
+    """An outcome with thresholds or a temperature applied; its metrics also undecided."""
     kind = head_kind(task)
     predictions = [kind.decide(one, chosen) for one in plain.said]
     if kind.calibrated:  # the same predictions, less or more certain

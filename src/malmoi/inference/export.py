@@ -94,7 +94,6 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
         require_free(out.parent / "config.json", overwrite=overwrite)
     if checkpoint.tokenizer is None:
         logger.warning("The model has no tokenizer, so none is written beside the file.")
-    logger.info("Writing the ONNX file and comparing its scores with ours …")
     with output_folder(out.parent):
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:
