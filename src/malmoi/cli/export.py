@@ -1,16 +1,13 @@
 """Write a model for ONNX Runtime or llama.cpp."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 from malmoi.cli import options as opt
 from malmoi.cli.options import described, option
 from malmoi.cli.output import print_result
 from malmoi.report.console import waiting
 from malmoi.system.language import translate
-
-if TYPE_CHECKING:
-    from malmoi.inference.export import ExportFormat, ExportResult
 
 OutFileOption = Annotated[Path, described("Output file.", "--out", "-o")]
 
@@ -27,9 +24,7 @@ def onnx_command(
 
     Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
     """
-    done = _export(model, out, "onnx", dtype, overwrite=overwrite)
-    far = f"scores within {done.max_difference:.1g} of ours"
-    print_result(f"{out}: {_megabytes(done.bytes)}, {translate(far)}")
+    _export(model, out, "onnx", dtype, overwrite=overwrite)
 
 
 def gguf_command(
@@ -42,17 +37,15 @@ def gguf_command(
 
     Example: malmoi export gguf --model runs/gpt --out gpt.gguf --dtype q8_0
     """
-    done = _export(model, out, "gguf", dtype, overwrite=overwrite)
-    print_result(f"{out}: {_megabytes(done.bytes)}")
+    _export(model, out, "gguf", dtype, overwrite=overwrite)
 
 
 def _export(
-    model: str, out: Path, format: "ExportFormat", dtype: str, *, overwrite: bool
-) -> "ExportResult":
+    model: str, out: Path, format: Literal["onnx", "gguf"], dtype: str, *, overwrite: bool
+) -> None:
     with waiting("Starting"):
         from malmoi.inference.export import export_model
-    return export_model(model, out, format=format, dtype=dtype, overwrite=overwrite)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.3g} MB"
+    done = export_model(model, out, format=format, dtype=dtype, overwrite=overwrite)
+    far = done.max_difference
+    compared = "" if far is None else ", " + translate(f"scores within {far:.1g} of ours")
+    print_result(f"{out}: {done.bytes / 1e6:.3g} MB{compared}")
