@@ -381,7 +381,7 @@ def test_only_a_run_that_learnt_nothing_warns(
 ) -> None:
     train("bert", corpus, tmp_path / "short", steps=1)
     said = caplog.messages[-1]
-    assert said.startswith("After 1 update this model has learnt next to nothing (loss ")
+    assert said.startswith("After 1 update: this model has learnt next to nothing (loss ")
     (last,) = [
         row for row in read_metrics(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row
     ]

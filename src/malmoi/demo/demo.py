@@ -67,8 +67,8 @@ def _text(story: Story) -> None:
     folder = story.out / "text"
     folder.mkdir(exist_ok=True)
     found = story.text.documents()
-    size = sum(len(document.text) for document in found)
-    _say(f"Reading {size:,} characters. {story.text.about}")
+    characters = sum(len(document.text) for document in found)
+    _say(f"Reading {characters:,} characters. {story.text.about}")
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     files: dict[str, list[str]] = {}
     for i, document in enumerate(found):
@@ -77,14 +77,16 @@ def _text(story: Story) -> None:
         if not held:
             files.setdefault(document.file, []).append(document.text)
     for name, texts in files.items():
-        (folder / name).write_text("\n\n".join(texts), "utf-8")
+        size = story.text.joined
+        joined = ("\n".join(texts[i : i + size]) for i in range(0, len(texts), size))
+        (folder / name).write_text("\n\n".join(joined), "utf-8")
     chance = random.Random(story.plan.seed)
     for part, limit in (("train", story.plan.labelled), ("dev", story.plan.judged)):
         rows = chance.sample(parts[part], min(limit, len(parts[part])))
         lines = "".join(f"{text}\t{label}\n" for text, label in rows)
         write_text(_rows_file(story, part), f"text\t{story.text.task}\n{lines}")
     story.facts |= {
-        "characters": size,
+        "characters": characters,
         "bytes": sum(len(document.text.encode()) for document in found),
         "documents": len(found),
         "held out": len(found) // HELD_OUT_DOCUMENTS,
@@ -106,20 +108,25 @@ def _rows(story: Story, part: str) -> list[list[str]]:
 
 def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
-    vocab = story.text.vocab or vocabulary_size(story.facts["bytes"])
+    size = vocabulary_size(story.facts["bytes"])
+    vocabs = {"byte-bpe": size, "wordpiece": size} | story.text.vocabs
     _say(
-        f"Training two tokenizers of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
-        "the BERT."
+        f"Training two tokenizers: byte-level BPE of {vocabs['byte-bpe']:,} tokens for the GPT, "
+        f"WordPiece of {vocabs['wordpiece']:,} for the BERT."
     )
-    for kind in ("byte-bpe", "wordpiece"):
-        words = train_tokenizer(
-            (d.text for d in read_documents(story.out / "text", documents=story.text.rule)),
-            kind=kind,
-            vocab=vocab,
-        )
+    texts = [d.text for d in read_documents(story.out / "text", documents=story.text.rule)]
+    for kind, vocab in vocabs.items():
+        words = train_tokenizer(texts, kind=kind, vocab=vocab)
         words.save(story.out / "tokenizers" / kind)
+        story.frequencies[kind] = token_shares(words, texts)
         story.cut[kind] = _tokens(words, story.text.attended, specials=False)
         logger.info(f"  {kind}: {' '.join(story.cut[kind])}")
+
+
+def token_shares(words: Tokenizer, texts: list[str]) -> list[float]:
+    """How frequent each token of the texts is, the most frequent one first."""
+    counts = Counter(token for ids in words.ids(texts) for token in ids)
+    return [number / counts.total() for _, number in counts.most_common()]
 
 
 def _tokens(words: Tokenizer, text: str, *, specials: bool) -> list[str]:
@@ -139,7 +146,11 @@ def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
         tokenizer=story.out / "tokenizers" / kind,
         minutes=seconds / 60,
         seed=story.plan.seed,
-        **{"data.documents": story.text.rule, **story.plan.settings},
+        **{
+            "data.documents": story.text.rule,
+            **story.text.settings.get(name, {}),
+            **story.plan.settings,
+        },
     )
 
 

@@ -1,6 +1,7 @@
 """The demo's report.html: what was trained, its curves, its output, and what to try next."""
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -114,8 +115,9 @@ def _gpt(story: Story) -> str:
     last = _last(story, "gpt")
     sentences = (
         "It was trained to predict the next token.",
-        f"On text it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; an "
-        f"untrained model's is {_recipe(story, 'gpt').tokenizer.vocab:,}.",
+        f"On text it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; that of "
+        f"the tokens' frequencies is {_frequency_perplexity(story):.0f}, an untrained model's is "
+        f"{_recipe(story, 'gpt').tokenizer.vocab:,}.",
         "Asked whether the beginning of an unseen passage or a shuffled copy is more likely, "
         f"it is right {story.facts['order']:.0%} of the time.",
     )
@@ -131,12 +133,18 @@ def _gpt(story: Story) -> str:
     )
 
 
+def _frequency_perplexity(story: Story) -> float:
+    """The perplexity of a model that knows only how frequent tokens are."""
+    return math.exp(-sum(share * math.log(share) for share in story.frequencies["byte-bpe"]))
+
+
 def _bert(story: Story) -> str:
     last = _last(story, "bert")
     sentences = (
         "It sees both sides of a masked token.",
-        "A quarter of the tokens were masked, and it learnt to predict them (accuracy "
-        f"{last.get('mlm_accuracy', 0):.0%}).",
+        f"{_recipe(story, 'bert').data.mask_rate:.0%} of the tokens were masked, and it learnt to "
+        f"predict them (accuracy {last.get('mlm_accuracy', 0):.0%}; the most frequent token is "
+        f"{story.frequencies['wordpiece'][0]:.0%} of the text).",
     )
     curve = _curve(story, "bert", {"mlm": "masked tokens"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)

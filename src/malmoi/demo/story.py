@@ -40,6 +40,7 @@ class Story:
     seconds: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence by each vocabulary
+    frequencies: dict[str, list[float]] = field(default_factory=dict)  # shares, by vocabulary
     samples: list[tuple[str, str]] = field(default_factory=list)
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)  # accuracy of the task, by model

@@ -1,10 +1,10 @@
 """The texts that the demo can learn from, and a task on each."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from malmoi.errors import UsageError
 from malmoi.text.documents import read_documents
@@ -52,7 +52,10 @@ class DemoText:
     attended: str  # the sentence whose attention is shown
     opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
-    vocab: int | None = None  # of both tokenizers; None: by the size of the text
+    joined: int = 1  # documents that are written as one, to fill the rows of a batch
+    vocabs: Mapping[str, int] = field(default_factory=dict)  # by tokenizer; else by the text's size
+    # of pre-training, by model; else by the rule of `malmoi pretrain`
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repetition_penalty: float = 1.0  # of the samples
 
 
@@ -115,9 +118,9 @@ SPEECHES = DemoText(
 
 
 def _pieces() -> list[DemoDocument]:
-    """Every piece of `builtin:korean`; its paragraphs have the topic of its file."""
+    """Every piece of `builtin:korean`, with the topic of its file."""
     return [
-        DemoDocument(f"{name}.txt", piece, [(row, topic) for row in piece.split("\n")])
+        DemoDocument(f"{name}.txt", piece, [(" ".join(piece.split()), topic)])
         for name, topic in TOPICS.items()
         for piece in korean_pieces(KOREAN_TEXTS / f"{name}.txt")
     ]
@@ -132,7 +135,7 @@ PIECES = DemoText(
     about="Short pieces on six topics, written in Korean for this demo.",
     task="topic",
     labels=tuple(TOPICS.values()),
-    task_about="The task: predict the topic of a paragraph.",
+    task_about="The task: predict the topic of a piece.",
     question="Fine-tuned: what is this about?",
     prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
     masked=(
@@ -143,7 +146,20 @@ PIECES = DemoText(
     attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
     opening="그래서",
     example="메주를 띄워 간장을 담근다.",
-    vocab=4096,  # a text this small gets 512 by the rule, fewer than its 1,000 syllables
+    joined=8,
+    # by the rule 512, fewer than the text has syllables; 4,096 are too rare to learn from 180 kB
+    vocabs={"byte-bpe": 1024, "wordpiece": 3000},
+    settings={
+        "bert": {
+            "model.width": 64,
+            "model.depth": 2,
+            "model.heads": 4,
+            # a first layer that sees only neighbours starts to learn at once, a full one after
+            # more steps than slow cores make in the demo
+            "model.attention": ["local:2", "full"],
+            "train.batch": 16,
+        }
+    },
     repetition_penalty=1.2,  # on slow cores the GPT reads this text a few times only, and loops
 )
 

@@ -217,14 +217,14 @@ def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
         f"gives {guessing:.2f})."
     )
     if steps >= USEFUL_UPDATES:
-        return f"After {updates} {nothing} A lower train.lr, or more text, may help."
+        return f"After {updates}: {nothing} A lower train.lr, or more text, may help."
     smaller = (
         f"a smaller batch (--set train.batch={smallest_batch(recipe)})"
         if c.batch > smallest_batch(recipe)
         else "a smaller recipe"
     )
     if not c.minutes:
-        return f"After {updates} {nothing} Train for more: --steps {USEFUL_UPDATES} or more."
+        return f"After {updates}: {nothing} Train for more: --steps {USEFUL_UPDATES} or more."
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
     did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
     return f"{did}: {nothing} Use --minutes {enough} or {smaller}."
