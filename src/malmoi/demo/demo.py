@@ -109,7 +109,7 @@ def _rows(story: Story, part: str) -> list[list[str]]:
 def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
     size = vocabulary_size(story.facts["bytes"])
-    vocabs = {"byte-bpe": size, "wordpiece": size} | story.text.vocabs
+    vocabs = {"byte-bpe": size, "wordpiece": size, **story.text.vocabs}
     _say(
         f"Training two tokenizers: byte-level BPE of {vocabs['byte-bpe']:,} tokens for the GPT, "
         f"WordPiece of {vocabs['wordpiece']:,} for the BERT."
