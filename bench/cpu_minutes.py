@@ -173,11 +173,13 @@ def main() -> None:
 def run_grid(given: argparse.Namespace) -> None:
     began = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"  # of this process, which only waits
-    from malmoi.studies.records import machine_of, named_track, split_text
+    from malmoi.studies.records import VALID_SHARE, machine_of, named_track, split_text
 
     train, held_out = split_text(named_track(TRACK), [given.text], given.out / "text")
     base: Settings = dict(text.split("=", 1) for text in given.set)
-    base["train.seed"] = given.seed
+    # as `malmoi records run` has them: the last tenth is held out already
+    fixed = {"train.seed": given.seed, "data.valid": VALID_SHARE}
+    base = fixed | base
     job = {"train": train[0], "held_out": str(held_out), "minutes": given.minutes}
     groups = core_groups(given.cores, given.each)
     limit = 60 * given.minutes + START_SECONDS
@@ -196,7 +198,7 @@ def run_grid(given: argparse.Namespace) -> None:
     def one(name: str) -> dict[str, Any]:
         recipe, settings = cells[name]
         cores = free.get()
-        shared = base if recipe == "gpt" else {"train.seed": given.seed}
+        shared = base if recipe == "gpt" else fixed
         where = str(given.out / name.replace(" ", "-"))
         cell = {**job, "recipe": recipe, "settings": {**shared, **settings}, "out": where}
         row = {"cell": name, **start(cell, cores, limit)}

@@ -26,6 +26,7 @@ from malmoi.text.documents import read_documents
 from malmoi.training.pretrain import run_pretraining
 
 HELD_OUT_EACH = 110  # one document in this many
+VALID_SHARE = 0.01  # of the training text, besides what the track holds out
 GLUE = {"SST-2": "sst2", "CoLA": "cola", "RTE": "rte", "STS-B": "stsb"}  # folder → task
 BLIMP_FILE = "blimp.jsonl.xz"
 
@@ -107,7 +108,7 @@ def run_record(
         data=train,
         out=out / "model",
         device=device,
-        **{"train.minutes": track.minutes, **overrides},
+        **{"train.minutes": track.minutes, "data.valid": VALID_SHARE, **overrides},
     )
     model = load(out / "model", device=device)
     figures = judge(model, held_out, judge_data, out / "judged")

@@ -37,6 +37,7 @@ MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
 READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
+VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
 SAMPLE_CHARACTERS = 1_000_000  # of text that tokens per byte are measured on
 SLOW_CORE = 2e10  # FLOP/s, assumed if nothing can be measured
 
@@ -383,7 +384,7 @@ def _settings(
     return model | {
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": vocab,
-        "data.valid": round(min(0.1, max(0.01, 100_000 / text.bytes)), 4),
+        "data.valid": round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4),
         "train.minutes": size.minutes,
         "train.batch": batch,
         "train.fit_batch": True,
