@@ -2,6 +2,7 @@
 and refuses what cannot work.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.language import translate
+from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.training.pretrain import explain_size
@@ -112,6 +115,14 @@ def test_a_run_sizes_itself_and_resumes_with_the_same_size(
     assert run_command([*command, "--minutes", "1", "--dry-run"]) == 0
     assert "Size: 2 layers × 64" in capsys.readouterr().out
     assert not (tmp_path / "no").exists()
+
+
+def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "text.txt", documents=120)
+    with pretend(replace(this_machine(), flops=1e12)):
+        sized = explain_size("gpt", [str(corpus)], device="cpu", minutes=600)
+    assert any("more than this text can use" in sentence for sentence in sized.reasons)
+    assert not [one for one in sized.reasons if translate(one, "ko") == one]
 
 
 def test_impossible_sizes_are_refused_in_a_sentence(tmp_path: Path) -> None:
