@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.duplicates import near_duplicates, signature
+from malmoi.corpus.duplicates import minhash, near_duplicates
 from malmoi.corpus.ngrams import HashArray, hash_each
 from malmoi.text.documents import read_documents
 
@@ -57,7 +57,9 @@ def our_shingles(texts: list[str]) -> list[HashArray]:
 
 def our_duplicates(shingles: Sequence[HashArray]) -> set[int]:
     config = CorpusConfig()
-    signatures = np.stack([signature(runs, config.hashes) for runs in shingles])
+    counts = np.array([len(runs) for runs in shingles])
+    begins = counts.cumsum() - counts
+    signatures = minhash(np.concatenate(shingles), begins, counts, config.hashes)
     return set(
         np.flatnonzero(near_duplicates(signatures, config.rows, config.similar) >= 0).tolist()
     )

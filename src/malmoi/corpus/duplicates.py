@@ -50,7 +50,7 @@ def _signatures(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Si
     )
     runs = group.words.ngrams(config.run)
     counts = np.diff(group.firsts) - config.run + 1
-    signatures = _least(runs, group.firsts[:-1], counts.clip(0), config.hashes)
+    signatures = minhash(runs, group.firsts[:-1], counts.clip(0), config.hashes)
     for place in np.flatnonzero(counts < 1).tolist():  # shorter than a run: one of all its words
         words = group.part(place)
         one = words.ngrams(len(words)) if len(words) else exact[place : place + 1]
@@ -64,16 +64,16 @@ def _hash_of(data: bytes) -> int:
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
     """The smallest of (a·x + b) mod 2³² over a text's n-grams, for each of `hashes` pairs a, b."""
-    found: Signatures = _least(runs, np.array([0]), np.array([len(runs)]), hashes)[0]
+    found: Signatures = minhash(runs, np.array([0]), np.array([len(runs)]), hashes)[0]
     return found
 
 
-def _least(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int) -> Signatures:
+def minhash(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int) -> Signatures:
     """The signatures of texts whose n-grams are `counts` from `begins` on."""
     native = native_ngrams()
     if native is None:
         ranges = zip(begins.tolist(), counts.tolist(), strict=True)
-        return np.stack([_least_in_numpy(runs[a : a + n], hashes) for a, n in ranges])
+        return np.stack([_minhash_in_numpy(runs[a : a + n], hashes) for a, n in ranges])
     found = np.empty((len(begins), hashes), np.uint32)
     begins = np.ascontiguousarray(begins)
     texts = (runs.ctypes.data, begins.ctypes.data, counts.ctypes.data, len(begins))
@@ -82,7 +82,7 @@ def _least(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int)
     return found
 
 
-def _least_in_numpy(runs: HashArray, hashes: int) -> Signatures:
+def _minhash_in_numpy(runs: HashArray, hashes: int) -> Signatures:
     factors, terms = _pairs(hashes)
     values = (runs >> np.uint64(32)).astype(np.uint32)
     low = np.full(hashes, 2**32 - 1, np.uint32)

@@ -99,7 +99,7 @@ class Tokenizer:
         self.settings = dict(settings or {})
         self.kind = pipeline.kind(state)
         self._rust = rust
-        self._vocab: dict[str, int] = rust.get_vocab(with_added_tokens=True)
+        self._vocab = pipeline.vocabulary(state, rust)
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(

@@ -312,3 +312,11 @@ def parse_pipeline(rust: Rust) -> State:
     """The tokenizer.json of a tokenizer, parsed."""
     state: State = json.loads(rust.to_str())
     return state
+
+
+def vocabulary(state: State, rust: Rust) -> dict[str, int]:
+    """All tokens and their ids; asking Rust for them would copy each once more."""
+    tokens = state["model"].get("vocab")
+    if not isinstance(tokens, dict):  # Unigram's is a list of tokens with scores
+        return rust.get_vocab(with_added_tokens=True)
+    return tokens | {token["content"]: token["id"] for token in state["added_tokens"]}
