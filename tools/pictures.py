@@ -35,10 +35,10 @@ TASKS = {"en": "era", "ko": "topic"}  # the demo's tasks
 SECTIONS = {"run": 1, "finetune": 4}  # that are shown: what follows quotes the text
 SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
 COLOURS = 64  # of a picture: pages have few
-# Hangul takes two columns in NanumGothicCoding, which has no lines for boxes
+# Hangul takes two columns in NanumGothicCoding, and so do its × and …; it has no lines for boxes
 STYLE = f"""
 @font-face {{ font-family: Lines; src: local("DejaVu Sans Mono"); size-adjust: 83%;
-  unicode-range: U+2500-259F; }}
+  unicode-range: U+D7, U+2026, U+2500-259F; }}
 body {{ margin: 0 }}
 pre {{ font: 15px/1.3 Lines, NanumGothicCoding, monospace; padding: 10px; margin: 0;
   width: {COLUMNS + 0.5}ch; white-space: pre-wrap }}
