@@ -228,8 +228,9 @@ def _verdict(story: Story, gain: float) -> str:
     if gain <= -clear_gain(story.facts["judged"]):
         return (
             f"Pre-training cost {-100 * gain:.0f} points here: in its "
-            f"{story.plan.bert_seconds:.0f} seconds the BERT read only {seen / 1e6:.1f} million "
-            "tokens. Longer pre-training, or a faster machine, lets it read more."
+            f"{story.plan.bert_seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, "
+            f"of {story.facts['bytes'] / 1e6:.1f} MB of text. More text, or longer pre-training, "
+            "may help."
         )
     return (
         f"Pre-training made no clear difference here ({points} points): in its "

@@ -146,7 +146,7 @@ def _bert(story: Story) -> str:
         f"predict them (accuracy {last.get('mlm_accuracy', 0):.0%}; the most frequent token is "
         f"{story.frequencies['wordpiece'][0]:.0%} of the text).",
     )
-    curve = _curve(story, "bert", {"mlm": "masked tokens"})
+    curve = _curve(story, "bert", {"loss": "masked tokens"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
     return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
 
