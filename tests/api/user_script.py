@@ -62,7 +62,7 @@ reveal_type(malmoi.compress("runs/a", "runs/e", "distil", data="book.txt", minut
 reveal_type(malmoi.compress("runs/a", "runs/f", "share", groups=1).metrics)
 reveal_type(malmoi.export(lm, "model.onnx", dtype="int8"))
 reveal_type(malmoi.plan("gpt2-small", gpus=8, price=2.5).cost)
-reveal_type(malmoi.build_corpus(["book.txt"], "corpus", language="en").steps)
+reveal_type(malmoi.build_corpus("book.txt", "corpus", language="en").steps)
 reveal_type(malmoi.study("in-context", data=["book.txt"], out="runs/g", seeds=1))
 reveal_type(malmoi.custom_task("classification", text="a", label="b"))
 reveal_type(malmoi.GenerationConfig(max_new_tokens=3))

@@ -423,7 +423,7 @@ def test_two_ray_workers_build_the_same_corpus(sources: list[str], tmp_path: Pat
     with ray.session():
         run_build(sources, tmp_path / "ray", execution=ray, **SMALL)
         with pytest.raises(UsageError) as error:
-            ray.run([(mix.parse_weights, ("web", ["web"]))], "fail")
+            ray.run(lambda _: [(mix.parse_weights, ("web", ["web"]))], "fail")
     assert same_files(tmp_path / "here", tmp_path / "ray")
     assert str(error.value).startswith("The weight 'web' is not NAME=NUMBER")  # without a traceback
 

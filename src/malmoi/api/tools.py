@@ -177,7 +177,7 @@ def plan(
 
 @lists_options(CorpusOptions)
 def build_corpus(
-    sources: Sequence[str],
+    sources: Files,
     out: str | Path,
     *,
     progress: ProgressCallback | None = None,
@@ -185,12 +185,12 @@ def build_corpus(
 ) -> "CorpusResult":
     """Cleans, filters, deduplicates, decontaminates and mixes raw text into a folder of shards.
 
-    A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; a different
-    build in the same folder is rejected unless overwrite=True. A `part` of a build has no shards
-    yet.
+    A source is a file, a folder, a glob, or NAME=SOURCE; give one or several. An unfinished build
+    resumes; a different build in the same folder is rejected unless overwrite=True. A `part` of a
+    build has no shards yet.
 
     Examples:
-        >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
+        >>> made = malmoi.build_corpus("book.txt", "corpus", min_words=3)
         >>> made.shards
         1
     """
@@ -201,8 +201,9 @@ def build_corpus(
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
     execution = {name: given.pop(name) for name in ("workers", "executor", "part") if name in given}
+    named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
     with listening(progress):
-        found = build(sources, out, execution=Execution(**execution), **given)
+        found = build(named, out, execution=Execution(**execution), **given)
     return CorpusResult.of(Path(out), found)
 
 

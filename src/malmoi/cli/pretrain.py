@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -219,12 +219,24 @@ def _tell(out: Path, json: bool) -> None:
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
     print_result(f"{out}: {', '.join(map(translate, words))}")
-    causal = "perplexity" in row and "backward_lm_loss" not in row
-    objective = read_object(out / "recipe.json").get("objective")
-    verb = "translate" if objective == "translation" else "generate"
+    recipe = read_object(out / "recipe.json")
     folder = shlex.quote(str(out))
-    use = f'malmoi {verb} -m {folder} "…"' if causal else f"malmoi finetune rows.csv -m {folder}"
+    use = _next_command(recipe, perplexity="perplexity" in row).format(folder)
     say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
+
+
+def _next_command(recipe: Mapping[str, Any], *, perplexity: bool) -> str:
+    """What to try first with a model of this recipe."""
+    objective = recipe.get("objective")
+    if objective == "translation":
+        return 'malmoi translate -m {} "…"'
+    if objective == "span":
+        return "malmoi pretrain transformer-small SOURCES TARGETS --start {}"
+    if recipe.get("data", {}).get("features"):
+        return "malmoi generate -m {} --features new.npy"
+    if objective in ("lm", "both") or (perplexity and objective != "bilm"):
+        return 'malmoi generate -m {} "…"'
+    return "malmoi finetune rows.csv -m {}"
 
 
 def _number(value: float) -> str:
