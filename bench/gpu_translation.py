@@ -3,16 +3,22 @@ masked language model of both languages, with and without reading pairs side by 
 
 PYTHONPATH=src python bench/gpu_translation.py --data DIR --out DIR [--limit tiny]
     [--recipe transformer-tiny] [--minutes 3] [--set train.batch=32 …] [--masked-steps 0]
+    [--variants all|NAME,NAME]
 
 DIR holds multi30k.{train,val,test_2016_flickr}.{en,de}.gz. Copying the source and the same network
 before training are there for scale. BLEU is of cased, detokenised text (13a); "lower" ignores case.
 Retrieval: for each English sentence of val, is its translation the nearest German vector by cosine?
 Vectors are means over tokens, of the middle and of the last layer.
+
+`--variants` trains the named settings of VARIANTS beside one another, each in a process of its own,
+and writes OUT/variants.json; they share the machine, so compare them with one another only.
 """
 
 import argparse
 import json
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +43,19 @@ TINY: dict[str, Any] = {
     "train.batch": 1,
     "train.steps": 20,
 }
+
+LINEAR = {"train.schedule": "linear", "train.warmup": 0.1, "train.warmup_steps": 0}
+WIDE = {"model.width": 256, "model.hidden": 1024}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "recipe": {},
+    "batch-24": {"train.batch": 24},
+    "linear": {"train.batch": 24, "train.lr": 0.003, **LINEAR},
+    "linear-less-dropout": {"train.batch": 24, "train.lr": 0.003, "model.dropout": 0.1, **LINEAR},
+    "wide": {"train.batch": 24, "train.lr": 0.0015, **LINEAR, **WIDE},
+    "wide-vocab-6000": {
+        "train.batch": 24, "train.lr": 0.0015, "tokenizer.vocab": 6000, **LINEAR, **WIDE,
+    },
+}  # fmt: skip
 
 
 def files(data: Path, part: str) -> list[Path]:
@@ -126,6 +145,41 @@ def compare_masked(given: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def compare_variants(given: argparse.Namespace) -> None:
+    """Runs each variant in a process of its own, all at once, and prints one row for each."""
+    names = list(VARIANTS) if given.variants == "all" else given.variants.split(",")
+    if unknown := set(names) - VARIANTS.keys():
+        raise SystemExit(f"There is no variant {', '.join(unknown)}: {', '.join(VARIANTS)}.")
+    running = {name: subprocess.Popen(variant_command(given, name)) for name in names}
+    failed = [name for name, process in running.items() if process.wait()]
+    found = {
+        name: json.loads((given.out / name / "translation.json").read_text())
+        for name in names
+        if name not in failed
+    }
+    (given.out / "variants.json").write_text(json.dumps(found, indent=2, ensure_ascii=False))
+    print(f"{'':20} {'weights':>10} {'steps':>6} {'s':>5} {'ppl':>6} {'greedy':>6} {'beams':>6}")
+    for name, result in found.items():
+        greedy, beams = (result["rows"][row]["bleu"] for row in ("greedy", "beams 4, alpha 0.6"))
+        print(
+            f"{name:20} {result['weights']:10,} {result['steps']:6} "
+            f"{result['training_seconds']:5.0f} {result['valid_perplexity'] or 0:6.1f} "
+            f"{greedy:6.2f} {beams:6.2f}"
+        )
+    if failed:
+        raise SystemExit(f"These variants failed: {', '.join(failed)}.")
+
+
+def variant_command(given: argparse.Namespace, name: str) -> list[str]:
+    kept = set(TINY) if given.limit else set()  # a dry run stays small
+    changes = [f"{key}={value}" for key, value in VARIANTS[name].items() if key not in kept]
+    limit = ["--limit", given.limit] if given.limit else []
+    common = ["--data", given.data, "--out", given.out / name, "--recipe", given.recipe]
+    common += ["--minutes", given.minutes, "--masked-steps", 0, *limit]
+    sets = [part for change in (*changes, *given.set) for part in ("--set", change)]
+    return [sys.executable, __file__, *map(str, common), *sets]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
@@ -137,7 +191,11 @@ def main() -> None:
         "--masked-steps", type=int, default=4000, help="of each masked model; 0: none"
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--variants", help="all, or names separated by commas")
     given = parser.parse_args()
+    if given.variants:
+        compare_variants(given)
+        return
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     changes: dict[str, Any] = dict(TINY) if given.limit else {}
     changes |= dict(text.split("=", 1) for text in given.set)

@@ -29,6 +29,7 @@ class BlockPart:
     blocks: Any  # FlexAttention's BlockMask over those queries and keys
     queries: Tensor | None = None
     keys: Tensor | None = None
+    back: Tensor | None = None  # where each token is among the queries
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,12 @@ def _parts(text: str, length: int, device: torch.device) -> Iterator[BlockPart]:
         k = keys[k]
         return sees(b, h, q, k) & ~is_near(q, k)
 
-    yield BlockPart(_blocks(far, queries, keys), None if fixed else queries, keys)
+    blocks = _blocks(far, queries, keys)
+    yield (
+        BlockPart(blocks, keys=keys)
+        if fixed
+        else BlockPart(blocks, queries, keys, queries.argsort())
+    )
 
 
 def _blocks(sees: Predicate, queries: Tensor, keys: Tensor) -> Any:
@@ -116,14 +122,14 @@ def _attend_part(
     q: Tensor, k: Tensor, v: Tensor, part: BlockPart, flex: Callable[..., Any]
 ) -> tuple[Tensor, Tensor]:
     """Outputs [B, H, T, E] and log-sum-exp [B, H, T], −∞ for a query without keys."""
+    # index_select: on a GPU the gradient of x[:, :, slots] sorts the slots first
     if part.queries is not None:
-        q = q[:, :, part.queries]
+        q = q.index_select(2, part.queries)
     if part.keys is not None:
-        k, v = (x[:, :, part.keys] for x in (k, v))
+        k, v = (x.index_select(2, part.keys) for x in (k, v))
     out, total = _with_log_sum(flex, q, k, v, part.blocks)
-    if part.queries is not None:
-        back = part.queries.argsort()
-        out, total = out[:, :, back], total[:, :, back]
+    if part.back is not None:
+        out, total = out.index_select(2, part.back), total.index_select(2, part.back)
     return out, total
 
 
