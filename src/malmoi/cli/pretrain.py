@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,11 @@ from malmoi.system.untrusted import read_object
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # the default budget
 SCHEMES = ("builtin:", "hf:")
+NEXT_COMMANDS = {  # by what was trained; others generate or are fine-tuned
+    "translation": 'translate -m {} "…"',
+    "span": "pretrain transformer-small SOURCES TARGETS --start {}",
+    "captions": "generate -m {} --features new.npy",
+}
 
 
 def pretrain_command(
@@ -220,23 +225,12 @@ def _tell(out: Path, json: bool) -> None:
     words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
     print_result(f"{out}: {', '.join(map(translate, words))}")
     recipe = read_object(out / "recipe.json")
+    kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
+    causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
     folder = shlex.quote(str(out))
-    use = _next_command(recipe, perplexity="perplexity" in row).format(folder)
+    use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
+    use = f"malmoi {use.format(folder)}"
     say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
-
-
-def _next_command(recipe: Mapping[str, Any], *, perplexity: bool) -> str:
-    """What to try first with a model of this recipe."""
-    objective = recipe.get("objective")
-    if objective == "translation":
-        return 'malmoi translate -m {} "…"'
-    if objective == "span":
-        return "malmoi pretrain transformer-small SOURCES TARGETS --start {}"
-    if recipe.get("data", {}).get("features"):
-        return "malmoi generate -m {} --features new.npy"
-    if objective in ("lm", "both") or (perplexity and objective != "bilm"):
-        return 'malmoi generate -m {} "…"'
-    return "malmoi finetune rows.csv -m {}"
 
 
 def _number(value: float) -> str:
