@@ -201,9 +201,8 @@ def build_corpus(
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
     execution = {name: given.pop(name) for name in ("workers", "executor", "part") if name in given}
-    named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
     with listening(progress):
-        found = build(named, out, execution=Execution(**execution), **given)
+        found = build(sources, out, execution=Execution(**execution), **given)
     return CorpusResult.of(Path(out), found)
 
 

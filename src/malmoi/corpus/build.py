@@ -126,7 +126,7 @@ class CorpusResult(Result):
 
 
 def run_build(
-    sources: Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     quality_reference: Sequence[str] = (),

@@ -37,11 +37,13 @@ class NamedSource:
         return next((str(path) for path in paths if path.resolve().is_relative_to(out)), None)
 
 
-def named_sources(given: Sequence[str], config: CorpusConfig) -> list[NamedSource]:
+def named_sources(
+    given: str | Path | Sequence[str | Path], config: CorpusConfig
+) -> list[NamedSource]:
     """The sources grouped by name, in order of first appearance."""
     found: dict[str, list[str]] = {}
-    for text in given:
-        name, source = _name(text)
+    for one in [given] if isinstance(given, str | Path) else given:
+        name, source = _name(str(one))
         found.setdefault(name, []).append(source)
     if not found:
         raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
