@@ -1,5 +1,6 @@
 """What a table asks is guessed from its columns, and every guess can be overruled."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_detected_columns_are_described_with_a_baseline(tmp_path: Path) -> None:
     )
     assert guess_columns([file], text="kind", label="id").text == "kind"
     assert guess_columns([file], kind="regression").kind == "regression"
+
+
+def test_labels_are_told_apart_as_people_read_them(tmp_path: Path) -> None:
+    names = ["긍정", unicodedata.normalize("NFD", "긍정"), " 부정", ""]
+    path = tmp_path / "a.csv"
+    header = unicodedata.normalize("NFD", "문장,라벨\n")
+    path.write_text(header + "".join(f"글 {i},{names[i % 4]}\n" for i in range(40)), "utf-8")
+    found = guess_columns([path])
+    assert (found.text, found.label, found.labels) == ("문장", "라벨", ("긍정", "부정"))
+    path.write_text("text,score\n" + "".join(f"t,{i / 7 if i else 'nan'}\n" for i in range(40)))
+    assert guess_columns([path]).kind == "regression"
 
 
 def test_lists_are_tags_or_several_labels(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import unicodedata
 from contextlib import chdir
 from pathlib import Path
 
@@ -137,6 +138,15 @@ def test_invalid_json_and_missing_keys_are_refused(tmp_path: Path) -> None:
             texts(path)
     (tmp_path / "a.jsonl").write_text('{"text": "the data"}')
     assert texts(tmp_path) == ["the data"]  # what lies beside it describes it
+
+
+def test_two_encodings_a_decomposed_name_and_no_text(tmp_path: Path) -> None:
+    path = tmp_path / unicodedata.normalize("NFD", "리뷰.txt")
+    path.write_bytes(KOREAN.encode() + KOREAN.encode("cp949") * 9)
+    assert texts(tmp_path / unicodedata.normalize("NFC", "리뷰.txt")) == KOREAN.split("\n")[:2] * 10
+    path.write_bytes(bytes(range(256)) * 99)
+    with pytest.raises(MalmoiError, match="is not text"):
+        texts(path)
 
 
 def test_mixed_and_broken_lines_are_counted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from malmoi.errors import UsageError
 from malmoi.text.columns import CHAT_COLUMNS, split_labels
 from malmoi.text.messages import parse_messages
-from malmoi.text.rows import BadRow, DataRow, as_list
+from malmoi.text.rows import BadRow, DataRow, as_list, label_name
 
 KIND_ALIASES = {"write": "writing"}
 # the kinds of task, and their metrics; the first is the one that selects
@@ -166,7 +166,7 @@ def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] 
         given = split_labels(value, separator) if isinstance(value, str) else value
         if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
             raise BadRow(row.place, f"{column!r} must hold a list of labels, not {value!r:.40}")
-        names = [str(one).strip() for one in given]
+        names = [label_name(one) for one in given]
         return tuple(sorted({name for name in names if name}))
 
     return read

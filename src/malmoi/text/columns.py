@@ -14,7 +14,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.text.dialect import unnamed_columns
-from malmoi.text.rows import BadRow, RowSource, as_list, rows_of, source_name
+from malmoi.text.rows import BadRow, RowSource, as_list, label_name, rows_of, source_name
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ MAX_LABELS = 200  # more are ids or free text
 LABEL_SEPARATORS = "|;,"
 MIN_JOINED = 0.05  # share of the rows with several labels
 MAX_NAME = 40  # maximum characters of a label in a joined cell
+MOSTLY = 0.95  # share of numbers in a column of scores
 MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
 # common names of such columns, most likely first; compared in lower case
 LABEL_NAMES = (
@@ -124,7 +125,10 @@ def guess_columns(
         return GuessedColumns(kind, text, label, pair, baseline=pstdev(numbers) if numbers else 0)
     if kind != "classification" or label not in rows[0]:
         return GuessedColumns(kind, text, label, pair)
-    counts = Counter(str(value).strip() for value in values).most_common()
+    given = [name for value in values if value is not None and (name := label_name(value))]
+    counts = Counter(given).most_common()
+    if not counts:
+        return GuessedColumns(kind, text, label, pair)
     ordered = tuple(name for name, _ in counts)
     return GuessedColumns(kind, text, label, pair, ordered, counts[0][1] / len(values))
 
@@ -235,7 +239,8 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
         return "answer"
     numbers = [float(value) for value in values if _is_number(value)]
     scale = any(n != int(n) for n in numbers) or len(set(numbers)) > MANY_NUMBERS
-    return "regression" if len(numbers) == len(values) and scale else "classification"
+    mostly = len(numbers) >= MOSTLY * len(values)  # the others are reported with their rows
+    return "regression" if mostly and scale else "classification"
 
 
 def _separator(values: Sequence[Any]) -> str | None:
@@ -254,7 +259,7 @@ def _separator(values: Sequence[Any]) -> str | None:
 
 def split_labels(value: str, separator: str) -> list[str]:
     """The labels in a cell that has several."""
-    return [name for part in value.split(separator) if (name := part.strip())]
+    return [name for part in value.split(separator) if (name := label_name(part))]
 
 
 def _is_number(value: Any) -> bool:

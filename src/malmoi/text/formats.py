@@ -14,6 +14,7 @@ from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
+MAX_BAD_SHARE = 0.2  # unreadable characters of a text file
 DOCUMENT_RULES = {
     "blank": "a blank line separates documents",
     "blanks": "two blank lines separate documents",
@@ -49,7 +50,10 @@ def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
     encoding = encoding_of(sample)
-    rule = guess_rule(sample.decode(encoding, "replace")) if want.rule == "auto" else want.rule
+    start = sample.decode(encoding, "replace")
+    if start.count("\ufffd") + start.count("\0") > max(MAX_BAD_SHARE * len(start), 100):
+        raise MalmoiError(f"{path} is not text: most of its bytes are not readable as {encoding}.")
+    rule = guess_rule(start) if want.rule == "auto" else want.rule
     want.on_rule(rule)
     with open_bytes(path) as stream:
         yield from _by_rule(decode_lines(stream, encoding, want.on_bad_line), rule)

@@ -155,11 +155,14 @@ def _byte_lines(
 
 
 def _decode(line: bytes, *, korean: bool) -> str | None:
-    """Decodes with the file's encoding, then with the other one: some files mix both."""
-    text = _strict(line, "cp949" if korean else "utf-8")
-    if text is not None:
+    """Decodes a line on its own, because some files mix both encodings.
+
+    Two bytes of UTF-8 may also be a Korean syllable; three cannot.
+    """
+    text = _strict(line, "utf-8")
+    if text is not None and (not korean or text.isascii() or max(text) >= "\u0800"):
         return text
-    return _strict(line, "utf-8") if korean else _korean(line)
+    return (_strict(line, "cp949") or text) if korean else _korean(line)
 
 
 def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:

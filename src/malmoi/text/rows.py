@@ -4,6 +4,7 @@ import ast
 import csv
 import math
 import re
+import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from malmoi.system.untrusted import parse
 from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, missing_header, tab_dialect
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
 from malmoi.text.lines import COMPRESSED
+
+
+def label_name(value: object) -> str:
+    """A label or column as people read it: without spaces around it, decomposed Hangul composed."""
+    return unicodedata.normalize("NFC", str(value).strip())
 
 
 class TableLike(Protocol):
@@ -81,7 +87,7 @@ class DataRow:
                 f"{name!r} holds {value!r:.40}, but this task has one label per row; for several "
                 "use the kind multilabel",
             )
-        return str(value).strip()
+        return label_name(value)
 
     def number(self, name: str) -> float | None:
         found = self.label(name)
@@ -131,7 +137,7 @@ def table_rows(
     texts = (text + "\n" for _, text in text_lines(path))
     reader = csv.reader(texts, dialect)
     rows = whole_rows(reader, path)
-    names = list(header) if header is not None else [name.strip() for name in next(rows, [])]
+    names = list(header) if header is not None else [label_name(name) for name in next(rows, [])]
     _check_header(f"{path}:1", names)
     before = reader.line_num
     for values in rows:
@@ -225,7 +231,7 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise MalmoiError(f"{path} is not a valid Excel workbook ({error}).") from error
     rows = book.worksheets[0].iter_rows(values_only=True)
-    names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
+    names = [label_name(name) if name is not None else "" for name in next(rows, ())]
     _check_header(f"{path}:1", names)
     for number, values in enumerate(rows, start=2):
         if any(value is not None for value in values):

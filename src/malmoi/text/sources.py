@@ -3,6 +3,7 @@
 import hashlib
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +216,11 @@ def _on_disk(given: str) -> Iterator[FileSource]:
         yield from found
     else:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        composed = unicodedata.normalize("NFC", path.name)
+        same = [name for name in beside if unicodedata.normalize("NFC", name) == composed]
+        if same:  # a name that macOS decomposed
+            yield from _on_disk(str(path.with_name(same[0])))
+            return
         hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
         raise MalmoiError(f"{path} does not exist.{hint if 'Did you' in hint else ''}")
 
