@@ -99,7 +99,6 @@ def test_only_the_first_layers_are_transferred(bert: Path, tmp_path: Path) -> No
 def test_a_model_fine_tuned_for_other_labels_gets_a_new_head(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     first = table(tmp_path / "first.csv", "xyz" * 9)
     how = {"steps": 2, "device": "cpu"}
     malmoi.finetune(bert, "classification", first, tmp_path / "one", first, **how)
