@@ -22,7 +22,8 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, metric_names
 from malmoi.finetuning import frozen_features
 from malmoi.finetuning.frozen_features import _chosen
-from malmoi.inference.predict import Predictor, score_classes, tag_words, token_scores
+from malmoi.inference.predict import Predictor, score_classes, token_scores
+from malmoi.inference.tagging import tag_words
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
 from malmoi.model.features import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.tokenizer import Tokenizer, train_tokenizer

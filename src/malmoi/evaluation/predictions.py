@@ -15,6 +15,7 @@ from malmoi.inference.embed import pair_cosines
 from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
 from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.tagging import tag_words
 from malmoi.inference.writing import write_answers
 from malmoi.metrics import (
     apply_temperature,
@@ -90,7 +91,7 @@ def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[Examp
 
 
 def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = predict.tag_words(reading, [e.words for e in examples])
+    found = tag_words(reading, [e.words for e in examples])
     return [
         ExamplePrediction(tags, float(list(tags) == list(e.label)))
         for tags, e in zip(found, examples, strict=True)

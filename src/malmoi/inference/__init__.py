@@ -3,8 +3,9 @@
 from malmoi.inference.answer import Answer
 from malmoi.inference.fill import Fill
 from malmoi.inference.model import Model, load
-from malmoi.inference.predict import MultiLabelPrediction, Prediction, Span
+from malmoi.inference.predict import MultiLabelPrediction, Prediction
 from malmoi.inference.score import Score
+from malmoi.inference.tagging import Span
 from malmoi.inference.writing import Reply
 
 __all__ = [

@@ -26,12 +26,12 @@ from malmoi.inference.predict import (
     MultiLabelPrediction,
     Prediction,
     Predictor,
-    Span,
     model_inputs,
     refuse_file_name,
     row_texts,
 )
 from malmoi.inference.prompt import require_fit
+from malmoi.inference.tagging import Span
 from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,

@@ -1,9 +1,8 @@
-"""Predictions of fine-tuned heads: classes, label sets, choices and tags. N classes, T tokens."""
+"""Predictions of fine-tuned heads: classes, label sets and choices. N classes, T tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows,
 
 TextOrPair = str | tuple[str, str]
 ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
-OUTSIDE_TAG = "O"  # the tag of a word outside any entity (CoNLL)
 FRAME_TOKENS = 4  # three special tokens of a pair, and one for a space that may become a token
 DEFAULT_THRESHOLD = 0.5  # on a label's probability, if the folder has no threshold
 
@@ -48,24 +46,14 @@ class MultiLabelPrediction(Result):
     scores: dict[str, float]
 
 
-@dataclass(frozen=True, repr=False)
-class Span(Result):
-    """A labelled span of the text; `start` and `end` are character offsets."""
-
-    text: str
-    label: str
-    start: int
-    end: int
-    score: float
-
-
 def encode_rows(tokenizer: Tokenizer, texts: Sequence[TextOrPair], longest: int) -> list[TokenRow]:
     """Encodes texts or pairs as rows, truncating the longer text of a pair, as in fine-tuning."""
-    firsts, seconds = _parted(texts)
+    firsts, seconds = split_pairs(texts)
     return tokenizer.rows(firsts, seconds, max_tokens=longest)
 
 
-def _parted(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | None]:
+def split_pairs(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | None]:
+    """The first texts, and the second ones if these are pairs."""
     pairs = [text for text in texts if not isinstance(text, str)]
     if not pairs:
         return list(texts), None  # type: ignore[arg-type]
@@ -306,42 +294,6 @@ def _cut(tokenizer: Tokenizer, text: str, others: Sequence[str], max_tokens: int
     return text[: offsets[room - 1][1]] if room > 0 else ""
 
 
-def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span]]:
-    """Predicts the labelled spans of each text."""
-    encodings = reading.tokenizer.encode_batch(*_parted(texts))
-    for encoding in encodings:
-        if len(encoding.tokens) > reading.network.config.context:
-            raise UsageError(
-                f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-                f"{reading.network.config.context}; split it into sentences."
-            )
-    scores = token_scores(reading.network, encodings, "tag")
-    firsts = [text if isinstance(text, str) else text[0] for text in texts]
-    tagged = zip(firsts, encodings, scores, strict=True)
-    return [list(merge_tags(text, e, s, reading.labels)) for text, e, s in tagged]
-
-
-def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Tags the words of pre-split sentences; a word without tokens is tagged as outside."""
-    pieces = reading.encode.pieces(
-        reading.tokenizer, tuple(map(tuple, sentences)), reading.max_tokens
-    )
-    flat = [piece for some in pieces for piece in some]
-    best: list[list[int]] = [[]] * len(flat)
-    for group, scores in score_tokens(reading.network, [piece.row for piece in flat], "tag"):
-        for i, places in zip(group, scores.argmax(-1).tolist(), strict=True):
-            best[i] = places
-    found = iter(best)
-    return [
-        [
-            OUTSIDE_TAG if place is None else name_of(reading.labels, best_labels[place])
-            for piece, best_labels in zip(some, found, strict=False)
-            for place in piece.firsts
-        ]
-        for some in pieces
-    ]
-
-
 @torch.inference_mode()
 def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
     """Pooled vectors of texts [N, D]."""
@@ -399,38 +351,3 @@ def _prediction(scores: Tensor, labels: Sequence[str]) -> Prediction:
     values = scores if len(scores) == 1 else scores.softmax(-1)
     named = {name_of(labels, i): value for i, value in enumerate(values.tolist())}
     return Prediction(max(named, key=named.__getitem__), named)
-
-
-def merge_tags(
-    text: str, encoding: Encoding, scores: Tensor, labels: Sequence[str]
-) -> Iterator[Span]:
-    """Merges the words of an entity: B-X begins, I-X continues; other labels are one word each."""
-    entity: list[Span] = []
-    for word in _words(text, encoding, scores.softmax(-1), labels):
-        continues = word.label.startswith("I-")
-        if entity and not (continues and entity[-1].label[1:] == word.label[1:]):
-            yield _merged(text, entity)
-            entity = []
-        entity += [word] if word.label != OUTSIDE_TAG else []
-    if entity:
-        yield _merged(text, entity)
-
-
-def _words(text: str, encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[Span]:
-    """Yields each word with the label of its first token, the one trained (Devlin 2019 §5.3)."""
-    words = enumerate(encoding.words)
-    places = [at for at, word in words if word is not None and not encoding.specials[at]]
-    for _, pieces in groupby(places, key=encoding.words.__getitem__):
-        some = list(pieces)
-        score, best = chances[some[0]].max(-1)
-        start = encoding.offsets[some[0]][0]
-        end = encoding.offsets[some[-1]][1]
-        yield Span(text[start:end], name_of(labels, int(best)), start, end, float(score))
-
-
-def _merged(text: str, words: Sequence[Span]) -> Span:
-    start = words[0].start
-    end = words[-1].end
-    label = words[0].label
-    name = label[2:] if label[:2] in ("B-", "I-") else label
-    return Span(text[start:end], name, start, end, sum(word.score for word in words) / len(words))

@@ -13,8 +13,8 @@ from malmoi.inference.predict import (
     answer_choices,
     classify_texts,
     label_texts,
-    tag_texts,
 )
+from malmoi.inference.tagging import tag_texts
 from malmoi.inference.writing import write_answers
 
 
