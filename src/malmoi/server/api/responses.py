@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from malmoi.inference.answer import Candidate
 from malmoi.inference.fill import Fill
-from malmoi.inference.predict import Span
+from malmoi.inference.tagging import Span
 from malmoi.inference.score import Score
 from malmoi.server.inspect_model import LayerGuess
 
