@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from malmoi.inference.answer import Candidate
 from malmoi.inference.fill import Fill
-from malmoi.inference.tagging import Span
 from malmoi.inference.score import Score
+from malmoi.inference.tagging import Span
 from malmoi.server.inspect_model import LayerGuess
 
 FinishField = Literal["stop", "length"]
