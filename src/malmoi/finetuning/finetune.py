@@ -205,10 +205,10 @@ def _run(
     if work.words is not None:
         return _run_prompt(work, settings, work.words, out, overwrite=overwrite)
     out.mkdir(parents=True, exist_ok=True)
+    checkpoint = _new_model(work, settings)  # refuses settings before the folder records them
     record = _record(work, settings)
     if begin_run(out, record, overwrite=overwrite):
         return load_finished(work, settings, out)
-    checkpoint = _new_model(work, settings)
     reading = _reading(work, checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
