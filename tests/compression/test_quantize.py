@@ -124,7 +124,7 @@ def test_a_map_keeps_shapes_and_types_and_refuses_gradients() -> None:
         layer(torch.randn(1, 64, requires_grad=True))
 
 
-MISSING = [("no-compiler", "no C\\+\\+ compiler"), ("no-int8", "no int8 dot products")]
+MISSING = [("no-compiler", "no C compiler"), ("no-int8", "no int8 dot products")]
 
 
 @pytest.mark.parametrize(("without", "reason"), MISSING)

@@ -127,8 +127,8 @@ def test_a_stopped_study_resumes(
     assert "| 4 updates | " in said
     assert "BLiMP improves with pre-training" in said
     facts = json.loads((out / "results.json").read_text("utf-8"))
-    assert set(facts["rows"]["1 updates"]) == {"bits per byte", "BLiMP", "last word"}
-    assert facts["models"]["1 updates"]["parameters"] > 0
+    assert set(facts["rows"]["1 update"]) == {"bits per byte", "BLiMP", "last word"}
+    assert facts["models"]["1 update"]["parameters"] > 0
     assert (out / "figure.svg").read_text("utf-8").count("<polyline") == 2
     page = (out / "report.html").read_text("utf-8")
     assert "업데이트 횟수에 따른" in page
