@@ -31,7 +31,7 @@ TABLES = {
     "tasks": ["tasks"],
     "doctor": ["doctor"],
 }
-TASKS = {"en": "era", "ko": "topic"}  # the demo's tasks
+TASKS = {"en": "era", "ko": "order"}  # the demo's tasks
 SECTIONS = {"run": 1, "finetune": 4}  # that are shown: what follows quotes the text
 SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
 COLOURS = 64  # of a picture: pages have few

@@ -1,6 +1,7 @@
 """The demo with budgets of seconds: every part runs, and the page shows what they found."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,7 @@ from malmoi.demo import demo as module
 from malmoi.demo.demo import run_demo
 from malmoi.demo.page import attention_grid, heat_map, sharpest
 from malmoi.demo.story import DemoConfig, Story
-from malmoi.demo.texts import BUILT_IN, MINISTRIES, PIECES, SPEECHES, TOPICS, DemoText, bills
+from malmoi.demo.texts import BUILT_IN, MINISTRIES, ORDERS, PIECES, SPEECHES, DemoText, bills
 from malmoi.system.language import language
 from malmoi.text.documents import read_documents
 from malmoi.training.recipe import read_recipe
@@ -165,22 +166,32 @@ def test_the_korean_text_is_long_and_does_not_repeat_itself() -> None:
     sentences = [
         sentence.strip('" ')
         for document in documents
-        for row, _ in document.rows
-        for sentence in re.split(r"(?<=[.?!])[\"” ]+", row)
+        for sentence in re.split(r"(?<=[.?!])[\"”\s]+", document.text)
         if len(sentence) > 15
     ]
-    assert sum(len(document.text.encode()) for document in documents) > 150_000
+    assert sum(len(document.text.encode()) for document in documents) > 1_000_000
     assert len(set(sentences)) == len(sentences)
     words = {word for document in documents for word in re.findall("[가-힣]+", document.text)}
-    assert len(words) > 9_000
+    assert len(words) > 30_000
     assert [d.text for d in read_documents("builtin:korean")] == [d.text for d in documents]
+
+
+def test_only_the_order_of_the_words_tells_a_korean_sentence_from_a_shuffled_one() -> None:
+    documents = PIECES.documents()
+    rows = [(document, *row) for document in documents for row in document.rows]
+    shares = Counter(label for *_, label in rows)
+    assert min(shares.values()) > 0.45 * len(rows)
+    for document, text, label in rows[:500]:
+        whole = " ".join(re.sub(r"[^\w\s]", "", document.text).split())
+        assert set(text.split()) <= set(whole.split())
+        assert label != ORDERS[0] or text in whole
 
 
 def test_the_korean_demo_has_a_korean_page(tmp_path: Path) -> None:
     tiny = replace(TINY, gpt_seconds=1, bert_seconds=1)
     with environment(MALMOI_LANG="ko"):
         found = run_demo(tmp_path, tiny, PIECES)
-    assert malmoi.load(tmp_path / "topic").predict("국을 끓인다.").label in TOPICS.values()
+    assert malmoi.load(tmp_path / "order").predict("국을 끓인다").label in ORDERS
     page = (tmp_path / "report.html").read_text("utf-8")
     assert '<html lang="ko">' in page
     shown = " ".join(

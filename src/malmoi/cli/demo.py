@@ -1,6 +1,7 @@
 """`malmoi demo`: the whole workflow on built-in text."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from malmoi.cli import options as opt
@@ -43,11 +44,10 @@ def demo_command(
         os.environ["MALMOI_LANG"] = language
     load_torch()
     from malmoi.demo.demo import run_demo
-    from malmoi.demo.story import DemoConfig
     from malmoi.demo.texts import BUILT_IN, bills
 
     source = bills(data) if data else BUILT_IN[user_language()]
-    story = run_demo(out, DemoConfig(seed=seed or 0), source, overwrite=overwrite)
+    story = run_demo(out, replace(source.plan, seed=seed or 0), source, overwrite=overwrite)
     facts = {
         "report": str(story.out / "report.html"),
         "seconds": round(story.seconds["all"], 1),

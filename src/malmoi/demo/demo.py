@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.demo.page import write_demo_page
-from malmoi.demo.story import HELD_OUT_DOCUMENTS, DemoConfig, Story, clear_gain
-from malmoi.demo.texts import SPEECHES, DemoText
+from malmoi.demo.story import HELD_OUT_DOCUMENTS, Story, clear_gain
+from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText
 from malmoi.evaluation.tasks import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
@@ -40,7 +40,7 @@ def run_demo(
     Models of an earlier demo are resumed, or with `overwrite` trained again.
     """
     text = text or SPEECHES
-    story = Story(plan or DemoConfig(), Path(out or text.out), text)
+    story = Story(plan or text.plan, Path(out or text.out), text)
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
     if overwrite:

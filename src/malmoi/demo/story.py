@@ -1,28 +1,13 @@
-"""The demo's plan, and the results that its page shows."""
+"""The results that the demo's page shows."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from malmoi.demo.texts import SPEECHES, DemoText
+from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText
 
 HELD_OUT_DOCUMENTS = 6  # one document in this many
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """The time of each part; the size of the models follows from it, the text and the machine."""
-
-    gpt_seconds: float = 100
-    bert_seconds: float = 150
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of pre-training; else by the rule
-    labelled: int = 120  # training passages with a label: few, as labels are scarce in practice
-    judged: int = 400  # passages of held-out documents
-    updates: int = 60  # per fine-tuning run
-    seeds: int = 3  # fine-tuning runs of each kind; their mean is reported
-    seed: int = 0  # of the rows, the models and the samples
 
 
 def clear_gain(rows: int) -> float:

@@ -1,5 +1,6 @@
 """The texts that the demo can learn from, and a task on each."""
 
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,25 @@ from malmoi.text.sources import KOREAN_TEXTS, korean_pieces
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
 MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
 MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
-TOPICS = {
-    "food": "음식",
-    "history": "역사",
-    "life": "생활",
-    "nature": "자연",
-    "science": "과학",
-    "tales": "이야기",
-}
+ORDERS = ("문장", "뒤섞은 말")  # a sentence, or its words in random order
+SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
+SENTENCE_WORDS = range(6, 15)
+PUNCTUATION = re.compile(r"[^\w\s]")
 HIDDEN_NAME = "소관 부처"  # "the ministry in charge"
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """The time of each part; the size of the models follows from it, the text and the machine."""
+
+    gpt_seconds: float = 100
+    bert_seconds: float = 150
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of pre-training; else by the rule
+    labelled: int = 120  # training passages with a label: few, as labels are scarce in practice
+    judged: int = 400  # passages of held-out documents
+    updates: int = 60  # per fine-tuning run
+    seeds: int = 3  # fine-tuning runs of each kind; their mean is reported
+    seed: int = 0  # of the rows, the models and the samples
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class DemoText:
     # of pre-training, by model; else by the rule of `malmoi pretrain`
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repetition_penalty: float = 1.0  # of the samples
+    plan: DemoConfig = field(default_factory=DemoConfig)
 
 
 def _messages() -> list[DemoDocument]:
@@ -118,12 +130,25 @@ SPEECHES = DemoText(
 
 
 def _pieces() -> list[DemoDocument]:
-    """Every piece of `builtin:korean`, with the topic of its file."""
+    """Every piece of `builtin:korean`; of its sentences, half have their words shuffled."""
+    chance = random.Random(0)
     return [
-        DemoDocument(f"{name}.txt", piece, [(" ".join(piece.split()), topic)])
-        for name, topic in TOPICS.items()
-        for piece in korean_pieces(KOREAN_TEXTS / f"{name}.txt")
+        DemoDocument(path.name, piece, list(_orders(piece, chance)))
+        for path in sorted(KOREAN_TEXTS.glob("*.txt"))
+        for piece in korean_pieces(path)
     ]
+
+
+def _orders(text: str, chance: random.Random) -> Iterator[tuple[str, str]]:
+    """Sentences as they are or shuffled, without punctuation: only the order tells which."""
+    for sentence in SENTENCE_END.split(text):
+        words = PUNCTUATION.sub("", sentence).split()
+        if len(words) not in SENTENCE_WORDS:
+            continue
+        label = chance.choice(ORDERS)
+        if label == ORDERS[1]:
+            chance.shuffle(words)
+        yield " ".join(words), label
 
 
 PIECES = DemoText(
@@ -133,10 +158,10 @@ PIECES = DemoText(
     out="demo-ko",
     title="Two language models from short Korean pieces",
     about="Short pieces on six topics, written in Korean for this demo.",
-    task="topic",
-    labels=tuple(TOPICS.values()),
-    task_about="The task: predict the topic of a piece.",
-    question="Fine-tuned: what is this about?",
+    task="order",
+    labels=ORDERS,
+    task_about="The task: tell a sentence from its words in random order.",
+    question="Fine-tuned: is this a sentence?",
     prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
     masked=(
         "호랑이는 깊은 산속에 [MASK].",
@@ -145,10 +170,9 @@ PIECES = DemoText(
     ),
     attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
     opening="그래서",
-    example="메주를 띄워 간장을 담근다.",
+    example="할머니는 손자에게 따뜻한 국을 끓여 주셨다",
     joined=8,
-    # by the rule 512, fewer than the text has syllables; 4,096 are too rare to learn from 180 kB
-    vocabs={"byte-bpe": 1024, "wordpiece": 3000},
+    vocabs={"byte-bpe": 2048, "wordpiece": 3000},
     settings={
         "bert": {
             "model.width": 64,
@@ -161,6 +185,7 @@ PIECES = DemoText(
         }
     },
     repetition_penalty=1.2,  # on slow cores the GPT reads this text a few times only, and loops
+    plan=DemoConfig(labelled=400, updates=200),
 )
 
 BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language
