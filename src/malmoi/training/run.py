@@ -29,7 +29,8 @@ class TrainingRun:
     valid: list[PhaseFeed]  # one per phase; empty if the text is too short
     out: Path
     group: ProcessGroup
-    frequency_loss: float  # nats per token of a model that knows only how frequent tokens are
+    # nats per token of a model that knows only how frequent tokens are; 0: unknown
+    frequency_loss: float = 0.0
     prompt: str = ""
 
     @property
