@@ -73,13 +73,13 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     places = _places(recipe, out)
     stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in places]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
-    blind = _frequency_loss(stores)
+    entropy = _frequency_loss(stores)
     if group.first:
-        _describe(recipe, stores, feeds, checkpoint.network)
+        _describe(recipe, stores, feeds, checkpoint.network, entropy)
     if group.first and not valid:
         logger.info("The validation text is shorter than one sample: there will be no validation.")
     return TrainingRun(
-        recipe, checkpoint, feeds, valid, out, group, blind, prompt_of(recipe, stores, words)
+        recipe, checkpoint, feeds, valid, out, group, entropy, prompt_of(recipe, stores, words)
     )
 
 
@@ -217,7 +217,7 @@ def _frequency_loss(stores: list[Stores]) -> float:
 
 
 def _describe(
-    recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network
+    recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network, entropy: float
 ) -> None:
     tokens = sum(len(s.train.tokens) for s in stores)
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
@@ -230,7 +230,7 @@ def _describe(
         blind = math.log(network.config.vocab)
         logger.info(
             f"Losses to compare with: {blind:.2f} if all tokens were equally likely, "
-            f"{_frequency_loss(stores):.2f} if only their frequencies were known."
+            f"{entropy:.2f} if only their frequencies were known."
         )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
