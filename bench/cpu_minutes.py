@@ -4,9 +4,9 @@
         [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0]
 
 Every cell is a process of its own on `--each` cores of `--cores`, as many at a time as fit. The
-neighbours change one choice of the rule each, as it was made here. Text and judge are those of the
-record `shakespeare`: nats per character of the last tenth. `--set` changes the rule and with it
-every cell (`--set tokenizer.kind=char`). Linux only: cores are pinned.
+neighbours change one choice of the rule each and keep the others as they were made here. Text and
+judge are those of the record `shakespeare`: nats per character of the last tenth. `--set` changes
+the rule and with it every cell (`--set tokenizer.kind=char`). Linux only: cores are pinned.
 """
 
 import argparse
@@ -29,21 +29,28 @@ def neighbours(choice: dict[str, Any]) -> dict[str, tuple[str, Settings]]:
     """Name → (recipe, settings) around the rule's choice, the rule itself first."""
     model = choice["model"]
     train = choice["train"]
-    width, depth = model["width"], model["depth"]
+    width, depth, context = model["width"], model["depth"], model["context"]
     rates = {"train.muon_lr": train["muon_lr"], "train.lr": train["lr"]}
+    # what is not named would follow from what is: a cell would change more than its one choice
+    chosen: Settings = {
+        **{f"model.{name}": model[name] for name in ("width", "depth", "context", "dropout")},
+        **{f"train.{name}": train[name] for name in ("batch", "muon_decay")},
+        "tokenizer.vocab": choice["tokenizer"]["vocab"],
+    }
     cells: dict[str, Settings] = {
-        "rule": {},
-        "narrower": {"model.width": max(64, width * 3 // 4 // 64 * 64), "model.depth": depth},
-        "wider": {"model.width": (width * 4 // 3 // 64 + 1) * 64, "model.depth": depth},
-        "shallower": {"model.width": width, "model.depth": max(1, depth - 1)},
-        "deeper": {"model.width": width, "model.depth": depth + 2},
+        "narrower": {"model.width": max(64, width * 3 // 4 // 64 * 64)},
+        "wider": {"model.width": (width * 4 // 3 // 64 + 1) * 64},
+        "shallower": {"model.depth": max(1, depth - 1)},
+        "deeper": {"model.depth": depth + 2},
         "half batch": {"train.batch": max(1, train["batch"] // 2)},
         "double batch": {"train.batch": 2 * train["batch"]},
         "rates × 1.5": {name: 1.5 * rate for name, rate in rates.items()},
         "dropout + 0.1": {"model.dropout": round(model["dropout"] + 0.1, 2)},
-        "double context": {"model.context": 2 * model["context"]},
+        "double context": {"model.context": 2 * context, "train.batch": train["batch"] // 2},
     }
-    found = {name: ("gpt", settings) for name, settings in cells.items()}
+    found: dict[str, tuple[str, Settings]] = {"rule": ("gpt", {})}
+    found |= {name: ("gpt", chosen | settings) for name, settings in cells.items()}
+    # another vocabulary has another number of tokens, so that the rest follows from it
     if choice["tokenizer"]["kind"] == "char":
         found["byte pairs"] = ("gpt", {"tokenizer.kind": "byte-bpe", "tokenizer.vocab": 1024})
     else:

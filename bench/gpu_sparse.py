@@ -1,6 +1,7 @@
 """What sparse and linear attention save in one layer, by length and pattern.
 
     PYTHONPATH=src python bench/gpu_sparse.py --out results [--limit tiny] [--seconds 60]
+        [--only NAME …]
 
 Each is measured with and without the backward pass. On a GPU in bf16: FlashAttention over all
 earlier tokens against FlexAttention's blocks. On a CPU in fp32, each measurement in a process of
@@ -108,9 +109,8 @@ def largest_error(text: str, device: torch.device, dtype: torch.dtype) -> float:
     truth = attend(exact[0], exact[1], exact[2], Mask.of(pattern.mask(layout, device)))
     found = (out, *torch.autograd.grad(out, inputs, grad))
     right = (truth, *torch.autograd.grad(truth, exact, grad.double()))
-    return max(
-        float((one.double() - other).abs().max()) for one, other in zip(found, right, strict=True)
-    )
+    pairs = zip(found, right, strict=True)
+    return max(float((one - other).detach().abs().max()) for one, other in pairs)
 
 
 def measure(text: str, length: int, device: torch.device) -> dict[str, float]:
@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--limit", choices=["tiny"])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--plot", action="store_true")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these patterns alone")
     parser.add_argument("--one", nargs=2, metavar=("PATTERN", "LENGTH"))
     given = parser.parse_args()
     if given.one:
@@ -214,6 +215,7 @@ def main() -> None:
         return
     cuda = torch.cuda.is_available()
     patterns = GPU_PATTERNS if cuda else CPU_PATTERNS
+    patterns = {name: patterns[name] for name in given.only or patterns}
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
     dtype = torch.bfloat16 if cuda else torch.float32

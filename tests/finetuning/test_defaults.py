@@ -49,8 +49,6 @@ def test_the_default_settings_follow_the_rule() -> None:
     assert default_settings(67_349, labels, base)["lr"] == 4e-5
     assert default_settings(2_390, labels, base)["layers_transferred"] == 11
     assert "layers_transferred" not in default_settings(16, labels, base)
-    assert default_settings(8_551, labels, base, gpu=True)["rdrop"] == 1.0
-    assert "rdrop" not in default_settings(8_551, labels, base)
 
 
 def test_defaults_are_logged_recorded_and_overridable(

@@ -15,9 +15,8 @@ answers. Each layer learns at 0.9 of the rate of the one above it (Clark et al. 
 result is the mean of the weights over the last third, so that no epoch has to be selected.
 
 A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,000 rows (Zhang et
-al. 2021), and learns with R-Drop (Wu et al. 2021) if it has 5,000 to 20,000 and a GPU, where the
-second pass is cheap. With MiniLM a new top layer took RTE from 58 to 64, R-Drop CoLA from 29 to 33;
-SICK-E stayed the same (docs/lab.md).
+al. 2021): with MiniLM it took RTE from 58 to 64. R-Drop and twice the epochs change nothing there
+(docs/lab.md).
 """
 
 import logging
@@ -51,15 +50,11 @@ LAYER_DECAY = 0.9
 AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
-RDROP_ROWS = range(5_001, 20_001)
-RDROP = 1.0
 # Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
 
 
-def default_settings(
-    rows: int, kind: HeadKind, config: ModelConfig, *, gpu: bool = False
-) -> dict[str, Any]:
+def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:
     """Defaults of full fine-tuning for settings that were not given."""
     epochs, batch = next((e, b) for limit, e, b in BY_ROWS if rows <= limit)
     rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
@@ -72,8 +67,6 @@ def default_settings(
     }
     if kind.exclusive and rows in NEW_TOP_ROWS and config.distinct >= NEW_TOP_DEPTH:
         chosen["layers_transferred"] = config.distinct - 1
-    if kind.exclusive and rows in RDROP_ROWS and gpu:
-        chosen["rdrop"] = RDROP
     return chosen
 
 
@@ -88,8 +81,7 @@ def apply_defaults(
     kind = head_kind(work.task)
     if settings.trains_all and not gpt and not kind.defaults:
         network = work.start.network
-        gpu = network.device.type != "cpu"
-        chosen = default_settings(len(work.train), kind, network.config, gpu=gpu)
+        chosen = default_settings(len(work.train), kind, network.config)
         if settings.from_scratch:
             chosen["layer_decay"] = 1.0
         if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …

@@ -22,7 +22,6 @@ from malmoi.model.block_parts import BlockParts, attend_parts, make_parts
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
 from malmoi.model.tiled import Tiling, make_tiling
-from malmoi.system.machine import this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +30,8 @@ SHORT_KEYS = 512
 # patterns that the packed-sequence (varlen) kernel handles without a mask
 PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")
 MIN_SPARSE_KEYS = 1024  # keys: below this a dense mask is as fast as blocks or tiles
+# keys: below this, blocks in the order of the text are faster on a GPU (docs/performance.md)
+MIN_REORDERED_KEYS = 16_384
 MOST_SHAPES = 256  # for which FlexAttention is compiled in one process
 
 
@@ -80,8 +81,8 @@ def build_mask(
         if dropout:
             _note_dropout()
         elif device.type == "cuda":
-            reordered = this_machine().reordered and layout.plain and not layout.prefix
-            parts = _plain_parts(pattern, layout.keys, str(device)) if reordered else None
+            long = layout.keys >= MIN_REORDERED_KEYS and layout.plain and not layout.prefix
+            parts = _plain_parts(pattern, layout.keys, str(device)) if long else None
             if parts is not None:
                 return Mask(parts=parts)
             return Mask(blocks=_blocks(pattern, layout, device))

@@ -41,15 +41,14 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
     cuda = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if cuda else 0  # of cells that ran here earlier
     model = load(judged.folder, device=judged.device)
-    words = text.read_text("utf-8").split()
-    each = model.config.context // 16  # in words, each a few tokens even with a small vocabulary
-    texts = [" ".join(words[i * each : (i + 1) * each]) for i in range(READ_TEXTS)]
+    words = " ".join(text.read_text("utf-8").split())
+    each = model.config.context // 4 - 1  # in characters, each at most four tokens of bytes
+    texts = [words[i * each : (i + 1) * each] for i in range(READ_TEXTS)]
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     found = {"reading ms": 1000 * _seconds(lambda: model.embed(texts)) / len(texts)}
     if writes:
-        prompt = " ".join(words[:4])
-        spent = _seconds(lambda: model.generate(prompt, max_new_tokens=WRITTEN_TOKENS, seed=0))
+        spent = _seconds(lambda: model.generate(texts[0], max_new_tokens=WRITTEN_TOKENS, seed=0))
         found["writing ms"] = 1000 * spent / WRITTEN_TOKENS
     weights = 4 * count_parameters(model.network)
     used = torch.cuda.max_memory_allocated(device) - before if cuda else weights

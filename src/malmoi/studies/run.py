@@ -78,8 +78,9 @@ def run_studies(
             facts = write_pages(study, plan, records, outs[study.name])
             done.append(StudyResult(study.name, outs[study.name], facts))
     if failed:
+        first = failed[0].rstrip(".")
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first with: {failed[0]}. The report shows the "
-            "others; the same command retries the failed ones."
+            f"{len(failed)} cells failed, the first with: {first}. The report shows the others; "
+            "the same command retries the failed ones."
         )
     return done

@@ -65,8 +65,6 @@ class Machine:
     mkl: bool | None = None  # None: as torch was built
     triton: bool | None = None  # None: as installed
     fused: bool = True  # all layers of quantised weights are one call
-    # strided and fixed attention with reordered keys on a GPU: exact on a CPU, not yet run on a GPU
-    reordered: bool = False
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
@@ -221,7 +219,6 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-mkl": lambda machine, _: replace(machine, mkl=False),
     "no-triton": lambda machine, _: replace(machine, triton=False),
     "no-fused": lambda machine, _: replace(machine, fused=False),
-    "reordered": lambda machine, _: replace(machine, reordered=True),
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
     "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
     "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),

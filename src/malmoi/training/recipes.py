@@ -83,7 +83,7 @@ def transformer_recipe(name: str) -> Recipe:
     model = preset(name)
     train = TrainConfig(
         steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
-        batch=8 if small else 50,
+        batch=24 if small else 50,
         lr=0.005 if small else (model.width * 4000) ** -0.5,
         betas=(0.9, 0.98),
         eps=1e-9,

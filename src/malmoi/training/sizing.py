@@ -68,10 +68,10 @@ MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 10.0}
 MAX_BERT_DROPOUT = 0.05
 USABLE_EPOCHS = 4.0  # times MAX_EPOCHS: more training than this is useless; a guess
 # The share of a matrix product's speed that a step reaches: on a GPU width / (width + …), from
-# 655,000 tokens/s of 11 × 640 on an H200; on a processor about the same for all widths (fp32
-# measured, bf16 a guess).
+# 655,000 tokens/s of 11 × 640 on an H200; on a processor about the same for all widths (bf16: two
+# cores with AMX, 4 × 192).
 GPU_HALF_SPEED_WIDTH = 1250
-CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
+CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.16}
 # Together they gain 0.025 bits per byte on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
 
