@@ -13,14 +13,8 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.search import (
-    MAX_FULL_RUNS,
-    Search,
-    TrialLimit,
-    TrialRun,
-    greedy_soup,
-    read_trials,
-)
+from malmoi.finetuning.search import MAX_FULL_RUNS, Search, greedy_soup
+from malmoi.finetuning.trials import TrialLimit, TrialRun, read_trials
 from malmoi.model import Network, initialise, preset
 from tiny_models import tiny_bert
 

@@ -201,7 +201,7 @@ def _of_task(
     work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
     _check_segments(work, teacher)
     teacher.network.to(work.device)
-    with choose_execution(work.device, settings.training(1)).computing():
+    with work.computing(settings):
         before = judge(task, work, replace(reading, encode=work.encode)).metrics
     result = run_all(work, settings, lesson.out, overwrite=lesson.overwrite)
     after = {name: value for name, value in result.metrics.items() if name in before}

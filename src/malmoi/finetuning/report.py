@@ -13,8 +13,8 @@ from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
-from malmoi.finetuning.search import read_trials
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predictors import TAGS
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration

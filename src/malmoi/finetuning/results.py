@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,15 @@ from typing import Any
 from malmoi.adapters import read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
-from malmoi.evaluation.evaluate import predict_and_score
+from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
-from malmoi.finetuning.search import read_trials
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import write_text
@@ -47,15 +47,26 @@ def save_model(
         write_adapter(checkpoint, work.start, settings.adapter, out)
 
 
-def complete_run(
-    work: FinetuneData, run: FinishedRun, record: Mapping[str, Any], out: Path
-) -> FinishedRun:
+def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun:
     run.checkpoint.extra |= run.outcome.chosen
     save_model(work, run.settings, run.checkpoint, out)
     # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
-    finish_run(out, record, {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held})
+    results = {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held}
+    finish_run(out, work.record(run.settings), results)
     return run
+
+
+def evaluate_and_complete(
+    work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int, out: Path
+) -> FinishedRun:
+    """Completes the run of a model whose training is over."""
+    reading = work.predictor(checkpoint)
+    with work.computing(settings):
+        held = judge_held_out(work.task, work, reading) if work.held else None
+        done = judge(work.task, work, reading, None if held is None else held.chosen)
+    selected = {} if held is None else held.metrics
+    return complete_run(work, FinishedRun(settings, checkpoint, done, steps, selected), out)
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:

@@ -8,7 +8,6 @@ full runs are averaged one by one, best first, as long as the held-out rows agre
 Wortsman et al. 2022). A finished trial is recorded in search.json and not repeated.
 """
 
-import json
 import logging
 import math
 import shutil
@@ -16,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,28 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.evaluation.evaluate import judge_held_out
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_finished
+from malmoi.finetuning.run import run_trial
+from malmoi.finetuning.run_state import begin_run
+from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.trials import (
+    RECORD,
+    Trial,
+    TrialLimit,
+    TrialRun,
+    describe_changes,
+    read_trials,
+    write_trials,
+)
 from malmoi.metrics import goodness
-from malmoi.system.files import write_text
 from malmoi.system.language import plural, translate
 from malmoi.system.progress import Progress, listening, report_progress
-from malmoi.system.untrusted import JsonObject, read_object
 
 logger = logging.getLogger(__name__)
 
-RECORD = "search.json"
 SHORT_SHARE = 0.25  # of the epochs
 FIRST_TIME = 0.1  # share of the budget for the first trial
 TRIAL_TIME = 0.3  # for all short trials
@@ -42,46 +53,6 @@ PROMOTED = 3  # one of this many short trials becomes a full run
 MAX_FULL_RUNS = 12
 MIN_RUN_TIME = 0.6  # of the longest full run: with less time left, no other is started
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of the search; its value is the metric on the held-out rows."""
-
-    name: str
-    changes: Mapping[str, Any]
-    seed: int
-    share: float  # of the epochs
-    value: float | None  # None: not evaluated, since nothing is compared with it
-    seconds: float
-    after: float = 0.0  # seconds of it after training: evaluation on the held-out rows, saving
-
-    @property
-    def table_row(self) -> tuple[str, ...]:
-        """Its cells under the columns of the report."""
-        share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
-        changes = describe_changes(self.changes)
-        value = "–" if self.value is None else f"{self.value:.4f}"
-        return (self.name, changes, str(self.seed), share, value, seconds)
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """The result of a run: its model, and its metric on the held-out rows."""
-
-    checkpoint: Checkpoint
-    value: float | None  # None: not evaluated
-    steps: int
-    completed: float = 1.0  # share of its steps; less if the time limit came first
-    after: float = 0.0  # seconds after training
-
-
-@dataclass(frozen=True)
-class TrialLimit:
-    """How long a run may train, and whether it is evaluated if that is too short."""
-
-    seconds: float
-    judged_if_cut: bool = True
 
 
 Train = Callable[[FinetuneConfig, Path, TrialLimit], TrialRun]
@@ -250,26 +221,6 @@ class Search:
             yield
 
 
-def describe_changes(changes: Mapping[str, Any]) -> str:
-    names = [f"{name} {value:g}" for name, value in changes.items()]
-    return ", ".join(names) or "the default settings"
-
-
-def read_trials(out: Path) -> dict[str, Trial]:
-    """The finished trials of a folder by name."""
-    path = out / RECORD
-    if not path.is_file():
-        return {}
-    found = JsonObject(read_object(path), str(path)).list_of("trials", dict)
-    trials = [Trial(**{str(name): value for name, value in one.items()}) for one in found]
-    return {trial.name: trial for trial in trials}
-
-
-def write_trials(out: Path, trials: Sequence[Trial]) -> None:
-    rows = [asdict(trial) for trial in trials]
-    write_text(out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
-
-
 def greedy_soup(
     runs: Sequence[TrialRun], measure: str, evaluate: Callable[[Checkpoint], Outcome]
 ) -> tuple[Checkpoint, int]:
@@ -300,3 +251,40 @@ def mixed(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -
         else tensor
         for name, tensor in mean.items()
     }
+
+
+def search_settings(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
+) -> FinishedRun:
+    """Spends the time budget on trials and averages the best; only the result is evaluated."""
+    out.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        shutil.rmtree(out / "trials", ignore_errors=True)
+        (out / RECORD).unlink(missing_ok=True)
+    if begin_run(out, work.record(settings), overwrite=overwrite):
+        return load_finished(work, settings, out)
+    logger.info(work.protocol.describe())
+    measure = work.primary_metric
+    search = Search(
+        settings,
+        work.start.network.config.distinct,
+        measure,
+        out,
+        partial(run_trial, work),
+        judged=len(work.dev) / len(work.held),
+        setup=time.monotonic() - work.began,
+    )
+    runs = search.run()
+    with work.computing(settings):
+        checkpoint, members = greedy_soup(
+            runs, measure, lambda one: judge_held_out(work.task, work, work.predictor(one))
+        )
+    steps = sum(one.steps for one in runs)
+    run = evaluate_and_complete(work, settings, checkpoint, steps, out)
+    logger.info(
+        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of "
+        f"{plural(members, 'run')} has {measure} "
+        f"{run.held[measure]:.4f} on the held-out rows."
+    )
+    shutil.rmtree(out / "trials")
+    return run

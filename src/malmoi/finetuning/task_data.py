@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from malmoi.finetuning.protocol import (
 )
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
-from malmoi.inference.predict import EncodeFunctions
+from malmoi.inference.predict import EncodeFunctions, Predictor
 from malmoi.inference.verbalizer import Verbalizer
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
@@ -75,10 +75,12 @@ class FinetuneData(Split):
         """The metric that selects the best checkpoint and the best run."""
         return metric_names(self.task)[0]
 
-    @property
-    def taught(self) -> dict[str, Any]:
-        """The teacher's settings for the folder's record."""
-        return {} if self.teaching is None else distillation_record(self.teaching)
+    def record(self, settings: FinetuneConfig) -> dict[str, Any]:
+        """What identifies a run in its folder."""
+        values = settings.to_dict()
+        values.pop("track")  # a resumed run may be tracked elsewhere
+        taught = {} if self.teaching is None else distillation_record(self.teaching)
+        return {"task": self.task.name, **values, "of": self.model_name, **taught}
 
     def computing(self, settings: FinetuneConfig) -> AbstractContextManager[None]:
         """Evaluates in the precision that these settings train in."""
@@ -96,6 +98,9 @@ class FinetuneData(Split):
     def encode(self) -> EncodeFunctions:
         """Cached encoding, since the same rows are evaluated after each epoch of each run."""
         return EncodeFunctions().cached()
+
+    def predictor(self, checkpoint: Checkpoint) -> Predictor:
+        return replace(Predictor.of(checkpoint), encode=self.encode)
 
     @cached_property
     def items(self) -> Callable[[FeatureView], list[TrainingItem]]:

@@ -1,0 +1,73 @@
+"""The trials of a search of settings: what one may take, what it gives, and their record."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.system.files import write_text
+from malmoi.system.untrusted import JsonObject, read_object
+
+RECORD = "search.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the search; its value is the metric on the held-out rows."""
+
+    name: str
+    changes: Mapping[str, Any]
+    seed: int
+    share: float  # of the epochs
+    value: float | None  # None: not evaluated, since nothing is compared with it
+    seconds: float
+    after: float = 0.0  # seconds of it after training: evaluation on the held-out rows, saving
+
+    @property
+    def table_row(self) -> tuple[str, ...]:
+        """Its cells under the columns of the report."""
+        share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
+        changes = describe_changes(self.changes)
+        value = "–" if self.value is None else f"{self.value:.4f}"
+        return (self.name, changes, str(self.seed), share, value, seconds)
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """The result of a run: its model, and its metric on the held-out rows."""
+
+    checkpoint: Checkpoint
+    value: float | None  # None: not evaluated
+    steps: int
+    completed: float = 1.0  # share of its steps; less if the time limit came first
+    after: float = 0.0  # seconds after training
+
+
+@dataclass(frozen=True)
+class TrialLimit:
+    """How long a run may train, and whether it is evaluated if that is too short."""
+
+    seconds: float
+    judged_if_cut: bool = True
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    names = [f"{name} {value:g}" for name, value in changes.items()]
+    return ", ".join(names) or "the default settings"
+
+
+def read_trials(out: Path) -> dict[str, Trial]:
+    """The finished trials of a folder by name."""
+    path = out / RECORD
+    if not path.is_file():
+        return {}
+    found = JsonObject(read_object(path), str(path)).list_of("trials", dict)
+    trials = [Trial(**{str(name): value for name, value in one.items()}) for one in found]
+    return {trial.name: trial for trial in trials}
+
+
+def write_trials(out: Path, trials: Sequence[Trial]) -> None:
+    rows = [asdict(trial) for trial in trials]
+    write_text(out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
