@@ -162,8 +162,8 @@ SCALES = {
         ),
         Scale(
             "cpu", 2, width=96, depth=2, heads=3, context=64, vocab=2000, characters=3_000_000,
-            batch=16, steps=100, minutes=0.15, train_rows=400, dev_rows=150, tune_steps=40,
-            tune_lr=3e-3,
+            batch=16, steps=100, minutes=0.15, train_rows=400, dev_rows=150, tune_steps=100,
+            tune_lr=1e-3,
         ),
         Scale(
             "gpu-minutes", 3, width=288, depth=4, heads=6, context=128, vocab=8000,
