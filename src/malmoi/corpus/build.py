@@ -9,7 +9,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -282,9 +282,9 @@ def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[l
     documents: list[Document] = []
     characters = 0
     for source in sources:
-        for document in source.reader.read(pool.submit, PAGES_AHEAD * pool.ahead):
-            documents.append(replace(document, source=source.name))
-            characters += len(document.text)
+        for text, _, place, url in source.reader.read(pool.submit, PAGES_AHEAD * pool.ahead):
+            documents.append(Document(text, source.name, place, url))
+            characters += len(text)
             if characters >= size:
                 yield documents
                 documents = []

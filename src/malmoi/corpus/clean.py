@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.stats import StepStats
@@ -32,7 +31,7 @@ def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Documen
         stats.count_in(document)
         text = clean(document.text)
         if text:
-            yield stats.count_out(replace(document, text=text))
+            yield stats.count_out(document._replace(text=text))
         else:
             stats.count_rule("empty", document)
 
@@ -98,6 +97,6 @@ def without_menus(
         left = [line for line in lines if line not in known]
         if len(left) < len(lines):
             stats.count_rule("menu lines", document)
-            document = replace(document, text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
+            document = document._replace(text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
         if document.text:
             yield stats.count_out(document)

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -181,4 +181,5 @@ def decontaminated(
         nothing = "too many pieces" if len(left) > c.pieces else "nothing left"
         stats.count_rule("cut" if large else nothing, document)
         for number, piece in enumerate(large, 1):
-            yield stats.count_out(replace(document, text=piece, place=f"{document.place}#{number}"))
+            place = f"{document.place}#{number}"
+            yield stats.count_out(document._replace(text=piece, place=place))

@@ -4,12 +4,12 @@ import hashlib
 import json
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural
@@ -23,8 +23,7 @@ Result = TypeVar("Result")
 MAX_BAD_LINES_SHOWN = 5  # per file
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A text, its source, its location there ("file:line"), and the URL of a web page."""
 
     text: str
@@ -90,8 +89,9 @@ class DocumentReader:
 
     def _found(self) -> Iterator[tuple[str, FoundDocument]]:
         for source in self.sources:
-            for found in source.documents(self._want(source.name)):
-                yield source.name, found
+            name = source.name
+            for found in source.documents(self._want(name)):
+                yield name, found
 
     def _bad(self, name: str, line: int, why: str) -> None:
         self.problems.setdefault(name, BadLines(name)).add(line, why)
@@ -156,6 +156,9 @@ def _extracted(
         if one.page is not None:
             page = submit(main_text, name, one.page)
             one = one._replace(page=b"")  # its memory is free again
+        elif not waiting:
+            yield name, one
+            continue
         waiting.append((name, one, page))
         while len(waiting) >= ahead or (waiting and waiting[0][2] is None):
             yield _with_text(*waiting.popleft())
@@ -172,14 +175,18 @@ def _with_text(
     return name, found._replace(text=text, url=found.url or url)
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Yields the document, unless it is empty; a huge one in parts, split at spaces."""
+def _pieces(text: str) -> Iterable[str]:
+    """The document, unless it is empty; a huge one in parts, split at spaces."""
+    if len(text) > MAX_DOCUMENT_CHARACTERS:
+        return _parts(text)
+    return (text,) if text and not text.isspace() else ()
+
+
+def _parts(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
         limit = start + MAX_DOCUMENT_CHARACTERS
         stop = text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, limit) + 1 or limit
         yield text[start:stop]
         start = stop
-    rest = text[start:] if start else text
-    if rest and not rest.isspace():
-        yield rest
+    yield from _pieces(text[start:])

@@ -72,8 +72,7 @@ def guess_rule(text: str) -> str:
     blank lines and a few double ones: paragraphs and documents.
     """
     gaps = [
-        len(re.findall("\n", gap)) - 1
-        for gap in re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
+        gap.count("\n") - 1 for gap in re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
     ]
     if max(gaps, default=1) == 1 and text.count("\n") >= 2000 * len(gaps):
         return "line"
@@ -95,7 +94,7 @@ def _by_rule(read: Iterator[tuple[int, str, bool]], rule: str) -> FoundDocuments
     limit = {"blank": 1, "blanks": 2}.get(rule, 0)
     for number, text, ends in read:
         blank = 0 if text and not text.isspace() else blank + 1
-        if (
+        if parts and (
             (limit and blank == limit)
             or size > MAX_DOCUMENT_CHARACTERS
             or (rule == "line" and begun < number)
@@ -105,6 +104,9 @@ def _by_rule(read: Iterator[tuple[int, str, bool]], rule: str) -> FoundDocuments
             size = 0
         if not parts:
             begun = number
+            if rule == "line" and ends:  # all of it, as of nearly every line
+                yield FoundDocument(text.strip(), number)
+                continue
         parts.append(text + "\n" if ends else text)
         size += len(parts[-1])
     yield FoundDocument(_document(parts, rule), begun)

@@ -19,6 +19,7 @@ from unicodedata import category
 from malmoi.errors import MalmoiError
 
 MAX_LINE_BYTES = 1 << 24  # of one line that are decoded at once
+BLOCK_BYTES = 1 << 18  # of several lines that are decoded at once
 SAMPLE_BYTES = 4 << 20  # that determine the encoding and the rule for documents
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
@@ -35,6 +36,7 @@ _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
 # marks undecodable bytes; a lone surrogate, so no text can contain it
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
+DecodedLines = tuple[list[str | None] | list[str], bool]  # None: undecodable; whether they end
 
 
 @contextmanager
@@ -73,7 +75,10 @@ def encoding_of(sample: bytes) -> str:
             return name
     if wide := _wide_encoding(sample[:_HEAD]):
         return wide
-    ours = [line for line in sample.split(b"\n")[:-1] or [sample] if not line.isascii()]
+    whole = sample[: sample.rfind(b"\n") + 1] or sample
+    if _strict(whole, "utf-8") is not None:
+        return "utf-8"
+    ours = [line for line in whole.split(b"\n") if not line.isascii()]
     korean = sum(_strict(line, "utf-8") is None and _korean(line) is not None for line in ours)
     return "cp949" if korean * 2 > len(ours) else "utf-8"
 
@@ -124,34 +129,46 @@ def decode_lines(
 ) -> Iterator[tuple[int, str, bool]]:
     """Yields (number, text, whether the line ends here); undecodable lines go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
-    read = _wide_lines if wide else _byte_lines
-    for number, text, ends in read(stream, encoding, max_bytes):
-        if text is None:
-            bad(number, f"not readable as {encoding}")
-        elif "\0" in text:
-            bad(number, "not text: it has NUL characters")
-        else:
-            yield number, text, ends
+    first = 1
+    for lines, end in (_wide_lines if wide else _byte_lines)(stream, encoding, max_bytes):
+        for number, text in enumerate(lines, first):
+            if text is None:
+                bad(number, f"not readable as {encoding}")
+            elif "\0" in text:
+                bad(number, "not text: it has NUL characters")
+            else:
+                yield number, text, end
+        first += len(lines) if end else 0
 
 
-def _byte_lines(
-    stream: IO[bytes], encoding: str, limit: int
-) -> Iterator[tuple[int, str | None, bool]]:
-    number = 1
-    rest = b""
+def _byte_lines(stream: IO[bytes], encoding: str, limit: int) -> Iterator[DecodedLines]:
     korean = encoding == "cp949"
     if encoding == "utf-8-sig":
         stream.read(len(codecs.BOM_UTF8))
-    while piece := stream.readline(limit):
-        ends = piece.endswith(b"\n")
-        line = rest + piece if rest else piece
-        rest = b""
-        if not ends and len(piece) == limit:
-            line, rest = _cut(line, korean=korean)
-        yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean=korean), ends
-        number += ends
+    for block in _line_blocks(stream, limit, korean=korean):
+        end = block.endswith(b"\n")
+        text = None if korean else _strict(block, "utf-8")
+        if text is None:
+            pieces = block.removesuffix(b"\n").split(b"\n")
+            yield [_decode(one.rstrip(b"\r") if end else one, korean=korean) for one in pieces], end
+        else:
+            lines = text.removesuffix("\n").split("\n")
+            yield [one.rstrip("\r") for one in lines] if end and "\r" in text else lines, end
+
+
+def _line_blocks(stream: IO[bytes], limit: int, *, korean: bool) -> Iterator[bytes]:
+    """Yields some whole lines, or a piece of a line that is longer than `limit`."""
+    rest = b""
+    while block := stream.read(min(BLOCK_BYTES, limit)):
+        block = rest + block
+        at = block.rfind(b"\n") + 1
+        if not at and len(block) >= limit:
+            at = _cut(block, korean=korean)
+        if at:
+            yield block[:at]
+        rest = block[at:]
     if rest:
-        yield number, _decode(rest, korean=korean), False
+        yield rest
 
 
 def _decode(line: bytes, *, korean: bool) -> str | None:
@@ -165,29 +182,23 @@ def _decode(line: bytes, *, korean: bool) -> str | None:
     return (_strict(line, "cp949") or text) if korean else _korean(line)
 
 
-def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
-    """Splits an overlong line after its last space, or at least after a whole character."""
-    at = line.rfind(b" ", len(line) // 2) + 1
-    if not at:
-        at = len(line)
-        decoder = codecs.getincrementaldecoder("cp949" if korean else "utf-8")("replace")
-        decoder.decode(line[-4096:] if korean else line[-4:])
-        at -= len(decoder.getstate()[0])
-    return line[:at], line[at:]
+def _cut(line: bytes, *, korean: bool) -> int:
+    """Where to split an overlong line: after its last space, or at least a whole character."""
+    if at := line.rfind(b" ", len(line) // 2) + 1:
+        return at
+    decoder = codecs.getincrementaldecoder("cp949" if korean else "utf-8")("replace")
+    decoder.decode(line[-4096:] if korean else line[-4:])
+    return len(line) - len(decoder.getstate()[0])
 
 
-def _wide_lines(
-    stream: IO[bytes], encoding: str, limit: int
-) -> Iterator[tuple[int, str | None, bool]]:
+def _wide_lines(stream: IO[bytes], encoding: str, limit: int) -> Iterator[DecodedLines]:
     """Decodes before splitting, because UTF-16 and UTF-32 have no newline byte."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
-    number = 1
     try:
         while piece := reader.readline(limit // 2):
-            ends = piece.endswith("\n")
-            yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
-            number += ends
+            text = None if _UNREADABLE in piece else piece.removesuffix("\n")
+            yield [text], piece.endswith("\n")
     finally:
         with suppress(ValueError):  # the file may be closed by now
             reader.detach()
