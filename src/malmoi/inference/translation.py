@@ -1,7 +1,7 @@
 """Translation with an encoder and a decoder: greedy, and by beams as in Vaswani et al. 2017.
 
-The encoder reads each source once; the decoder's own keys and values are cached. R rows, N beams,
-V vocabulary, T tokens written so far.
+The encoder reads each source once; the decoder's own keys and values are cached. R rows,
+V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import UsageError
+from malmoi.inference.generation.beam_search import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
 from malmoi.model.encoder_decoder import CrossActivations, EncoderDecoder, Memory
@@ -117,92 +118,33 @@ class Translator:
     def _beams(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
         """Beam search over all rows at once, as in tensor2tensor.
 
-        Of the 2N likeliest continuations of a row's N beams, those that end compete with the
-        row's finished texts by log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14), and the N
-        best of the others continue. A row is finished once no beam can beat its best text.
+        A text's score is log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14, with Vaswani et
+        al.'s α = 0.6).
         """
-        device = self.network.device
         total = len(memory.layers[0][0])
-        memory = memory.rows(torch.arange(total, device=device).repeat_interleave(beams))
+        memory = memory.rows(
+            torch.arange(total, device=self.network.device).repeat_interleave(beams)
+        )
         cache = self._cache(total * beams, limit)
-        state = _Beams.start(total, beams, self.start, device)
-        results: list[list[int]] = [[] for _ in range(total)]
-        rows = list(range(total))
-        longest = _penalty(limit, alpha)
-        for length in range(1, limit + 1):
-            logprobs = self._logprobs(state.newest, memory, cache)
-            came_from = state.step(logprobs, self.end, _penalty(length, alpha))
-            done = (state.logprobs[:, 0] / longest <= state.best_score) | (length == limit)
-            for i in done.nonzero()[:, 0].tolist():
-                results[rows[i]] = state.text(i)
-            left = (~done).nonzero()[:, 0]
-            if not len(left):
-                break
-            if len(left) < len(rows):
-                kept = (left[:, None] * beams + torch.arange(beams, device=device)).flatten()
-                rows = [rows[i] for i in left.tolist()]
-                state, came_from, memory = state.rows(left), came_from[kept], memory.rows(kept)
-            cache.reorder(came_from)
-        return results
 
+        def read(newest: Tensor, rows: Tensor) -> Tensor:
+            nonlocal memory
+            if len(rows) < len(memory.layers[0][0]):  # the beams of a row share its source
+                memory = memory.rows(rows)
+            cache.reorder(rows)
+            return self._logprobs(newest, memory, cache)
 
-def _penalty(length: int, alpha: float) -> float:
-    """Wu et al. 2016 eq. 14, which Vaswani et al. use with α = 0.6."""
-    return float(((5 + length) / 6) ** alpha)
-
-
-@dataclass
-class _Beams:
-    """The active beams of R rows, and the best finished text of each row."""
-
-    tokens: Tensor  # [R, N, T], the start included
-    logprobs: Tensor  # [R, N], best first
-    best_score: Tensor  # [R]
-    best: list[list[int]]
-
-    @classmethod
-    def start(cls, rows: int, beams: int, token: int, device: torch.device) -> "_Beams":
-        tokens = torch.full((rows, beams, 1), token, device=device)
-        logprobs = torch.full((rows, beams), -torch.inf, device=device)
-        logprobs[:, 0] = 0.0  # all beams are equal at first, so only one is kept
-        return cls(tokens, logprobs, torch.full((rows,), -torch.inf, device=device), [[]] * rows)
-
-    @property
-    def newest(self) -> Tensor:
-        return self.tokens[:, :, -1].flatten()
-
-    def step(self, logprobs: Tensor, end: int, penalty: float) -> Tensor:
-        """Adds a token to every beam; returns each beam's row of the batch before [R · N]."""
-        rows, beams, _ = self.tokens.shape
-        vocab = logprobs.size(-1)
-        total = (self.logprobs[..., None] + logprobs.view(rows, beams, vocab)).flatten(1)
-        values, places = total.topk(min(2 * beams, total.size(1)), dim=1)
-        ends = places % vocab == end
-        self._finish(values.masked_fill(~ends, -torch.inf) / penalty, places // vocab)
-        self.logprobs, chosen = values.masked_fill(ends, -torch.inf).topk(beams, dim=1)
-        places = places.gather(1, chosen)
-        origin = places // vocab
-        before = self.tokens.gather(1, origin[..., None].expand(-1, -1, self.tokens.size(2)))
-        self.tokens = torch.cat((before, (places % vocab)[..., None]), 2)
-        first = torch.arange(rows, device=origin.device)[:, None] * beams
-        return (first + origin).flatten()
-
-    def _finish(self, scores: Tensor, origins: Tensor) -> None:
-        score, which = scores.max(1)
-        for i in (score > self.best_score).nonzero()[:, 0].tolist():
-            self.best[i] = self.tokens[i, origins[i, which[i]], 1:].tolist()
-        self.best_score = torch.maximum(self.best_score, score)
-
-    def text(self, row: int) -> list[int]:
-        """The best finished text, or the likeliest unfinished one."""
-        if self.best_score[row] > -torch.inf:
-            return self.best[row]
-        unfinished: list[int] = self.tokens[row, 0, 1:].tolist()
-        return unfinished
-
-    def rows(self, rows: Tensor) -> "_Beams":
-        best = [self.best[i] for i in rows.tolist()]
-        return _Beams(self.tokens[rows], self.logprobs[rows], self.best_score[rows], best)
+        start = torch.full((total * beams,), self.start, device=self.network.device)
+        rules = BeamRules(
+            beams,
+            limit,
+            frozenset({self.end}),
+            penalty=lambda length: ((5 + length) / 6) ** alpha,
+            early_stopping="never",
+            best_only=True,
+        )
+        found = search_beams(self._logprobs(start, memory, cache), rules, read)
+        return [text[:-1] if text[-1] == self.end else text for text in found]
 
 
 def translate_texts(
