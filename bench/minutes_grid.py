@@ -1,12 +1,14 @@
-"""The rule of `pretrain gpt` beside a grid of its neighbours, at fixed minutes of a few CPU cores.
+"""The rule of `pretrain gpt` beside a grid of its neighbours, at fixed minutes of one machine.
 
-    python bench/cpu_minutes.py tinyshakespeare.txt --out OUT [--minutes 3] [--cores 4-15]
-        [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0]
+    python bench/minutes_grid.py shakespeare tinyshakespeare.txt --out OUT [--minutes 3]
+        [--cores 4-15] [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0]
+    python bench/minutes_grid.py text-5 books.txt.xz reviews.txt.xz --out OUT --minutes 2 \
+        --device cuda --each 4
 
-Every cell is a process of its own on `--each` cores of `--cores`, as many at a time as fit. The
-neighbours change one choice of the rule each and keep the others as they were made here. Text and
-judge are those of the record `shakespeare`: nats per character of the last tenth. `--set` changes
-the rule and with it every cell (`--set tokenizer.kind=char`). Linux only: cores are pinned.
+Every cell is a process of its own on `--each` cores of `--cores`, as many at a time as fit; on a
+GPU they share the card, and the rule measures its share. The neighbours change one choice of the
+rule each and keep the others as they were made here. Text and judge are those of a record. `--set`
+changes the rule and with it every cell. Linux only: cores are pinned.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-TRACK = "shakespeare"
+from gpu_finetune import start_mps
+
 START_SECONDS = 300  # beyond the minutes: imports, vocabulary, compilation, judging
 Settings = dict[str, Any]
 
@@ -51,11 +54,13 @@ def neighbours(choice: dict[str, Any]) -> dict[str, tuple[str, Settings]]:
     found: dict[str, tuple[str, Settings]] = {"rule": ("gpt", {})}
     found |= {name: ("gpt", chosen | settings) for name, settings in cells.items()}
     # another vocabulary has another number of tokens, so that the rest follows from it
-    if choice["tokenizer"]["kind"] == "char":
-        found["byte pairs"] = ("gpt", {"tokenizer.kind": "byte-bpe", "tokenizer.vocab": 1024})
+    vocab = choice["tokenizer"]["vocab"]
+    if vocab > 2048:
+        for name, size in (("half vocabulary", vocab // 2), ("double vocabulary", 2 * vocab)):
+            found[name] = ("gpt", {"tokenizer.vocab": size})
     else:
         found["characters"] = ("gpt", {"tokenizer.kind": "char", "tokenizer.vocab": 256})
-    found["gpt-char"] = ("gpt-char", {})
+        found["gpt-char"] = ("gpt-char", {})
     return found
 
 
@@ -67,28 +72,34 @@ def rule_choice(job: dict[str, Any]) -> dict[str, Any]:
     from malmoi.training.pretrain import explain_size
 
     settings = {"train.minutes": job["minutes"], **job["settings"]}
-    chosen = explain_size("gpt", [job["train"]], device="cpu", **settings)
+    chosen = explain_size("gpt", [job["train"]], device=job["device"], **settings)
     return {**chosen.recipe.to_dict(), "reasons": chosen.reasons}
 
 
 def run_cell(job: dict[str, Any]) -> dict[str, Any]:
     """Trains for the minutes, then reads the held-out text."""
-    from malmoi.studies.records import judge_nats
+    from malmoi.studies.records import JUDGES, named_track
     from malmoi.training.pretrain import run_pretraining
 
     began = time.perf_counter()
     out = Path(job["out"])
     settings = {"train.minutes": job["minutes"], **job["settings"]}
     model = run_pretraining(
-        job["recipe"], data=job["train"], out=out, device="cpu", overwrite=True, **settings
+        job["recipe"],
+        data=job["train"],
+        out=out,
+        device=job["device"],
+        overwrite=True,
+        **settings,
     )
     trained = time.perf_counter() - began
-    (nats,) = judge_nats(model, Path(job["held_out"]), None, out).values()
+    judge = JUDGES[named_track(job["track"]).judge]
+    (figure,) = judge(model, Path(job["held_out"]), None, out).values()
     recipe = json.loads((out / "recipe.json").read_text("utf-8"))
     lines = map(json.loads, (out / "metrics.jsonl").read_text("utf-8").splitlines())
     last = [line for line in lines if "loss" in line][-1]
     return {
-        "nats_per_character": nats,
+        "figure": figure,
         "size": f"{model.config.depth} × {model.config.width}",
         "vocab": model.config.vocab,
         "batch": f"{recipe['train']['batch']} × {model.config.context}",
@@ -140,18 +151,16 @@ def core_groups(text: str, each: int) -> list[set[int]]:
     return groups
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    print(
-        "| cell | size | vocabulary | batch | dropout | steps | tokens | train | nats/character |"
-    )
+def print_rows(rows: list[dict[str, Any]], judge: str) -> None:
+    print(f"| cell | size | vocabulary | batch | dropout | steps | tokens | train | {judge} |")
     print("|---|---|---:|---|---:|---:|---:|---:|---:|")
-    for row in sorted(rows, key=lambda row: row.get("nats_per_character", 99.0)):
+    for row in sorted(rows, key=lambda row: row.get("figure", 99.0)):
         if "error" in row:
             print(f"| {row['cell']} | {row['error']} |")
             continue
         shown = [row[name] for name in ("cell", "size", "vocab", "batch", "dropout", "steps")]
         tokens = f"{row['tokens'] / 1e6:.2f}M"
-        losses = [f"{row['train_loss']:.3f}", f"{row['nats_per_character']:.4f}"]
+        losses = [f"{row['train_loss']:.3f}", f"{row['figure']:.4f}"]
         print("| " + " | ".join(map(str, [*shown, tokens, *losses])) + " |")
 
 
@@ -159,7 +168,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("text", nargs="?", help="tiny Shakespeare")
+    parser.add_argument("track", nargs="?", choices=("shakespeare", "text-5"))
+    parser.add_argument("text", nargs="*", help="the track's text")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--cores", default="", help="such as 4-15 [all]")
@@ -167,13 +177,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--only", default="", metavar="CELL,…", help="these cells alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
         worker(given.job)
         return
     if not (given.text and given.out):
-        parser.error("give the text and --out")
+        parser.error("give the track, its text and --out")
     run_grid(given)
 
 
@@ -182,12 +193,16 @@ def run_grid(given: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of this process, which only waits
     from malmoi.studies.records import VALID_SHARE, machine_of, named_track, split_text
 
-    train, held_out = split_text(named_track(TRACK), [given.text], given.out / "text")
+    track = named_track(given.track)
+    train, held_out = split_text(track, given.text, given.out / "text")
     base: Settings = dict(text.split("=", 1) for text in given.set)
-    # as `malmoi records run` has them: the last tenth is held out already
+    # as `malmoi records run` has them: the judge's text is held out already
     fixed = {"train.seed": given.seed, "data.valid": VALID_SHARE}
     base = fixed | base
-    job = {"train": train[0], "held_out": str(held_out), "minutes": given.minutes}
+    job = {"track": given.track, "train": train[0], "held_out": str(held_out)}
+    job |= {"minutes": given.minutes, "device": given.device}
+    if given.device == "cuda":
+        start_mps(given.out)
     groups = core_groups(given.cores, given.each)
     limit = 60 * given.minutes + START_SECONDS
     choice = start({**job, "recipe": "choose", "settings": base}, groups[0], limit)
@@ -216,7 +231,7 @@ def run_grid(given: argparse.Namespace) -> None:
     with ThreadPoolExecutor(len(groups)) as pool:
         rows = list(pool.map(one, names))
     facts = {
-        "machine": machine_of("cpu"),
+        "machine": machine_of(given.device),
         "minutes": given.minutes,
         "cores_each": given.each,
         "at_a_time": len(groups),
@@ -226,8 +241,8 @@ def run_grid(given: argparse.Namespace) -> None:
         "seconds": round(time.perf_counter() - began),
     }
     (given.out / "grid.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False), "utf-8")
-    print_rows(rows)
-    judged = {r["cell"]: r["nats_per_character"] for r in rows if "nats_per_character" in r}
+    print_rows(rows, track.judge)
+    judged = {r["cell"]: r["figure"] for r in rows if "figure" in r}
     if "rule" in judged:
         best = min(judged, key=lambda cell: judged[cell])
         above = judged["rule"] / judged[best] - 1
