@@ -62,7 +62,7 @@ def test_a_track_is_run_and_judged_on_what_it_held_out(tmp_path: Path) -> None:
     assert len(held_out) == pytest.approx(len(trained) / 9, rel=0.01)
     bits = load(tmp_path / "run" / "model", device="cpu").bits_per_byte(held_out)
     assert entry.figure == pytest.approx(bits * 0.693147, rel=1e-4)
-    assert entry.recipe == "gpt-char"
+    assert entry.recipe == "gpt"
     (found,) = tomllib.loads((tmp_path / "run" / "entry.toml").read_text())["entries"]
     assert found["track"] == "shakespeare"
     with pytest.raises(UsageError, match="is evaluated on rows"):
