@@ -1,5 +1,6 @@
 """Commands: results on stdout, one sentence on stderr, the right exit code, never a traceback."""
 
+import codecs
 import contextlib
 import csv
 import json
@@ -581,12 +582,27 @@ def test_tables_of_every_kind_are_predicted(call: Call, classifier: Path, tmp_pa
         rows = [row.checked for row in any_rows(out)]
         assert [row["text"] for row in rows] == texts, name
         assert [row["prediction"] for row in rows] == wanted, name
+    assert (tmp_path / "semicolon.predicted.csv").read_bytes().startswith(b"text;n;prediction;")
     bare = tmp_path / "glue.tsv"
     bare.write_text('text\tn\n"open quote\t1\nan "inner" one\t2\n', "utf-8")
     assert [row.text("text") for row in any_rows(bare)] == ['"open quote', 'an "inner" one']
     new = ("-o", tmp_path / "new.csv")
     missing = call("predict", "-m", classifier, tmp_path / "table.parquet", "--text", "txt", *new)
     refused(missing, 2, "table.parquet has no column 'txt'", "Did you mean 'text'?")
+
+
+def test_excel_opens_a_predicted_csv(call: Call, classifier: Path, tmp_path: Path) -> None:
+    """Without a byte-order mark it garbles Korean; pandas and our own readers take both."""
+    pandas = pytest.importorskip("pandas", reason="a peer that reads tables")
+    data = tmp_path / "new.csv"
+    data.write_text("본문,n\n작은 말,1\n나라,2\n", "utf-8")
+    assert call("predict", "-m", classifier, data).code == 0
+    out = tmp_path / "new.predicted.csv"
+    assert out.read_bytes().startswith(codecs.BOM_UTF8)
+    assert list(pandas.read_csv(out)["본문"]) == ["작은 말", "나라"]
+    assert [row["본문"] for row in any_rows(out)] == ["작은 말", "나라"]
+    assert call("predict", "-m", classifier, data, "-o", tmp_path / "new.tsv").code == 0
+    assert (tmp_path / "new.tsv").read_text("utf-8").startswith("본문\tn\tprediction\t")
 
 
 def test_a_stopped_prediction_is_resumed(call: Call, classifier: Path, tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ def test_without_a_development_file_some_are_held_out(
         epochs=1,
     )
     assert "evaluation on 5 rows (held out of the training rows)" in caplog.text
-    assert "too few to hold some out for selection" in caplog.text
+    assert "to hold some out for selection (epoch): nothing is selected" in caplog.text
     rows = [
         json.loads(line) for line in (done.out / "metrics.jsonl").read_text("utf-8").splitlines()
     ]

@@ -205,7 +205,13 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         custom_task("classification", label=("anger", "fear"))
     path.write_text("text,anger,fear\nhe is,1,0\nhe is,0,1\n")
     notes = load_examples(custom_task("multilabel", label=("anger", "fear")), path).notes
-    assert "1 repeated text with a different label" in notes[0]
+    assert "1 repeated text with a different label: " in notes[0]
+    assert notes[0].endswith("bad.csv:2 says 'anger', " + f"{path}:3 'fear'")
+    path.write_text("text,labels,anger,fear\nhe is,anger,1,0\nhe was,fear,0,0\nshe is,fear,0,1\n")
+    listed = custom_task("multilabel", label="labels")
+    with pytest.raises(MalmoiError, match="the column 'fear' holds 0, the list of labels"):
+        load_examples(listed, path)
+    assert len(load_examples(listed, path, skip_bad=True)) == 2
 
 
 def test_a_label_that_no_training_row_has_is_a_warning(
@@ -215,7 +221,7 @@ def test_a_label_that_no_training_row_has_is_a_warning(
     rows = [("he is calm calm glad", ["joy", "hope"]), ("he is calm calm calm", [])]
     path.write_text("".join(json.dumps({"text": t, "label": held}) + "\n" for t, held in rows))
     found = evaluate(tuned, "multilabel", path, per_label=True)
-    assert "1 evaluation rows have the label 'hope', which no training row has" in caplog.text
+    assert "1 evaluation row with the label 'hope', which no training row has" in caplog.text
     assert found["labels"]["hope"]["support"] == 1
     assert found["f1_micro"] == pytest.approx(2 / 3)
 

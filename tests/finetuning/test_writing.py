@@ -207,6 +207,14 @@ def test_long_rows_are_counted(gpt: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert "1 of 3 prompts do not fit with their answers into 64 tokens" in said
     assert "1 of 3 answers do not fit into 64 tokens and are truncated at the end" in said
     assert done.model.predict(long) is not None  # a prompt that fills the context is cut too
+    turns = [{"role": role, "content": "a red car"} for role in ("user", "assistant")]
+    chats = [{"messages": turns}, {"messages": [{"role": "user", "content": long}, *turns[1:] * 2]}]
+    path = write_rows(tmp_path / "chats.jsonl", chats)
+    with caplog.at_level(logging.INFO):
+        done = finetune(gpt, "writing", path, tmp_path / "chat", path, steps=1, batch=2)
+    assert "1 of 2 rows are skipped, the first at" in caplog.text
+    assert "Training on 1 row; evaluation on 2 rows" in caplog.text
+    assert done.protocol.trained_on == 1
 
 
 def test_unlearnable_rows_give_a_clear_error(gpt: Path, pairs: Path, tmp_path: Path) -> None:
@@ -220,6 +228,7 @@ def test_unlearnable_rows_give_a_clear_error(gpt: Path, pairs: Path, tmp_path: P
         finetune(gpt, "writing", pairs, tmp_path / "out", freeze=True)
     with pytest.raises(MalmoiError, match="No answer fits with its prompt into 4 tokens"):
         finetune(gpt, "writing", pairs, tmp_path / "out", length=4)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.heavy

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ def predict_file(
         found = map(json.loads, file)
         with atomic_write(out) as target:
             joined = ({**row, **one} for row, one in zip(_rows(data), found, strict=True))
-            WRITERS[out.suffix](target, joined)
+            _writer(data, out)(target, joined)
     partial.unlink()
     return total
 
@@ -214,13 +215,16 @@ def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
     return list(dict.fromkeys(name for row in flat for name in row)), flat
 
 
-def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = ",") -> None:
+def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = "\t") -> None:
     names, flat = _table(rows)
-    stream = io.TextIOWrapper(file, "utf-8", newline="")
-    table = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
+    text = io.StringIO(newline="")
+    table = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     table.writerow(names)
     table.writerows([row.get(name, "") for name in names] for row in flat)
-    stream.detach()
+    found = text.getvalue()
+    # without this mark Excel reads a CSV in the system's old code page: Korean becomes garbage
+    marked = delimiter != "\t" and not found.isascii()
+    file.write(found.encode("utf-8-sig" if marked else "utf-8"))
 
 
 def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
@@ -251,10 +255,20 @@ def _write_excel(file: IO[bytes], rows: Iterable[Row]) -> None:
     book.save(file)
 
 
-WRITERS: dict[str, Callable[[IO[bytes], Iterable[Row]], None]] = {
-    ".csv": _write_table,
-    ".tsv": lambda file, rows: _write_table(file, rows, "\t"),
+Writer = Callable[[IO[bytes], Iterable[Row]], None]
+WRITERS: dict[str, Writer] = {
+    ".csv": lambda file, rows: _write_table(file, rows, ","),
+    ".tsv": _write_table,
     ".jsonl": _write_lines,
     ".parquet": _write_parquet,
     ".xlsx": _write_excel,
 }
+
+
+def _writer(data: Path, out: Path) -> Writer:
+    """The writer of a format; a CSV is separated like the one that was read."""
+    from malmoi.text.dialect import comma_dialect
+
+    if out.suffix == ".csv" and ".csv" in data.suffixes:
+        return partial(_write_table, delimiter=comma_dialect(data).delimiter)
+    return WRITERS[out.suffix]

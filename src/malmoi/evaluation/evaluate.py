@@ -74,7 +74,7 @@ def evaluate_model(
         )
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
     for note in unseen_labels(chosen, examples, found.labels):
-        logger.warning(f"{note}.")
+        logger.warning(note)
     if unknown := unknown_note(found.tokenizer, example_texts(examples)):
         logger.warning(unknown)
     reading = _with_vectors(chosen, Predictor.of(found.checkpoint))

@@ -2,10 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, kind_of
@@ -74,7 +75,9 @@ def generate_examples(task: Task, seed: int) -> Examples:
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
     """Returns the examples of valid rows, and the errors of the others."""
     kind = kind_of(task)
+    several = isinstance(kind, HeadKind) and kind.text_labels and not kind.exclusive
     found: list[Example] = []
+    flags: list[dict[str, bool]] = []
     bad: list[str] = []
     for row in rows:
         try:
@@ -82,11 +85,35 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
             if wrong := kind.check(task, example):
                 raise BadRow(row.place, wrong)
             found.append(example)
+            flags += [_flags(row)] * several
         except BadRow as problem:
             if isinstance(problem, NoColumn) and not found and not bad:
                 raise MalmoiError(problem.sentence) from problem
             bad.append(str(problem))
-    return found, bad
+    wrong = {example.place: wrong for example, wrong in _disagreements(found, flags)}
+    bad += wrong.values()
+    return [example for example in found if example.place not in wrong], bad
+
+
+def _flags(row: DataRow) -> dict[str, bool]:
+    """The columns of a row that hold 0 or 1."""
+    cells = {name: str(value).strip() for name, value in row.values.items()}
+    return {name: cell == "1" for name, cell in cells.items() if cell in ("0", "1")}
+
+
+def _disagreements(
+    found: Sequence[Example], flags: Sequence[Mapping[str, bool]]
+) -> Iterator[tuple[Example, str]]:
+    """The rows whose list of labels differs from the table's 0/1 columns of the same names."""
+    columns = {name for e in found for name in e.label or ()} if flags else set()
+    for row in flags:
+        columns &= row.keys()
+    for example, row in zip(found, flags, strict=False):  # no flags: each row has one label
+        wrong = [n for n in sorted(columns) if row[n] != (n in (example.label or ()))]
+        if wrong:
+            held = "1" if row[wrong[0]] else "0"
+            why = f"the column {wrong[0]!r} holds {held}, the list of labels says otherwise"
+            yield example, f"{example.place}: {why}"
 
 
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
@@ -120,8 +147,14 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
         before = first[others[0].text, others[0].pair]
         yield (
             f"{plural(len(others), 'repeated text')} with a different label: "
-            f"{before.place} says {before.label!r}, {others[0].place} {others[0].label!r}"
+            f"{before.place} says {_shown(before.label)}, {others[0].place} "
+            f"{_shown(others[0].label)}"
         )
+
+
+def _shown(label: Any) -> str:
+    """A label as its file has it; several are a tuple."""
+    return repr(", ".join(label)) if isinstance(label, tuple) else repr(label)
 
 
 def _misspelt(counts: Counter[str]) -> Iterable[str]:
@@ -173,8 +206,8 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
         for name, count in counts.most_common(1):
             more = f" (and {len(counts) - 1} other labels)" if len(counts) > 1 else ""
             yield (
-                f"{count:,} evaluation rows have the label {name!r}{more}, which no training row "
-                "has: it cannot be predicted"
+                f"{plural(count, 'evaluation row')} with the label {name!r}{more}, which no "
+                "training row has: it cannot be predicted."
             )
 
 

@@ -24,6 +24,7 @@ class TrainingItem:
 
     rows: tuple[TokenRow, ...]
     label: Any
+    continues: bool = False  # a further window of the example before it
 
     @property
     def length(self) -> int:
@@ -110,12 +111,12 @@ def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
     for example, pieces in zip(
         examples, word_pieces(view.tokenizer, [e.words for e in examples], view.length), strict=True
     ):
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             labels = [IGNORE_LABEL] * len(piece.row.tokens)
             for word, place in enumerate(piece.firsts, start=piece.start):
                 if place is not None:
                     labels[place] = numbers[example.label[word]]
-            yield TrainingItem((piece.row,), labels)
+            yield TrainingItem((piece.row,), labels, continues=number > 0)
 
 
 def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
@@ -142,9 +143,10 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
         if gold is not None and not any(places):
             lost.append(example.place)
             continue
-        for window, place in zip(some, places, strict=True):
+        for number, (window, place) in enumerate(zip(some, places, strict=True)):
             null = len(window.tokens) - 1 if view.last else 0
-            yield TrainingItem((TokenRow(window.tokens, window.segments),), place or (null, null))
+            row = TokenRow(window.tokens, window.segments)
+            yield TrainingItem((row,), place or (null, null), continues=number > 0)
     if lost and len(lost) == len(examples):
         raise MalmoiError(f"No answer fits into {view.length} tokens; raise --length.")
     if lost:

@@ -18,11 +18,11 @@ from malmoi.finetuning.label_prompts import choose_prompt
 from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.results import best_run, log_spread, save_model, write_results
 from malmoi.finetuning.run import run_once
+from malmoi.finetuning.run_state import run_folder_lock
 from malmoi.finetuning.search import search_settings
 from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.inference import Model
 from malmoi.model import Network
-from malmoi.system.files import folder_lock
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.training.parallel import join_process_group
@@ -88,7 +88,7 @@ def run_all(
     measure = work.primary_metric
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
-    with folder_lock(out):
+    with run_folder_lock(out):
         if settings.best and work.held and work.words is None:
             runs = [search_settings(work, settings, out, overwrite=overwrite)]
         else:
@@ -97,6 +97,7 @@ def run_all(
                 for v, folder in zip(variants, folders, strict=True)
             ]
         kept = best_run(runs, measure, select=settings.grid)
+        work = work.as_trained(kept.checkpoint)
         if len(runs) > 1:
             save_model(work, settings, kept.checkpoint, out)
             log_spread(measure, runs)

@@ -16,7 +16,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.system.language import translate
+from malmoi.system.language import plural, translate
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
@@ -51,10 +51,11 @@ class Protocol(Config):
         names = ", ".join(translate(name) for name in self.selects)
         chosen = ""
         if self.selected_on:
-            chosen = translate(f"{self.selected_on:,} held-out rows for selection: {names}") + "; "
+            rows = plural(self.selected_on, "held-out row")
+            chosen = translate(f"{rows} for selection: {names}") + "; "
         return translate(
-            f"Training on {self.trained_on:,} rows; {chosen}evaluation on {self.judged_on:,} rows "
-            f"({translate(self.judged_rows)})."
+            f"Training on {plural(self.trained_on, 'row')}; {chosen}evaluation on "
+            f"{plural(self.judged_on, 'row')} ({translate(self.judged_rows)})."
         )
 
 

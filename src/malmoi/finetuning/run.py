@@ -64,7 +64,7 @@ def run_once(
     items = _items(work, reading)
     if settings.contrastive:
         items = [*items, *label_name_items(work, reading)]
-    describe_run(work, settings, checkpoint.network, items)
+    describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
         return judge_held_out(work.task, work, reading)

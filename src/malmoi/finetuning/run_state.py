@@ -2,7 +2,8 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from malmoi.config import current_fields
+from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example
 from malmoi.model import Network
+from malmoi.system.files import LOCK_NAME, folder_lock
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.system.untrusted import JsonObject
 from malmoi.training.losses.distil import Distillation
@@ -56,6 +59,20 @@ def finetuning_folder(out: Path) -> RunFolder:
     return RunFolder(
         out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=parse
     )
+
+
+@contextmanager
+def run_folder_lock(out: Path) -> Iterator[None]:
+    """Locks a run's folder; a new one is removed again if the run is refused before it begins."""
+    new = not out.exists()
+    try:
+        with folder_lock(out):
+            yield
+    except MalmoiError:
+        files = {path.name for path in out.rglob("*") if path.is_file()}
+        if new and files <= {LOCK_NAME, finetuning_folder(out).file}:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def begin_run(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> bool:

@@ -42,6 +42,7 @@ from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions, Predictor
 from malmoi.inference.verbalizer import Verbalizer
 from malmoi.model import Network, count_parameters
+from malmoi.system.language import translate
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
@@ -107,6 +108,14 @@ class FinetuneData(Split):
         """Encodes the training examples, cached for runs with the same view."""
         return lru_cache(maxsize=1)(lambda view: encode_examples(self.task, self.train, view))
 
+    def as_trained(self, checkpoint: Checkpoint) -> "FinetuneData":
+        """These data without the rows that a model skips, since their answers do not fit."""
+        if not head_kind(self.task).windows:
+            return self
+        items = self.items(FeatureView.of(self.predictor(checkpoint), self.labels))
+        rows = sum(not item.continues for item in items)
+        return replace(self, protocol=replace(self.protocol, trained_on=rows))
+
 
 def load_data(
     task: Task,
@@ -142,9 +151,10 @@ def load_data(
     if count:
         rows, held = hold_out(task, rows, count, settings.seed)
     elif selects:
+        names = ", ".join(translate(name) for name in selects)
         logger.warning(
-            f"{len(rows):,} rows are too few to hold some out for selection: training runs for "
-            "all epochs."
+            f"Too few rows ({len(rows):,}) to hold some out for selection ({names}): nothing is "
+            "selected."
         )
     if held and head_kind(task).calibrated:
         selects = (*selects, "temperature")
@@ -156,7 +166,7 @@ def load_data(
             "have others: give more rows."
         )
     for note in unseen_labels(task, judged, learnt):
-        logger.warning(f"{note}.")
+        logger.warning(note)
     return FinetuneData(
         task=task,
         train=rows,

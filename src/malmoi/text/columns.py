@@ -73,7 +73,7 @@ class GuessedColumns:
         description = f"{self.kind}: text = {', '.join([self.text, *others])}"
         if self.kind == "regression":
             return f"{description}, standard deviation {self.baseline:.3g}"
-        if not self.labels:
+        if len(self.labels) < 2:
             return description
         if self.separator:
             return f"{description} ({len(self.labels)} labels, separated by {self.separator!r})"
