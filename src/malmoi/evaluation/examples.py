@@ -90,9 +90,9 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
             if isinstance(problem, NoColumn) and not found and not bad:
                 raise MalmoiError(problem.sentence) from problem
             bad.append(str(problem))
-    wrong = {example.place: wrong for example, wrong in _disagreements(found, flags)}
-    bad += wrong.values()
-    return [example for example in found if example.place not in wrong], bad
+    refused = {example.place: why for example, why in _disagreements(found, flags)}
+    bad += refused.values()
+    return [example for example in found if example.place not in refused], bad
 
 
 def _flags(row: DataRow) -> dict[str, bool]:
