@@ -72,8 +72,9 @@ def evaluate_model(
         raise UsageError(
             f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
         )
-    examples = load_examples(chosen, data, skip_bad=skip_bad).rows
-    for note in unseen_labels(chosen, examples, found.labels):
+    loaded = load_examples(chosen, data, skip_bad=skip_bad)
+    examples = loaded.rows
+    for note in (*loaded.notes, *unseen_labels(chosen, examples, found.labels)):
         logger.warning(note)
     if unknown := unknown_note(found.tokenizer, example_texts(examples)):
         logger.warning(unknown)
