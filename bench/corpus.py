@@ -10,15 +10,15 @@ planted a second time with two words changed: how many of those each tool finds 
 speed. Ratios count: the megabytes per second are this machine's at this moment.
 """
 
-import argparse
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from _timing import benchmark_parser, timed
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.duplicates import minhash, near_duplicates
 from malmoi.corpus.ngrams import HashArray, hash_each
@@ -112,9 +112,7 @@ def tools() -> Iterator[tuple[str, Shingle, Find]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--text", required=True)
     parser.add_argument("--megabytes", type=int, default=20)
     parser.add_argument("--planted", type=int, default=500)
@@ -123,16 +121,13 @@ def main() -> None:
     size = sum(len(text.encode()) for text in texts) / 1e6
     our_duplicates(our_shingles(texts[:2]))  # tables are made once
     for name, shingle, find in tools():
-        began = time.perf_counter()
-        shingles = shingle(texts)
-        between = time.perf_counter()
-        gone = find(shingles)
-        ended = time.perf_counter()
+        cutting, shingles = timed(partial(shingle, texts))
+        finding, gone = timed(partial(find, shingles))
         found = sum(number >= begin for number in gone)
         print(
-            f"{name:12s}{size / (between - began):8.1f} MB/s shingles"
-            f"{size / (ended - between):8.1f} MB/s signatures and search"
-            f"{size / (ended - began):8.1f} MB/s both   "
+            f"{name:12s}{size / cutting:8.1f} MB/s shingles"
+            f"{size / finding:8.1f} MB/s signatures and search"
+            f"{size / (cutting + finding):8.1f} MB/s both   "
             f"found {found:,} of {len(texts) - begin:,} planted, {len(gone) - found:,} others"
         )
 

@@ -7,18 +7,19 @@ in fp32, with a KV cache; rounds are taken in turn. A ratio above 1 means that w
 shape `tiny` shows in seconds whether both write the same.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
 
+from _timing import Clock, benchmark_parser, in_turn
 from malmoi.inference import Model, load
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
@@ -79,20 +80,16 @@ def measure(
     batch: int,
     count: int,
     rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Tokens a second of each, the median of rounds taken in turn, after one to warm up."""
     prompts = torch.randint(
         0, 49_152, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)
     ).tolist()
-    rates: dict[str, list[float]] = {name: [] for name in decoders}
     tokens = {name: decode(prompts, count) for name, decode in decoders.items()}
-    for _ in range(rounds):
-        for name, decode in decoders.items():
-            start = clock()
-            decode(prompts, count)
-            rates[name].append(batch * count / (clock() - start))
-    medians = {name: statistics.median(some) for name, some in rates.items()}
+    works = {name: partial(decode, prompts, count) for name, decode in decoders.items()}
+    seconds = in_turn(works, rounds, clock)
+    medians = {name: batch * count / statistics.median(some) for name, some in seconds.items()}
     ratio = medians["malmoi"] / medians["transformers"]
     return {
         "batch": batch,
@@ -115,9 +112,7 @@ def peer_of(shape: str) -> transformers.PreTrainedModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object a batch size")
     parser.add_argument("--shape", nargs="+", choices=[*SHAPES, "tiny"], default=SHAPES)
     parser.add_argument("--tokens", type=int, default=64)

@@ -7,15 +7,14 @@ Each way reads the same documents from one plain file; ours also reads, splits a
 Ratios count: the megabytes per second are this machine's at this moment.
 """
 
-import argparse
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
 
+from _timing import benchmark_parser, timed
 from malmoi.text.documents import read_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer
@@ -34,12 +33,6 @@ def prepare(source: str, megabytes: int, folder: Path) -> tuple[Path, float]:
             if left <= 0:
                 break
     return path, path.stat().st_size / 1e6
-
-
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def peers(path: Path, tokenizer: Tokenizer, folder: Path) -> dict[str, Callable[[], object]]:
@@ -84,9 +77,7 @@ def peers(path: Path, tokenizer: Tokenizer, folder: Path) -> dict[str, Callable[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--text", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--megabytes", type=int, default=20)
@@ -104,14 +95,15 @@ def main() -> None:
         tokenizer = Tokenizer.load(chosen.tokenizer)
         reader = read_documents(path, documents="line")
         sentences = split_sentences if chosen.sentences else None
-        ours = timed(lambda: build_stores(reader, tokenizer, folder / "store", sentences=sentences))
+        store = folder / "store"
+        ours, _ = timed(lambda: build_stores(reader, tokenizer, store, sentences=sentences))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
             f"{'malmoi.training.data.encode.build_stores':26s}{size / ours:8.2f} MB/s   peak RSS "
             f"{peak:.0f} MiB, {size:.0f} MB of text"
         )
         for label, way in ({} if chosen.alone else peers(path, tokenizer, folder)).items():
-            theirs = timed(way)
+            theirs, _ = timed(way)
             print(f"{label:26s}{size / theirs:8.2f} MB/s   ours {theirs / ours:.2f}x")
 
 

@@ -9,10 +9,8 @@ decoding. On a GPU (bf16): one request and 64, against `generate` with its dynam
 static, compiled cache. A ratio above 1 means that we are faster.
 """
 
-import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import transformers
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 
+from _timing import benchmark_parser, timed
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.generation.config import GenerationConfig
@@ -72,12 +71,6 @@ def drawn(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:
     return [
         tuple(row) for row in torch.randint(0, VOCAB, (count, length), generator=generator).tolist()
     ]
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    found = work()
-    return time.perf_counter() - start, found
 
 
 # ------------------------------------------------------------------ both devices
@@ -226,9 +219,7 @@ def describe(row: Result) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
         "--tokens",

@@ -20,12 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import malmoi
+from _timing import benchmark_parser, timed
 
 NAMES = {"0": "negative", "1": "positive"}
 EACH = 8  # sentences of each label
@@ -93,14 +95,14 @@ def measure(name: str, learner: Learner, model: Path, chosen: argparse.Namespace
     scores, seconds, processor = [], [], []
     for seed in range(1 if learner is by_names else chosen.seeds):
         rows = drawn(train, seed)
-        began = time.perf_counter(), time.process_time()
-        label = learner(model, rows, seed)
-        seconds.append(time.perf_counter() - began[0])
-        processor.append(time.process_time() - began[1])
+        began = time.process_time()
+        spent, label = timed(partial(learner, model, rows, seed))
+        seconds.append(spent)
+        processor.append(time.process_time() - began)
         right = sum(said == row["label"] for said, row in zip(label(texts), judged, strict=True))
         scores.append(100 * right / len(judged))
-        spent = f"{seconds[-1]:.1f} s ({processor[-1]:.1f} s of the processor)"
-        print(f"{name}, seed {seed}: {scores[-1]:.1f} in {spent}", file=sys.stderr, flush=True)
+        times = f"{spent:.1f} s ({processor[-1]:.1f} s of the processor)"
+        print(f"{name}, seed {seed}: {scores[-1]:.1f} in {times}", file=sys.stderr, flush=True)
     return {
         "accuracy": round(mean(scores), 1),
         "deviation": round(stdev(scores), 1) if len(scores) > 1 else 0.0,
@@ -111,7 +113,7 @@ def measure(name: str, learner: Learner, model: Path, chosen: argparse.Namespace
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)

@@ -8,11 +8,9 @@ GPU. Training alone is timed, from the first batch to the last; a short run of e
 ratio above 1 means that we are faster.
 """
 
-import argparse
 import json
 import random
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,12 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
+from _timing import benchmark_parser, print_found, timed
 from malmoi import finetune
-from malmoi.tokenizer import train_tokenizer
+from malmoi.tokenizer import Tokenizer, train_tokenizer
 
-SHAPES = {"cpu": (4, 256, 4), "cuda": (6, 384, 12)}  # layers, width, heads
+Shape = tuple[int, int, int]
+SHAPES: dict[str, Shape] = {"cpu": (4, 256, 4), "cuda": (6, 384, 12)}  # layers, width, heads
 BATCH = 32
 WORDS = [
     a + b
@@ -34,31 +34,38 @@ WORDS = [
 Row = tuple[str, int]
 
 
-def made_up(count: int) -> list[Row]:
-    """Sentences of 3 to 50 words, most of them short; the label is whether a certain word is
-    there.
-    """
+def made_up_texts(count: int) -> list[str]:
+    """Texts of 3 to 50 words, most of them short."""
     chance = random.Random(0)
-    sentences = [
-        chance.choices(WORDS, k=min(50, 3 + int(chance.expovariate(1 / 8)))) for _ in range(count)
+    return [
+        " ".join(chance.choices(WORDS, k=min(50, 3 + int(chance.expovariate(1 / 8)))))
+        for _ in range(count)
     ]
-    return [(" ".join(words), int(WORDS[0] in words)) for words in sentences]
 
 
-def model(folder: Path, device: str, rows: list[Row]) -> None:
-    """A folder that both open."""
-    layers, width, heads = SHAPES[device]
-    tokenizer = train_tokenizer([text for text, _ in rows[:2000]], kind="wordpiece", vocab=400)
+def made_up(count: int) -> list[Row]:
+    """Texts, each labelled by whether a certain word is there."""
+    return [(text, int(WORDS[0] in text.split())) for text in made_up_texts(count)]
+
+
+def save_bert(folder: Path, tokenizer: Tokenizer, shape: Shape, kind: Any, **more: Any) -> None:
+    """A folder that both open: a class of transformers with random weights."""
+    layers, width, heads = shape
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=30_522,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=4 * width,
+        **more,
     )
-    transformers.BertModel(config).save_pretrained(folder)
+    kind(config).save_pretrained(folder)
     tokenizer.save(folder)
+
+
+def model(folder: Path, device: str, rows: list[Row]) -> None:
+    tokenizer = train_tokenizer([text for text, _ in rows[:2000]], kind="wordpiece", vocab=400)
+    save_bert(folder, tokenizer, SHAPES[device], transformers.BertModel)
 
 
 def ours(folder: Path, rows: list[Row], device: str, out: Path) -> float:
@@ -107,13 +114,11 @@ def theirs(folder: Path, rows: list[Row], device: str, out: Path) -> float:
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    began = time.perf_counter()
-    trainer.train()
-    return time.perf_counter() - began
+    return timed(trainer.train)[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--device", choices=tuple(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu"
     )
@@ -134,11 +139,7 @@ def main() -> None:
         f"{name}_examples_per_second": round(count / spent, 1) for name, spent in seconds.items()
     }
     found["ratio"] = round(seconds["transformers"] / seconds["malmoi"], 2)
-    print(
-        json.dumps(found)
-        if chosen.json
-        else "\n".join(f"{name}: {value:,}" for name, value in found.items())
-    )
+    print_found(found, as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ quadratic. What is fixed (calls, the vocabulary's head) makes slopes smaller at 
 last line is JSON.
 """
 
-import argparse
 import json
 import math
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from _timing import benchmark_parser, fewest
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import Sampling
@@ -60,16 +60,11 @@ def measure(
     make: Callable[[int], Callable[[], object]],
 ) -> Growth:
     """Times `make(size)()`: rounds over all sizes, so that load spreads over them."""
-    works = [make(size) for size in sizes]
-    best = [math.inf] * len(sizes)
-    for work in works:
+    works = {str(size): make(size) for size in sizes}
+    for work in works.values():
         work()
-    for _ in range(3):
-        for i, work in enumerate(works):
-            began = time.process_time()
-            work()
-            best[i] = min(best[i], time.process_time() - began)
-    return Growth(what, unit, expected, list(sizes), best)
+    best = fewest(works, 3, time.process_time)
+    return Growth(what, unit, expected, list(sizes), list(best.values()))
 
 
 def network(width: int = 128, depth: int = 2, context: int = 4096) -> Network:
@@ -135,9 +130,7 @@ def all_growth(*, quick: bool) -> list[Growth]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="without the two largest sizes")
     parser.add_argument("--svg", type=Path, help="where to write the plot")
     given = parser.parse_args()

@@ -9,7 +9,6 @@ With --text it also says what rounding the weights costs: perplexity, and how of
 next token stays the same. A ratio above 1 means that we are faster.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import transformers
 
+from _timing import benchmark_parser
 from decode import SHAPES, measure, on_machine, ours, peer_of, theirs
 from malmoi.inference import Model, load
 
@@ -61,9 +61,7 @@ def open_all(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--model", help="a folder or a GGUF file; random weights otherwise")
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])

@@ -5,13 +5,12 @@
 A random GPT-2 small reads random tokens: the time does not depend on the weights.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 
+from _timing import Work, benchmark_parser, timed
 from malmoi import Intervention
 from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model
@@ -23,13 +22,12 @@ REPEATS = 5
 ROW_TOKENS = 32
 
 
-def timed(work: Callable[[], object], repeats: int) -> tuple[float, float]:
+def medians(work: Work, repeats: int) -> tuple[float, float]:
     """The median seconds on the clock, and of the processor."""
     wall, cpu = [], []
     for _ in range(repeats):
-        start, used = time.perf_counter(), time.process_time()
-        work()
-        wall.append(time.perf_counter() - start)
+        used = time.process_time()
+        wall.append(timed(work)[0])
         cpu.append(time.process_time() - used)
     return statistics.median(wall), statistics.median(cpu)
 
@@ -40,7 +38,7 @@ def text_of(count: int, first: int = 0) -> str:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
+    asked = benchmark_parser(__doc__)
     asked.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked.add_argument("--rows", type=int, default=200)
     asked.add_argument("--tokens", type=int, default=64)
@@ -54,13 +52,13 @@ def main() -> None:
     for layer in range(config.depth):
         off = [Intervention("head", layer, head=3)]
         model.run(text, off)  # the undisturbed pass of the text is kept from here on
-        found[layer] = timed(lambda off=off: model.run(text, off), REPEATS)
+        found[layer] = medians(lambda off=off: model.run(text, off), REPEATS)
     name = f"a head off, {len(model.tokens(text))} tokens, {given.threads} threads"
     mean = [sum(times) / len(found) for times in zip(*found.values(), strict=True)]
     for where, times in (("layer 1", found[0]), ("mean of 12", mean), ("layer 12", found[11])):
         print(f"{name}, {where}: {1000 * times[0]:.0f} ms ({1000 * times[1]:.0f} ms of processor)")
     rows = [text_of(ROW_TOKENS, first=i) for i in range(given.rows)]
-    wall, cpu = timed(lambda: model.head_importance(rows, method="gradient"), 1)
+    wall, cpu = medians(lambda: model.head_importance(rows, method="gradient"), 1)
     print(f"map of 144 heads, {given.rows} rows of {ROW_TOKENS} tokens: {wall:.1f} s ({cpu:.1f} s)")
 
 

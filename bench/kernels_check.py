@@ -7,7 +7,6 @@ result and that of the code it replaces, as a share of the latter; the exit code
 the tolerance. bf16 is measured where the processor has instructions for it.
 """
 
-import argparse
 import copy
 import json
 import sys
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from _timing import Work, benchmark_parser, timed
 from malmoi.corpus.duplicates import signature
 from malmoi.corpus.ngrams import HashedTexts, hash_words
 from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
@@ -33,7 +33,6 @@ from malmoi.model.int8_row import Packed, bf16, product, why_not
 from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.training.data.word_numbers import word_numbers
 
-Work = Callable[[], object]
 EXACT = 0.0
 ROUNDED_15_BITS = 1e-3
 ROUNDED_8_BITS = 3e-2
@@ -76,9 +75,7 @@ class Clock:
         began = time.perf_counter()
         while rounds < 3 or (rounds < 200 and time.perf_counter() - began < 1.5):
             for name, work in works.items():
-                start = self.now()
-                work()
-                found[name] = min(found[name], 1000 * (self.now() - start))
+                found[name] = min(found[name], 1000 * timed(work, self.now)[0])
             rounds += 1
         return found
 
@@ -218,9 +215,7 @@ def text_checks(clock: Clock) -> Iterator[Check]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, one thread")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     given = parser.parse_args()

@@ -9,8 +9,6 @@ threshold on rows held out of the training set, which it does not learn from. Ju
 validation file by micro and macro F1.
 """
 
-import argparse
-import json
 import logging
 import lzma
 import sys
@@ -24,10 +22,13 @@ import torch
 import transformers
 
 import malmoi
+from _timing import benchmark_parser, print_found
+from finetune import save_bert
 from malmoi.metrics import score_predictions
 from malmoi.tokenizer import train_tokenizer
 
-LAYERS, WIDTH, HEADS, LENGTH = 2, 64, 2, 48
+SHAPE = (2, 64, 2)  # layers, width, heads
+LENGTH = 48
 EPOCHS, BATCH, RATE = 6, 16, 2e-3
 Row = dict[str, Any]
 
@@ -46,18 +47,8 @@ def read_rows(path: Path, count: int) -> tuple[list[Row], list[str]]:
 
 def write_encoder(folder: Path, rows: list[Row]) -> None:
     tokenizer = train_tokenizer([row["text"] for row in rows], kind="wordpiece", vocab=3000)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
-        max_position_embeddings=LENGTH,
-        initializer_range=0.05,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save(folder)
+    more = dict(vocab_size=tokenizer.vocab_size, max_position_embeddings=LENGTH)
+    save_bert(folder, tokenizer, SHAPE, transformers.BertModel, **more, initializer_range=0.05)
 
 
 def ours(folder: Path, train: list[Row], judged: list[Row], out: Path) -> list[tuple[str, ...]]:
@@ -109,7 +100,7 @@ def by_hand(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--judged", type=int, default=500)
@@ -134,7 +125,7 @@ def main() -> None:
             scores = score_predictions(("f1_micro", "f1_macro"), gold, said, names)
             found |= {f"{way}_{name}": round(value, 4) for name, value in scores.items()}
             found[f"{way}_seconds"] = round(time.perf_counter() - began, 1)
-    print(json.dumps(found) if chosen.json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    print_found(found, as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,11 @@ in the batch; the rounds alternate, and the fastest of each counts. A ratio abov
 are faster. Labels must be the same.
 """
 
-import argparse
 import csv
-import json
-import random
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +21,28 @@ import torch
 import transformers
 
 import malmoi
+from _timing import benchmark_parser, fewest, print_found
+from finetune import SHAPES, made_up_texts, save_bert
 from malmoi.cli.prediction_file import predict_file
 from malmoi.tokenizer import train_tokenizer
 
-LAYERS, WIDTH, HEADS = 4, 256, 4
 BATCH = 32
-WORDS = [
-    a + b
-    for a in ("ba", "do", "ki", "lu", "me", "no", "pa", "ri", "so", "tu")
-    for b in ("", "n", "rel", "stam")
-]
 Label = Callable[[Path, Path], None]
 
 
 def write_rows(path: Path, count: int) -> list[str]:
-    """Texts of 3 to 50 words, most of them short."""
-    chance = random.Random(0)
-    texts = [
-        " ".join(chance.choices(WORDS, k=min(50, 3 + int(chance.expovariate(1 / 8)))))
-        for _ in range(count)
-    ]
+    texts = made_up_texts(count)
     path.write_text("id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)))
     return texts
 
 
 def write_model(folder: Path, texts: list[str]) -> None:
     tokenizer = train_tokenizer(texts[:2000], kind="wordpiece", vocab=400)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=30_522,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
-        id2label={0: "bad", 1: "good", 2: "mixed"},
-        label2id={"bad": 0, "good": 1, "mixed": 2},
-        initializer_range=0.1,
-    )
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save(folder)
+    labels = {0: "bad", 1: "good", 2: "mixed"}
+    names = {name: i for i, name in labels.items()}
+    kind = transformers.BertForSequenceClassification
+    more = dict(id2label=labels, label2id=names, initializer_range=0.1)
+    save_bert(folder, tokenizer, SHAPES["cpu"], kind, **more)
 
 
 def read_texts(data: Path) -> list[dict[str, str]]:
@@ -123,7 +103,7 @@ def labels_of(out: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -137,14 +117,13 @@ def main() -> None:
         write_model(here / "model", texts)
         ways = {"malmoi": ours, "pipeline": pipeline, "by_hand": by_hand}
         ready = {name: way(here / "model") for name, way in ways.items()}
-        seconds = {name: float("inf") for name in ready}
         for name, label in ready.items():
             label(here / "warm.csv", here / f"{name}-warm.csv")
-        for _ in range(chosen.rounds):
-            for name, label in ready.items():
-                began = time.perf_counter()
-                label(here / "rows.csv", here / f"{name}.csv")
-                seconds[name] = min(seconds[name], time.perf_counter() - began)
+        works = {
+            name: partial(label, here / "rows.csv", here / f"{name}.csv")
+            for name, label in ready.items()
+        }
+        seconds = fewest(works, chosen.rounds)
         same = labels_of(here / "malmoi.csv")
         equal = all(labels_of(here / f"{name}.csv") == same for name in ready)
     found: dict[str, Any] = {
@@ -153,11 +132,7 @@ def main() -> None:
     for name in ("pipeline", "by_hand"):
         found[f"ratio_{name}"] = round(seconds[name] / seconds["malmoi"], 2)
     found["identical"] = equal
-    print(
-        json.dumps(found)
-        if chosen.json
-        else "\n".join(f"{name}: {value:,}" for name, value in found.items())
-    )
+    print_found(found, as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from urllib.request import urlopen
 
 import transformers
 
+from _timing import benchmark_parser
 from malmoi.tokenizer import train_tokenizer
 
 WORDS = (
@@ -246,9 +247,7 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="the most that an answer has")

@@ -14,7 +14,6 @@ import argparse
 import json
 import logging
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 
+from _timing import Clock, Work, benchmark_parser, fewest, processor_time, timed
 from malmoi.system.language import language
 from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.training.device import Execution, flops_per_token
@@ -144,20 +144,17 @@ def localised(cell: str) -> str:
     return cell
 
 
-def bandwidth(
-    execution: Execution, size: int, now: Callable[[], float] = time.perf_counter
-) -> float:
+def bandwidth(execution: Execution, size: int, now: Clock = time.perf_counter) -> float:
     """Bytes a second of a copy, read and written."""
     source = torch.empty(size, dtype=torch.uint8, device=execution.device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(4):
-        execution.synchronize()
-        began = now()
+
+    def copy() -> None:
         target.copy_(source)
         execution.synchronize()
-        best = min(best, now() - began)
-    return 2 * size / best
+
+    execution.synchronize()
+    return 2 * size / fewest({"copy": copy}, 4, now)["copy"]
 
 
 def switches(known: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -202,24 +199,11 @@ class CPU:
     def pick(self, quick: Any, full: Any) -> Any:
         return quick if self.quick else full
 
-    def seconds(self, work: Callable[[], object]) -> float:
-        began = self.now()
-        work()
-        return self.now() - began
+    def seconds(self, work: Work) -> float:
+        return timed(work, self.now)[0]
 
-    def best(self, works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-        """The fewest seconds of each, the rounds in turn."""
-        found = dict.fromkeys(works, float("inf"))
-        for _ in range(rounds):
-            for name, work in works.items():
-                found[name] = min(found[name], self.seconds(work))
-        return found
-
-
-def processor_time() -> float:
-    """Seconds of this process and of those that it has waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    def best(self, works: dict[str, Work], rounds: int) -> dict[str, float]:
+        return fewest(works, rounds, self.now)
 
 
 def check_same(what: str, one: object, other: object) -> None:
@@ -265,7 +249,7 @@ def start_rows(cpu: CPU) -> Iterator[Row]:
     def write_ours() -> None:
         malmoi.load(folder, device="cpu").generate("ab", max_new_tokens=1)
 
-    pairs: dict[str, dict[str, Callable[[], object]]] = {
+    pairs: dict[str, dict[str, Work]] = {
         "load 124M": {"ours": lambda: malmoi.load(folder, device="cpu"), "theirs": load_theirs},
         "load and first token, 124M": {"ours": write_ours, "theirs": write_theirs},
     }
@@ -389,7 +373,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     train_tokenizer(["a made-up text"] * 4, kind="wordpiece", vocab=60).save(folder)
     tokens = torch.randint(10, 50, (1, 128))
     exact = load(folder, device="cpu")
-    works: dict[str, Callable[[], object]] = {
+    works: dict[str, Work] = {
         "fp32": lambda: exact.network.trunk(tokens),
         "transformers": lambda: peer(tokens),
     }
@@ -416,7 +400,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
         yield Row(f"{what}, int8", "ms", found["int8"], label, onnx, "", off)
 
 
-def onnx_session(folder: Path, tokens: torch.Tensor) -> Callable[[], object]:
+def onnx_session(folder: Path, tokens: torch.Tensor) -> Work:
     """Our own export in int8, run by ONNX Runtime with as many threads."""
     import onnxruntime
 
@@ -526,7 +510,7 @@ def text_rows(cpu: CPU) -> Iterator[Row]:
     mapped = theirs.get("datasets.map")
     label = "datasets.map" if mapped else "datasets not installed"
     known = make_encoder(tokenizer)
-    works: dict[str, Callable[[], object]] = {
+    works: dict[str, Work] = {
         "ours": lambda: make_encoder(tokenizer).encode(lines),
         "known": lambda: known.encode(lines),
     }
@@ -622,9 +606,7 @@ CLOCK_ONLY = ("finetune", "serve")  # rows whose processes take the time themsel
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="about two minutes on two cores")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=str(SWITCHES))

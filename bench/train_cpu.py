@@ -8,7 +8,6 @@ random tokens. The ways take turns, and the median of the rounds counts; bf16 on
 processor has units for it. Ratios count: the tokens a second are this machine's at this moment.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from _timing import Clock, benchmark_parser
 from malmoi.checkpoint import Checkpoint
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
@@ -32,7 +32,6 @@ from malmoi.training.trainer import Trainer
 SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=256, depth=4, heads=4)
 STILL: dict[str, Any] = dict(dropout=0.0, attention_dropout=0.0)
 Step = Callable[[], object]
-Clock = Callable[[], float]
 
 
 def batches(size: int) -> Iterator[torch.Tensor]:
@@ -126,9 +125,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)

@@ -65,7 +65,7 @@ def scripts() -> dict[str, Path]:
     folder = next(
         place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir()
     )
-    return {script.stem: script for script in sorted(folder.glob("*.py"))}
+    return {script.stem: script for script in sorted(folder.glob("[!_]*.py"))}
 
 
 def _about(script: Path) -> str:
