@@ -121,6 +121,8 @@ def test_a_stopped_study_resumes(
         str(out),
         "--device",
         "cpu",
+        "--workers",
+        "1",
     ]
     assert run_command(order) == 0
     said = capsys.readouterr().out

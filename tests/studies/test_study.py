@@ -183,7 +183,18 @@ def test_the_command_asks_every_model_once(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
-    words = ["study", "in-context", "--data", str(text), "--out", str(out), "--device", "cpu"]
+    words = [
+        "study",
+        "in-context",
+        "--data",
+        str(text),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        "--workers",
+        "1",
+    ]
     words += ["--scale", "tiny"]
     assert run_command([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

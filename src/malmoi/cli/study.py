@@ -25,7 +25,12 @@ def study_command(
     seeds: int | None = option(
         None, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
     ),
-    workers: int = option(1, "Cells to run in parallel, each in its own process.", metavar="N"),
+    workers: int | None = option(
+        None,
+        "Cells to run in parallel, each in its own process.",
+        metavar="N",
+        shown="one per core; 1 on a GPU",
+    ),
     device: opt.Device = None,
     json: opt.Json = False,
 ) -> None:
@@ -46,7 +51,7 @@ def study_command(
 
     sources = [*(data or ()), *ctx.args]
     options = StudyRunConfig(
-        scale=scale, data=sources, seeds=seeds or 0, workers=workers, device=device
+        scale=scale, data=sources, seeds=seeds or 0, workers=workers or 0, device=device
     )
     result = run_study(named_study(name), out, options)
     print_json(result.facts) if json else print_result(result.report.read_text("utf-8"), end="")

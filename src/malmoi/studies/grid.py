@@ -36,6 +36,7 @@ from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
 from malmoi.system.files import folder_lock, write_json
+from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.untrusted import read_object
@@ -283,7 +284,7 @@ def _worker_ready(threads: int) -> None:
 def _executor(workers: int) -> Executor:
     if workers <= 1:
         return _Here()
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, this_machine().cores // workers)
     return ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
 
 

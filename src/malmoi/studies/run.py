@@ -12,6 +12,7 @@ from malmoi.studies.grid import Grid, Study, StudyPlan, finished_cells
 from malmoi.studies.page import write_pages
 from malmoi.studies.scale import named_scale
 from malmoi.system.files import folder_lock
+from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.result import PlainValue, Result
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ class StudyResult(Result):
         return self.out / "report.md"
 
 
+MAX_WORKERS = 8  # each takes half a GB
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyRunConfig:
     """How a study is run; only `scale` and `seeds` change the results."""
@@ -37,10 +41,15 @@ class StudyRunConfig:
     scale: str = "cpu"
     data: Sequence[str] = ()
     seeds: int = 0  # 0: default of the scale
-    workers: int = 1  # cells to run in parallel, each in its own process
+    workers: int = 1  # cells to run in parallel, each in its own process; 0: see `free_workers`
     device: str | None = None
     cache: Path | None = None  # cache of models and cells; None: the study's folder
     seconds: float = float("inf")  # no cell starts after this time
+
+
+def free_workers(device: str | None) -> int:
+    """One per core, because two threads gain little in such small models; one on a GPU."""
+    return min(this_machine().cores, MAX_WORKERS) if pick_device(device).type == "cpu" else 1
 
 
 def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
@@ -67,8 +76,9 @@ def run_studies(
     every = [cell for some in cells.values() for cell in some]
     every.sort(key=lambda cell: cell.seed)  # the first seed of all studies before the second
     cache.mkdir(parents=True, exist_ok=True)
+    workers = options.workers or free_workers(options.device)
     with folder_lock(cache):
-        failed = Grid(every, cache, options.workers, options.device, deadline).run()
+        failed = Grid(every, cache, workers, options.device, deadline).run()
     done = []
     for study in studies:
         outs[study.name].mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """Documents of the in-context study: examples of one hidden rule, half with an instruction."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.studies.in_context.rules import HIDDEN_RULES, HiddenRule
 from malmoi.system.files import replace_file
+from malmoi.system.machine import this_machine
 
 # one word in this many is held out for questions; so are parameters of some rules
 HELD_OUT_EVERY = 8
@@ -115,7 +115,7 @@ def write_rule_documents(
         min(DOCUMENTS_PER_CHUNK, count - first) for first in range(0, count, DOCUMENTS_PER_CHUNK)
     ]
     make = partial(document_chunk, items, names, seed)
-    workers = min(processes or len(os.sched_getaffinity(0)), len(sizes))
+    workers = min(processes or this_machine().cores, len(sizes))
 
     def write(beside: Path) -> None:
         with beside.open("w", encoding="utf-8") as file:
