@@ -23,6 +23,7 @@ MANY_DOCUMENTS = 2000  # with fewer, each is shortened if only part of the text 
 MADE_ROWS = {"train": 4000, "dev": 1000}
 WORDS_OF_A_SENTENCE = range(6, 30)
 FEWEST_CAPITALS = 3  # per sentence; with fewer, short training learns to predict none
+CAPITALS_AND_DIGITS = 0.2  # share of a sentence's characters, at most
 MOST_ORDERED_WORDS = 14  # a pair has to fit into a small model's context
 
 
@@ -204,8 +205,14 @@ def _sentences(text: str) -> Iterator[list[str]]:
     for paragraph in text.split("\n\n"):
         for sentence in split(" ".join(paragraph.split())):
             words = sentence.split()
-            yield words if len(words) in WORDS_OF_A_SENTENCE else []
+            yield words if len(words) in WORDS_OF_A_SENTENCE and _is_prose(words) else []
         yield []
+
+
+def _is_prose(words: Sequence[str]) -> bool:
+    """Few capitals and digits: no row of a table, no title, both of which have many tokens."""
+    text = "".join(words)
+    return sum(c.isupper() or c.isdigit() for c in text) <= CAPITALS_AND_DIGITS * len(text)
 
 
 Sentences = Sequence[Sequence[str]]
