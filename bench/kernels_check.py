@@ -22,6 +22,7 @@ from torch import Tensor
 
 from _timing import Work, benchmark_parser, timed
 from malmoi.corpus.duplicates import signature
+from malmoi.corpus.filter import text_stats
 from malmoi.corpus.ngrams import HashedTexts, hash_words
 from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
@@ -203,7 +204,7 @@ def text_checks(clock: Clock) -> Iterator[Check]:
     kinds: dict[str, Callable[[], object]] = {
         "words hashed, 200 kB": lambda: hash_words(whole).hashes.tolist(),
         "n-grams of 5": lambda: hash_words(whole).ngrams(5).tolist(),
-        "pairs of words counted": lambda: HashedTexts.of(texts).run_stats().tolist(),
+        "what the filter counts": lambda: np.array(text_stats(HashedTexts.of(texts))[1:]).tolist(),
         "MinHash of 128": lambda: signature(ngrams, 128).tolist(),
         "words cut and numbered": ids_of_words,
     }

@@ -4,7 +4,7 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.stats import StepStats
@@ -25,15 +25,15 @@ _ANY = re.compile(r"</?[a-z!][^<>]*>", re.IGNORECASE)
 _ENDS = ".!?。！？…:;,\"'”’"  # a line ending in one of these is a sentence, or part of one
 
 
-def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Document]:
-    """Yields documents with clean text; empty ones are dropped."""
+def cleaned(documents: Sequence[Document], stats: StepStats) -> list[Document]:
+    """The documents with clean text; empty ones are dropped."""
+    after = []
     for document in documents:
-        stats.count_in(document)
-        text = clean(document.text)
-        if text:
-            yield stats.count_out(document._replace(text=text))
+        if text := clean(document.text):
+            after.append(document if text == document.text else document._replace(text=text))
         else:
             stats.count_rule("empty", document)
+    return stats.count(documents, after)
 
 
 def clean(text: str) -> str:
@@ -87,16 +87,17 @@ def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str
 
 
 def without_menus(
-    documents: Iterable[Document], menus: Mapping[str, Collection[str]], stats: StepStats
-) -> Iterator[Document]:
-    """Yields documents without the boilerplate lines of their source."""
+    documents: Sequence[Document], menus: Mapping[str, Collection[str]], stats: StepStats
+) -> list[Document]:
+    """The documents without the boilerplate lines of their source."""
+    after = []
     for document in documents:
-        known = menus.get(document.source, ())
-        stats.count_in(document)
-        lines = document.text.split("\n") if known else []
-        left = [line for line in lines if line not in known]
-        if len(left) < len(lines):
-            stats.count_rule("menu lines", document)
-            document = document._replace(text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
+        if known := menus.get(document.source):
+            lines = document.text.split("\n")
+            left = [line for line in lines if line not in known]
+            if len(left) < len(lines):
+                stats.count_rule("menu lines", document)
+                document = document._replace(text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
         if document.text:
-            yield stats.count_out(document)
+            after.append(document)
+    return stats.count(documents, after)

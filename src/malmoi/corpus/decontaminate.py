@@ -166,15 +166,14 @@ def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> lis
 
 
 def decontaminated(
-    documents: Iterable[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
-) -> Iterator[Document]:
-    """Yields documents without overlaps; the pieces around one become documents."""
-    documents = list(documents)
+    documents: Sequence[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
+) -> list[Document]:
+    """The documents without overlaps; the pieces around one become documents."""
+    after = []
     found = known.overlaps_of_each(document.text for document in documents)
     for document, overlaps in zip(documents, found, strict=True):
-        stats.count_in(document)
         if not overlaps:
-            yield stats.count_out(document)
+            after.append(document)
             continue
         left = cut_overlaps(document.text, overlaps, c.margin)
         large = [piece for piece in left if len(piece) >= c.piece] if len(left) <= c.pieces else []
@@ -182,4 +181,5 @@ def decontaminated(
         stats.count_rule("cut" if large else nothing, document)
         for number, piece in enumerate(large, 1):
             place = f"{document.place}#{number}"
-            yield stats.count_out(document._replace(text=piece, place=place))
+            after.append(document._replace(text=piece, place=place))
+    return stats.count(documents, after)

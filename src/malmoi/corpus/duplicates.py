@@ -8,7 +8,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray
 
 def _signatures(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
     hashes = group.words.hashes
-    bounds = pairwise(group.firsts.tolist())
+    bounds = zip(group.firsts.tolist(), group.lasts.tolist(), strict=True)
     exact = np.array(
         [
             _hash_of(hashes[first:last].tobytes() or text.encode("utf-8", "surrogatepass"))
@@ -49,8 +48,8 @@ def _signatures(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Si
         np.uint64,
     )
     runs = group.words.ngrams(config.run)
-    counts = np.diff(group.firsts) - config.run + 1
-    signatures = minhash(runs, group.firsts[:-1], counts.clip(0), config.hashes)
+    counts = group.lasts - group.firsts - config.run + 1
+    signatures = minhash(runs, group.firsts, counts.clip(0), config.hashes)
     for place in np.flatnonzero(counts < 1).tolist():  # shorter than a run: one of all its words
         words = group.part(place)
         one = words.ngrams(len(words)) if len(words) else exact[place : place + 1]

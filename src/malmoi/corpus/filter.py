@@ -1,87 +1,107 @@
 """Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A), in any script."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from malmoi.corpus import ngrams
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.language import is_in_language
-from malmoi.corpus.ngrams import HashedWords
+from malmoi.corpus.ngrams import (
+    HashedTexts,
+    HashedWords,
+    IndexArray,
+    are_letters,
+    code_points,
+    letter_table,
+    native_ngrams,
+    random_odd,
+    text_groups,
+)
 from malmoi.corpus.stats import StepStats
 from malmoi.text.documents import Document
 
 MIN_LINES = 4  # with fewer lines, shares of lines mean nothing
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
 ELLIPSES = ("…", "...", "‥")
+Flags = NDArray[np.bool_]
 
 
-@dataclass
-class TextStats:
-    """A text and what the rules count in it."""
+class TextStats(NamedTuple):
+    """Some texts, and what the rules count in each."""
 
-    text: str
-    words: int
-    word_characters: int
-    letters: int
-    pair_count: int  # of its most frequent pair of words
-    longest: list[int]  # characters of its longest runs of 2, 3 and 4 words
-    hashed: Callable[[], HashedWords]
-
-    @cached_property
-    def lines(self) -> list[str]:
-        return [line for line in self.text.split("\n") if line]
-
-
-def text_stats(texts: Iterable[str]) -> Iterator[TextStats]:
-    """Counts in each text; short texts are counted together."""
-    for group in ngrams.text_groups(texts):
-        found = ngrams.HashedTexts.of(group)
-        words = found.words
-        sizes = np.concatenate([[0], np.cumsum(words.ends - words.starts)])
-        is_letter = ngrams.letter_table()[ngrams.code_points("\n".join(group))]
-        letters = np.concatenate([[0], np.cumsum(is_letter), [0]])
-        letters[-1] = letters[-2]  # the last text has no line break
-        counts = [np.diff(array) for array in (found.firsts, sizes[found.firsts])]
-        columns = (*counts, np.diff(letters[found.begins]), *found.run_stats().T)
-        rows = zip(group, *(column.tolist() for column in columns), strict=True)
-        for number, (text, count, characters, letter_count, pairs, *longest) in enumerate(rows):
-            part = partial(found.part, number)
-            yield TextStats(text, count, characters, letter_count, pairs, longest, part)
+    texts: Sequence[str]
+    characters: IndexArray
+    words: IndexArray
+    word_characters: IndexArray
+    letters: IndexArray
+    spaces: IndexArray  # and line breaks
+    symbols: IndexArray  # number signs and ellipses
+    lines: IndexArray  # that are not empty
+    bullets: IndexArray  # lines that begin with one
+    ellipses: IndexArray  # lines that end in one
+    repeated_lines: IndexArray  # characters in them
+    repeated_paragraphs: IndexArray
+    pairs: IndexArray  # characters in the most frequent run of 2 words, if any is repeated
+    triples: IndexArray
+    quadruples: IndexArray
 
 
-def word_length(look: TextStats, c: CorpusConfig) -> bool:
-    mean = look.word_characters / look.words if look.words else 0.0
-    return not c.min_word_length <= mean <= c.max_word_length
+def text_stats(texts: HashedTexts) -> TextStats:
+    """Counts in each text."""
+    native = native_ngrams()
+    if native is None:
+        parts = map(texts.part, range(len(texts.texts)))
+        rows = [_counted(*both) for both in zip(texts.texts, parts, strict=True)]
+        return TextStats(texts.texts, *np.array(rows).T)
+    found = np.empty((len(texts.texts), len(TextStats._fields) - 1), np.int64)
+    lines = max(text.count("\n") for text in texts.texts) + 1
+    room = max(lines, int((texts.lasts - texts.firsts).max()))
+    slots = np.empty((1 << (room + room // 2 + 1).bit_length(), 2), np.uint64)
+    words = (texts.words.hashes, texts.words.starts, texts.words.ends)
+    places = (texts.begins, texts.sizes, texts.firsts, texts.lasts)
+    arrays = (texts.codes, *words, *places, _kinds(), random_odd(4, seed=1), slots, found)
+    native[3](len(texts.texts), *(array.ctypes.data for array in arrays))
+    return TextStats(texts.texts, *found.T)
 
 
-def too_few_letters(look: TextStats, c: CorpusConfig) -> bool:
-    space = look.text.count(" ") + look.text.count("\n")
-    return look.letters < c.min_letters * (len(look.text) - space)
+def _counted(text: str, words: HashedWords) -> list[int]:
+    lines = [line for line in text.split("\n") if line]
+    return [
+        len(text),
+        len(words),
+        int((words.ends - words.starts).sum()),
+        int(are_letters(code_points(text)).sum()),
+        text.count(" ") + text.count("\n"),
+        sum(map(text.count, ("#", *ELLIPSES))),
+        len(lines),
+        sum(line.startswith(BULLETS) for line in lines),
+        sum(line.endswith(ELLIPSES) for line in lines),
+        _repeated(lines),
+        _repeated(text.split("\n\n")),
+        *(_covered(words, length) for length in (2, 3, 4)),
+    ]
 
 
-def _share(
-    lines: list[str], marks: tuple[str, ...], test: Callable[[str, tuple[str, ...]], bool]
-) -> float:
-    return sum(test(line, marks) for line in lines) / len(lines) if len(lines) >= MIN_LINES else 0.0
+@cache
+def _kinds() -> NDArray[np.uint8]:
+    """The kind of each character, as ngrams.c has them."""
+    found = letter_table().astype(np.uint8)
+    ellipses = [sign for sign in ELLIPSES if len(sign) == 1]
+    bullets = [sign for sign in BULLETS if len(sign) == 1]
+    before_space = [sign[0] for sign in BULLETS if len(sign) == 2]
+    counted = [" ", "\n", ".", "#", *ellipses]
+    for place, signs in enumerate((counted, ellipses, bullets, before_space), 1):
+        found[[ord(sign) for sign in signs]] |= 1 << place
+    return found
 
 
 def _repeated(parts: list[str]) -> int:
     """Characters in repeated parts."""
     return sum(map(len, parts)) - sum(map(len, set(parts)))
-
-
-def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
-    """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
-    most = look.pair_count  # no longer n-gram can be more frequent
-    for length, share in enumerate(c.max_run, 2):
-        limit = share * len(look.text)
-        could = most > 1 and most * look.longest[length - 2] > limit
-        if could and _covered(look.hashed(), length) > limit:
-            return True
-    return False
 
 
 def _covered(words: HashedWords, length: int) -> int:
@@ -93,41 +113,57 @@ def _covered(words: HashedWords, length: int) -> int:
     return int(counts.max() * (words.ends[begin + length - 1] - words.starts[begin]))
 
 
+def another_language(s: TextStats, c: CorpusConfig) -> Flags:
+    # a text that is too short is dropped for that
+    ask = (s.words >= c.min_words) & (c.language != "")
+    which = zip(s.texts, ask.tolist(), strict=True)
+    return np.array([asked and not is_in_language(text, c.language) for text, asked in which], bool)
+
+
+def word_length(s: TextStats, c: CorpusConfig) -> Flags:
+    mean = s.word_characters / np.maximum(s.words, 1)
+    return (mean < c.min_word_length) | (mean > c.max_word_length)
+
+
+def _share(lines: IndexArray, s: TextStats) -> NDArray[np.float64]:
+    return np.where(s.lines >= MIN_LINES, lines / np.maximum(s.lines, 1), 0.0)
+
+
+def repeated_run(s: TextStats, c: CorpusConfig) -> Flags:
+    """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
+    runs = np.stack([s.pairs, s.triples, s.quadruples], axis=1)
+    return (runs > s.characters[:, None] * np.array(c.max_run)).any(axis=1)
+
+
 # in this order; the first rule that applies is counted
-FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
-    "too short": lambda look, c: look.words < c.min_words,
-    "too long": lambda look, c: 0 < c.max_words < look.words,
-    "another language": lambda look, c: (
-        c.language != "" and not is_in_language(look.text, c.language)
-    ),
+FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], Flags]] = {
+    "too short": lambda s, c: s.words < c.min_words,
+    "too long": lambda s, c: (s.words > c.max_words) & (c.max_words > 0),
+    "another language": another_language,
     "length of words": word_length,
-    "symbols": lambda look, c: (
-        sum(map(look.text.count, ("#", *ELLIPSES))) > c.max_symbols * look.words
-    ),
-    "few letters": too_few_letters,
-    "bullets": lambda look, c: _share(look.lines, BULLETS, str.startswith) > c.max_bullets,
-    "ellipses": lambda look, c: _share(look.lines, ELLIPSES, str.endswith) > c.max_ellipses,
-    "repeated lines": lambda look, c: _repeated(look.lines) > c.max_repeated_lines * len(look.text),
-    "repeated paragraphs": lambda look, c: (
-        _repeated(look.text.split("\n\n")) > c.max_repeated_lines * len(look.text)
-    ),
+    "symbols": lambda s, c: s.symbols > c.max_symbols * s.words,
+    "few letters": lambda s, c: s.letters < c.min_letters * (s.characters - s.spaces),
+    "bullets": lambda s, c: _share(s.bullets, s) > c.max_bullets,
+    "ellipses": lambda s, c: _share(s.ellipses, s) > c.max_ellipses,
+    "repeated lines": lambda s, c: s.repeated_lines > c.max_repeated_lines * s.characters,
+    "repeated paragraphs": lambda s, c: s.repeated_paragraphs > c.max_repeated_lines * s.characters,
     "repeated words": repeated_run,
 }
 
 
-def broken_rule(look: TextStats, config: CorpusConfig) -> str | None:
-    """The first rule that a text breaks, if any."""
-    return next((name for name, rule in FILTER_RULES.items() if rule(look, config)), None)
+def broken_rules(texts: HashedTexts, config: CorpusConfig) -> list[str]:
+    """The first rule that each text breaks, or ""."""
+    stats = text_stats(texts)
+    found = np.full(len(texts.texts), "", object)
+    for name, rule in reversed(FILTER_RULES.items()):
+        found[rule(stats, config)] = name
+    return list(found)
 
 
 def filtered(
-    documents: Iterable[Document], config: CorpusConfig, stats: StepStats
-) -> Iterator[Document]:
-    """Yields documents that break no rule."""
-    documents = list(documents)
-    for document, look in zip(documents, text_stats(d.text for d in documents), strict=True):
-        stats.count_in(document)
-        if rule := broken_rule(look, config):
-            stats.count_rule(rule, document)
-        else:
-            yield stats.count_out(document)
+    documents: Sequence[Document], config: CorpusConfig, stats: StepStats
+) -> list[Document]:
+    """The documents that break no rule."""
+    groups = text_groups([one.text for one in documents])
+    reasons = [broken_rules(HashedTexts.of(group), config) for group in groups]
+    return stats.kept(documents, list(chain.from_iterable(reasons)))

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from malmoi.corpus.ngrams import code_points, hash_words, letter_table
+from malmoi.corpus.ngrams import are_letters, code_points, hash_words
 from malmoi.errors import UsageError, nearest
 
 MAX_LOOKED_AT_CHARACTERS = 1 << 16  # only this much of a text is examined
@@ -75,7 +75,7 @@ def is_in_language(text: str, language: str) -> bool:
 
 def _share(text: str, ranges: tuple[tuple[int, int], ...]) -> float:
     found = code_points(text)
-    found = found[letter_table()[found]]
+    found = found[are_letters(found)]
     ours = sum(int(((found >= low) & (found <= high)).sum()) for low, high in ranges)
     return ours / len(found) if len(found) else 0.0
 

@@ -8,7 +8,7 @@ import csv
 import json
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -81,13 +81,13 @@ class LinkList:
         with np.load(path) as file:
             return cls(file["good"], file["low"])
 
-    def reason_against(self, url: str, min_score: float) -> str | None:
-        """Why a document with this URL is dropped, if it is."""
+    def reason_against(self, url: str, min_score: float) -> str:
+        """Why a document with this URL is dropped, or ""."""
         if not url:
             return "no URL"
         value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
         if is_among(value, self.good)[0]:
-            return None
+            return ""
         return f"score below {min_score:g}" if is_among(value, self.low)[0] else "not in the links"
 
 
@@ -161,17 +161,17 @@ def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
 
 
 def selected(
-    documents: Iterable[Document],
+    documents: Sequence[Document],
     links: LinkList | None,
     blocked: frozenset[str],
     min_score: float,
     stats: StepStats,
-) -> Iterator[Document]:
-    """Yields documents whose domain is not blocked and whose URL was linked with enough score."""
+) -> list[Document]:
+    """The documents whose domain is not blocked and whose URL was linked with enough score."""
 
-    def reason(document: Document) -> str | None:
+    def reason(document: Document) -> str:
         if document.url and is_blocked(domain_of(document.url), blocked):
             return "blocked domain"
-        return links.reason_against(document.url, min_score) if links else None
+        return links.reason_against(document.url, min_score) if links else ""
 
-    return stats.kept(documents, reason)
+    return stats.kept(documents, list(map(reason, documents)))

@@ -1,4 +1,5 @@
-/* Hashes of words and n-grams, and MinHash: the same numbers as ngrams.py and duplicates.py compute with numpy. */
+/* Hashes of words and n-grams, what the filter counts, and MinHash: the same numbers as ngrams.py, filter.py and duplicates.py compute
+   without it. */
 
 #include <stdint.h>
 #include <string.h>
@@ -12,9 +13,10 @@ static inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* The words of a text of code points: hashes, starts and ends; returns their number. `values` is 0 for what is in no word. */
-int64_t malmoi_hash_words(const uint32_t *codes, int64_t n, const uint64_t *values, const uint64_t *factors, uint64_t *hashes,
-                          int64_t *starts, int64_t *ends) {
+/* The words of a text of code points: hashes, starts and ends; returns their number. `values` is 0 for what is in no word; places are
+   counted from `offset`. */
+int64_t malmoi_hash_words(const uint32_t *codes, int64_t n, int64_t offset, const uint64_t *values, const uint64_t *factors,
+                          uint64_t *hashes, int64_t *starts, int64_t *ends) {
   int64_t found = 0;
   for (int64_t i = 0; i < n;) {
     uint64_t sum = 0, value;
@@ -25,8 +27,8 @@ int64_t malmoi_hash_words(const uint32_t *codes, int64_t n, const uint64_t *valu
       continue;
     }
     hashes[found] = mix(sum);
-    starts[found] = start;
-    ends[found++] = i;
+    starts[found] = start + offset;
+    ends[found++] = i + offset;
   }
   return found;
 }
@@ -41,29 +43,114 @@ int64_t malmoi_ngrams(const uint64_t *words, int64_t count, const uint64_t *fact
   return count;
 }
 
-/* For each text, whose words begin at firsts[t] and end before firsts[t + 1]: how often its most frequent pair of words occurs, and
-   the characters of its longest runs of 2, 3 and 4 words. `pairs` are the hashes of all pairs; `slots` and `counts` have room for
-   more than the words of any text. */
-int64_t malmoi_run_stats(const uint64_t *pairs, const int64_t *starts, const int64_t *ends, const int64_t *firsts, int64_t texts,
-                         int32_t *slots, int32_t *counts, int64_t *found) {
-  for (int64_t t = 0; t < texts; t++, found += 4) {
-    const int64_t first = firsts[t], words = firsts[t + 1] - first;
-    int64_t mask = 1;
-    while (mask <= words) mask *= 2;
-    memset(slots, 0, mask-- * sizeof *slots);
-    memset(found, 0, 4 * sizeof *found);
-    for (int64_t i = 0; i < words - 1; i++) {
-      const uint64_t pair = pairs[first + i];
-      int64_t at = pair & mask;
-      while (slots[at] && pairs[first + slots[at] - 1] != pair) at = (at + 1) & mask;
-      if (!slots[at]) slots[at] = (int32_t)i + 1, counts[at] = 0;
-      if (++counts[at] > found[0]) found[0] = counts[at];
+/* A place of a hash table: an n-gram and how often it occurred, or a part of a text and its length. 0: free. */
+typedef struct {
+  uint64_t key;
+  int32_t first, count;
+} Slot;
+
+static int64_t clear(Slot *slots, int64_t items) {
+  int64_t size = 1;
+  while (size < items + items / 2 + 1) size *= 2;
+  memset(slots, 0, size * sizeof *slots);
+  return size - 1;
+}
+
+/* Characters in the most frequent run of n words (of several the one with the least hash); 0 if none is repeated. */
+static int64_t covered(const uint64_t *words, const int64_t *starts, const int64_t *ends, int64_t count, int64_t n, const uint64_t *factors,
+                       Slot *slots) {
+  const int64_t mask = clear(slots, count);
+  int64_t most = 1, first = 0;
+  uint64_t least = 0;
+  for (int64_t i = 0; i <= count - n; i++) {
+    uint64_t key = 0;
+    for (int64_t j = 0; j < n; j++) key += words[i + j] * factors[j];
+    key = mix(key);
+    Slot *slot = slots + (key & mask);
+    while (slot->count && slot->key != key) slot = slot - slots == mask ? slots : slot + 1;
+    if (!slot->count) slot->key = key, slot->first = (int32_t)i;
+    if (++slot->count > most || (slot->count == most && most > 1 && key < least)) most = slot->count, least = key, first = slot->first;
+  }
+  return most > 1 ? most * (ends[first + n - 1] - starts[first]) : 0;
+}
+
+/* Characters in parts of a text that occurred before in it, where `breaks` line breaks separate parts. */
+static int64_t repeated(const uint32_t *codes, int64_t size, int64_t breaks, int64_t parts, Slot *slots) {
+  const int64_t mask = clear(slots, parts);
+  int64_t begin = 0, found = 0;
+  uint64_t hash = 0;
+  for (int64_t i = 0; i <= size; i++) {
+    if (i < size && (codes[i] != '\n' || (breaks == 2 && (i + 1 == size || codes[i + 1] != '\n')))) {
+      hash = (hash ^ codes[i]) * 0x9E3779B97F4A7C15u;
+      continue;
     }
-    for (int64_t n = 2; n <= 4; n++)
-      for (int64_t i = first; i <= first + words - n; i++) {
-        const int64_t size = ends[i + n - 1] - starts[i];
-        if (size > found[n - 1]) found[n - 1] = size;
+    const int64_t length = i - begin;
+    const uint64_t key = mix(hash);
+    Slot *slot = slots + (key & mask);
+    while (slot->count && (slot->key != key || slot->count != length || memcmp(codes + slot->first, codes + begin, length * sizeof *codes)))
+      slot = slot - slots == mask ? slots : slot + 1;
+    if (slot->count) found += length;
+    slot->key = key, slot->first = (int32_t)begin, slot->count = (int32_t)length;
+    i += breaks - 1;
+    begin = i + 1;
+    hash = 0;
+  }
+  return found;
+}
+
+enum { LETTER = 1, COUNTED = 2, ELLIPSIS = 4, BULLET = 8, BULLET_BEFORE_SPACE = 16 }; /* kinds of characters */
+enum { CHARACTERS, WORDS, WORD_CHARACTERS, LETTERS, SPACES, SYMBOLS, LINES, BULLETS, ELLIPSES, REPEATED_LINES, REPEATED_PARAGRAPHS, RUNS, COLUMNS = RUNS + 3 };
+
+static inline uint8_t kind(const uint8_t *kinds, uint32_t code) { return kinds[code < LAST_CODE ? code : LAST_CODE]; }
+
+static void count_line(const uint32_t *codes, int64_t size, const uint8_t *kinds, int64_t *found) {
+  if (!size) return;
+  const uint8_t first = kind(kinds, codes[0]), last = kind(kinds, codes[size - 1]);
+  found[LINES]++;
+  found[BULLETS] += first & BULLET || (first & BULLET_BEFORE_SPACE && size > 1 && codes[1] == ' ');
+  found[ELLIPSES] += last & ELLIPSIS ||
+                     (size > 2 && codes[size - 1] == '.' && codes[size - 2] == '.' && codes[size - 3] == '.');
+}
+
+/* What the filter counts in each text (`TextStats` in filter.py). Text t has sizes[t] characters from begins[t] on and the words from
+   firsts[t] to before lasts[t]; `slots` has room for more than the words and the lines of any text. */
+int64_t malmoi_text_stats(int64_t texts, const uint32_t *codes, const uint64_t *words, const int64_t *starts, const int64_t *ends,
+                          const int64_t *begins, const int64_t *sizes, const int64_t *firsts, const int64_t *lasts, const uint8_t *kinds,
+                          const uint64_t *factors, Slot *slots, int64_t *found) {
+  for (int64_t t = 0; t < texts; t++, found += COLUMNS) {
+    const uint32_t *text = codes + begins[t];
+    const int64_t size = sizes[t], first = firsts[t], count = lasts[t] - first;
+    int64_t letters = 0, breaks = 0, blank_lines = 0, line = 0;
+    memset(found, 0, COLUMNS * sizeof *found);
+    found[CHARACTERS] = size;
+    found[WORDS] = count;
+    for (int64_t i = first; i < first + count; i++) found[WORD_CHARACTERS] += ends[i] - starts[i];
+    for (int64_t i = 0; i < size; i++) {
+      const uint8_t is = kind(kinds, text[i]);
+      letters += is & LETTER;
+      if (!(is & COUNTED)) continue;
+      if (text[i] == ' ') {
+        found[SPACES]++;
+      } else if (text[i] == '\n') {
+        found[SPACES]++;
+        breaks++;
+        blank_lines += i > 0 && text[i - 1] == '\n';
+        count_line(text + line, i - line, kinds, found);
+        line = i + 1;
+      } else if (text[i] == '.') { /* three make one ellipsis */
+        const int64_t begin = i;
+        while (i + 1 < size && text[i + 1] == '.') i++;
+        found[SYMBOLS] += (i + 1 - begin) / 3;
+      } else {
+        found[SYMBOLS]++;
       }
+    }
+    found[LETTERS] = letters;
+    count_line(text + line, size - line, kinds, found);
+    if (breaks) found[REPEATED_LINES] = repeated(text, size, 1, breaks + 1, slots);
+    if (blank_lines) found[REPEATED_PARAGRAPHS] = repeated(text, size, 2, breaks + 1, slots);
+    for (int64_t n = 2; n <= 4; n++) /* if no run of n words is repeated, no longer one is */
+      if (!(found[RUNS + n - 2] = covered(words + first, starts + first, ends + first, count, n, factors, slots))) break;
   }
   return texts;
 }

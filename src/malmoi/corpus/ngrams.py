@@ -21,13 +21,14 @@ PIECE_CHARACTERS = 1 << 20  # characters hashed together
 BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
 NATIVE = (
-    ("malmoi_hash_words", 7),
+    ("malmoi_hash_words", 8),
     ("malmoi_ngrams", 5),
     ("malmoi_signatures", 8),
-    ("malmoi_run_stats", 8),
+    ("malmoi_text_stats", 13),
 )
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
+CodePoints = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -62,48 +63,29 @@ class HashedTexts:
     """Some texts and the words of all of them, by their places in the joined text."""
 
     texts: list[str]
+    codes: CodePoints  # of the joined text
     words: HashedWords
-    firsts: IndexArray  # text t has words firsts[t] to firsts[t + 1]
-    begins: IndexArray  # and characters begins[t] to begins[t + 1], a line break included
+    begins: IndexArray  # text t has sizes[t] characters from begins[t] on
+    sizes: IndexArray
+    firsts: IndexArray  # and the words firsts[t] to lasts[t]
+    lasts: IndexArray
 
     @classmethod
     def of(cls, texts: list[str]) -> "HashedTexts":
-        found = hash_words("\n".join(texts))
-        begins = np.cumsum([0, *(len(text) + 1 for text in texts)])
-        return cls(texts, found, np.searchsorted(found.starts, begins), begins)
+        joined = "\n".join(texts)
+        codes = code_points(joined)
+        words = hash_words(joined, codes=codes)
+        sizes = np.array([len(text) for text in texts], np.int64)
+        begins = np.cumsum(sizes + 1) - sizes - 1
+        firsts = np.searchsorted(words.starts, begins)
+        return cls(texts, codes, words, begins, sizes, firsts, np.append(firsts[1:], len(words)))
 
     def part(self, number: int) -> HashedWords:
         """The words of one text, by their places in it."""
-        here = slice(self.firsts[number], self.firsts[number + 1])
+        here = slice(self.firsts[number], self.lasts[number])
         begin = self.begins[number]
         words = self.words
         return HashedWords(words.hashes[here], words.starts[here] - begin, words.ends[here] - begin)
-
-    def run_stats(self) -> IndexArray:
-        """For each text, how often its most frequent pair of words occurs, and characters.
-
-        Those are of its longest runs of 2, 3 and 4 words: [texts, 4].
-        """
-        found = np.zeros((len(self.texts), 4), np.int64)
-        native = native_ngrams()
-        if native is None:
-            for number, row in enumerate(found):
-                words = self.part(number)
-                row[0] = np.unique(words.ngrams(2), return_counts=True)[1].max(initial=0)
-                row[1:] = [longest_run(words, length) for length in (2, 3, 4)]
-            return found
-        pairs = self.words.ngrams(2)
-        room = 1 << int(np.diff(self.firsts).max(initial=0)).bit_length()
-        slots, counts = np.empty((2, room), np.int32)
-        places = (pairs, self.words.starts, self.words.ends, self.firsts)
-        arrays = (array.ctypes.data for array in (slots, counts, found))
-        native[3](*(array.ctypes.data for array in places), len(self.texts), *arrays)
-        return found
-
-
-def longest_run(words: HashedWords, length: int) -> int:
-    """Characters of the longest run of this many words."""
-    return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
 
 
 def native_ngrams() -> tuple[Callable[..., int], ...] | None:
@@ -132,11 +114,9 @@ def random_odd(count: int, seed: int = 0) -> HashArray:
     return mix_bits(numbers + np.uint64(seed)) | np.uint64(1)
 
 
-def code_points(text: str) -> NDArray[np.uint32]:
+def code_points(text: str) -> CodePoints:
     """The code point of each character."""
-    return np.minimum(
-        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), LAST_CODE
-    )
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 @cache
@@ -155,9 +135,19 @@ def letter_table() -> NDArray[np.bool_]:
     return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST_CODE + 1)])
 
 
-def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
-    """Hashes all words of a text."""
-    parts = [_words(text[begin:end], begin) for begin, end in _pieces(text, chunk)]
+def are_letters(codes: CodePoints) -> NDArray[np.bool_]:
+    """Which of the characters are letters or combining marks."""
+    return letter_table()[np.minimum(codes, LAST_CODE)]
+
+
+def hash_words(
+    text: str, chunk: int = PIECE_CHARACTERS, codes: CodePoints | None = None
+) -> HashedWords:
+    """Hashes all words of a text, whose code points may be known."""
+    codes = code_points(text) if codes is None else codes
+    parts = [_words(codes[begin:end], begin) for begin, end in _pieces(text, chunk)]
+    if len(parts) == 1:
+        return HashedWords(*parts[0])
     hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
     return HashedWords(hashes, starts, ends)
 
@@ -191,11 +181,11 @@ def _pieces(text: str, size: int) -> Iterator[tuple[int, int]]:
     yield begin, len(text)
 
 
-def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
+def _words(codes: CodePoints, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
     native = native_ngrams()
     if native is not None:
-        return _native_words(native[0], text, offset)
-    values = _values()[code_points(text)]
+        return _native_words(native[0], codes, offset)
+    values = _values()[np.minimum(codes, LAST_CODE)]
     inside = np.zeros(len(values) + 2, bool)
     inside[1:-1] = values != 0
     edges = np.flatnonzero(inside[1:] != inside[:-1])
@@ -203,20 +193,19 @@ def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
     ends = edges[1::2]
     if not len(starts):
         return np.zeros(0, np.uint64), starts, ends
-    sizes = np.append(starts[1:], len(text)) - starts
-    places = np.arange(starts[0], len(text)) - np.repeat(starts, sizes)
+    sizes = np.append(starts[1:], len(codes)) - starts
+    places = np.arange(starts[0], len(codes)) - np.repeat(starts, sizes)
     values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
     return mix_bits(np.add.reduceat(values, starts)), starts + offset, ends + offset
 
 
 def _native_words(
-    call: Callable[..., int], text: str, offset: int
+    call: Callable[..., int], codes: CodePoints, offset: int
 ) -> tuple[HashArray, IndexArray, IndexArray]:
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     size = len(codes) // 2 + 1
     hashes = np.empty(size, np.uint64)
     starts, ends = np.empty((2, size), np.int64)
-    tables = (_values().ctypes.data, random_odd(64, seed=2).ctypes.data)
-    places = (hashes.ctypes.data, starts.ctypes.data, ends.ctypes.data)
-    found = call(codes.ctypes.data, len(codes), *tables, *places)
-    return hashes[:found], starts[:found] + offset, ends[:found] + offset
+    arrays = (_values(), random_odd(64, seed=2), hashes, starts, ends)
+    addresses = (array.ctypes.data for array in arrays)
+    found = call(codes.ctypes.data, len(codes), offset, *addresses)
+    return hashes[:found], starts[:found], ends[:found]

@@ -1,6 +1,6 @@
 """Step 3, quality: GPT-3's classifier of good against raw text (Brown et al. 2020, appendix A)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -91,15 +91,14 @@ def sample_documents(documents: Iterable[Document], total: int, number: int) -> 
 
 
 def filter_by_quality(
-    documents: Iterable[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
-) -> Iterator[Document]:
+    documents: Sequence[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
+) -> list[Document]:
     """Keeps good documents, and some others: those with pareto(9) > 1 − score."""
 
-    def reason(document: Document) -> str | None:
-        good = pareto_draw(document.text, pareto, seed) > 1 - scorer(document.text)
-        return None if good else "quality"
+    def reason(text: str) -> str:
+        return "" if pareto_draw(text, pareto, seed) > 1 - scorer(text) else "quality"
 
-    return stats.kept(documents, reason)
+    return stats.kept(documents, [reason(document.text) for document in documents])
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:

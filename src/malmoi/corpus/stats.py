@@ -1,7 +1,7 @@
 """Statistics of each step: documents and characters in and out, and how often each rule applied."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,25 +20,20 @@ class StepStats:
     rules: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
-    def kept(
-        self, documents: Iterable[Document], reason: Callable[[Document], str | None]
-    ) -> Iterator[Document]:
-        """Yields the documents without a reason to drop them, and counts all documents."""
-        for document in documents:
-            self.count_in(document)
-            if why := reason(document):
+    def kept(self, documents: Sequence[Document], reasons: Sequence[str]) -> list[Document]:
+        """The documents without a reason to drop them; counts all."""
+        for document, why in zip(documents, reasons, strict=True):
+            if why:
                 self.count_rule(why, document)
-            else:
-                yield self.count_out(document)
+        left = [one for one, why in zip(documents, reasons, strict=True) if not why]
+        return self.count(documents, left)
 
-    def count_in(self, document: Document) -> None:
-        self.documents[0] += 1
-        self.characters[0] += len(document.text)
-
-    def count_out(self, document: Document) -> Document:
-        self.documents[1] += 1
-        self.characters[1] += len(document.text)
-        return document
+    def count(self, before: Sequence[Document], after: list[Document]) -> list[Document]:
+        """Counts the documents before and after the step, and returns the latter."""
+        for side, documents in enumerate((before, after)):
+            self.documents[side] += len(documents)
+            self.characters[side] += sum(len(one.text) for one in documents)
+        return after
 
     def count_rule(self, rule: str, document: Document) -> None:
         """Records that a rule removed the document, or part of it."""

@@ -6,7 +6,7 @@ another; NNNNN.STEP.json their statistics, which are written last and mark the j
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from json.encoder import encode_basestring as quoted
@@ -48,23 +48,24 @@ class BuildFolder:
     def account(self, number: int, step: str) -> dict[str, Any]:
         return read_account(self.path(number, f"{step}.json"))
 
-    def documents(self, number: int, step: str) -> Iterator[Document]:
+    def documents(self, number: int, step: str) -> list[Document]:
         head, _, body = self.path(number, step).read_bytes().partition(b"\n")
         text = body.decode()
+        documents = []
         at = 0
-        for size, *about in json.loads(head):
-            yield Document(text[at : at + size], *about)
+        for size, source, place, url in json.loads(head):
+            documents.append(Document(text[at : at + size], source, place, url))
             at += size
+        return documents
 
     def finish(
-        self, number: int, step: str, documents: Iterable[Document], account: dict[str, Any]
+        self, number: int, step: str, documents: Sequence[Document], account: dict[str, Any]
     ) -> None:
         """Writes the documents, then the statistics."""
-        kept = list(documents)
-        head = [(len(one.text), one.source, one.place, one.url) for one in kept]
+        head = [(len(one.text), one.source, one.place, one.url) for one in documents]
         with atomic_write(self.path(number, step)) as file:
             file.write(json.dumps(head).encode() + b"\n")
-            file.write("".join(one.text for one in kept).encode())
+            file.write("".join(one.text for one in documents).encode())
         write_json(self.path(number, f"{step}.json"), account)
 
 
@@ -87,9 +88,9 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
     chosen = StepStats()
     links, blocked = _selection(work)
     if links or blocked:
-        documents = list(selected(documents, links, blocked, work.config.min_score, chosen))
+        documents = selected(documents, links, blocked, work.config.min_score, chosen)
     if "clean" in work.config.steps:
-        documents = list(cleaned(documents, stats))
+        documents = cleaned(documents, stats)
     lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
     for document in documents if "clean" in work.config.steps else ():
         lines[document.source].update(short_lines(document, work.config))
@@ -105,15 +106,14 @@ def filter_shard(work: BuildFolder, number: int) -> None:
     """.clean → .sift, without menus and documents that break a rule or score low; signatures."""
     config = work.config
     tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
-    found: Iterable[Document] = work.documents(number, "clean")
+    documents = work.documents(number, "clean")
     if "clean" in config.steps:
-        found = without_menus(found, _menus(work.folder), tallies["menus"])
+        documents = without_menus(documents, _menus(work.folder), tallies["menus"])
     if "filter" in config.steps:
-        found = filtered(found, config, tallies["filter"])
+        documents = filtered(documents, config, tallies["filter"])
     if (path := work.folder / "quality.npy").is_file():
-        scorer = _scorer(path)
-        found = filter_by_quality(found, scorer, config.pareto, config.seed, tallies["quality"])
-    documents = list(found)
+        scores = (_scorer(path), config.pareto, config.seed)
+        documents = filter_by_quality(documents, *scores, tallies["quality"])
     if "dedup" in config.steps:
         texts = [document.text for document in documents]
         exact, signatures = signatures_of(texts, config)
@@ -127,10 +127,11 @@ def filter_shard(work: BuildFolder, number: int) -> None:
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
     """.sift → .clear, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
-    found = _without(work.documents(number, "sift"), twins, tallies["dedup"])
+    reasons = [DUPLICATE_REASONS[reason] for reason in twins.tolist()]
+    documents = tallies["dedup"].kept(work.documents(number, "sift"), reasons)
     if (path := work.folder / "against.npz").is_file():
-        found = decontaminated(found, _benchmarks(path), work.config, tallies["decontaminate"])
-    documents = list(found)
+        known = _benchmarks(path)
+        documents = decontaminated(documents, known, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     sizes: dict[str, Any] = {"source": [d.source for d in documents]}
     sizes["characters"] = [len(d.text) for d in documents]
@@ -138,13 +139,6 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
     others = {"draws": draws, "control": count_control_names(documents)}
     work.finish(number, "clear", documents, account | sizes | others)
     work.path(number, "sift").unlink()
-
-
-def _without(
-    documents: Iterable[Document], twins: NDArray[np.uint8], stats: StepStats
-) -> Iterator[Document]:
-    reasons = iter(twins.tolist())
-    return stats.kept(documents, lambda _: DUPLICATE_REASONS[next(reasons)])
 
 
 def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
