@@ -4,9 +4,15 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from unicodedata import category, is_normalized
+
+import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.ngrams import LAST_CODE, code_points, native_ngrams, text_groups, text_places
 from malmoi.corpus.stats import StepStats
 from malmoi.text.documents import Document
 
@@ -28,12 +34,45 @@ _ENDS = ".!?。！？…:;,\"'”’"  # a line ending in one of these is a sent
 def cleaned(documents: Sequence[Document], stats: StepStats) -> list[Document]:
     """The documents with clean text; empty ones are dropped."""
     after = []
-    for document in documents:
-        if text := clean(document.text):
-            after.append(document if text == document.text else document._replace(text=text))
+    texts = clean_each([document.text for document in documents])
+    for document, text in zip(documents, texts, strict=True):
+        if text:
+            after.append(document if text is document.text else document._replace(text=text))
         else:
             stats.count_rule("empty", document)
     return stats.count(documents, after)
+
+
+def clean_each(texts: Iterable[str]) -> Iterator[str]:
+    """Cleans texts; one look at many texts together finds those that are clean."""
+    native = native_ngrams()
+    for group in text_groups(texts):
+        if native is None:
+            yield from map(clean, group)
+            continue
+        may_change = np.empty(len(group), bool)
+        arrays = (code_points("\n".join(group)), *text_places(group), _plain(), may_change)
+        native[5](len(group), *(array.ctypes.data for array in arrays))
+        for text, may in zip(group, may_change.tolist(), strict=True):
+            yield clean(text) if may else text
+
+
+@cache
+def _plain() -> NDArray[np.bool_]:
+    """The characters that `clean` leaves alone wherever they are, and line breaks.
+
+    NFC may compose marks and parts of Korean syllables with what is before them.
+    """
+    signs = map(chr, range(LAST_CODE))
+    plain = np.array(
+        [
+            c.isprintable() and c != "<" and category(c)[0] != "M" and is_normalized("NFC", c)
+            for c in signs
+        ]
+    )
+    plain[ord("\n")] = True
+    plain[0x1100:0x1200] = False  # the parts of syllables
+    return plain
 
 
 def clean(text: str) -> str:

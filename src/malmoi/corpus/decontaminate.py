@@ -2,18 +2,27 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.clean import clean
+from malmoi.corpus.clean import clean_each
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, IndexArray, hash_words, is_among, text_groups
+from malmoi.corpus.ngrams import (
+    HashArray,
+    HashedTexts,
+    HashedWords,
+    IndexArray,
+    hash_each,
+    is_among,
+    native_ngrams,
+)
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import Document, read_documents
@@ -24,8 +33,10 @@ from malmoi.text.sources import format_of
 MIN_OVERLAP_WORDS = 8
 MAX_OVERLAP_WORDS = 13
 PERCENTILE = 5  # of the examples' lengths gives the n-gram length, within those bounds
-TABLE_BITS = 20  # first bits of an n-gram's hash
+BASE = 0x9E3779B97F4A7C15  # of the hash of a run, a polynomial modulo 2⁶⁴
+TABLE_BITS = 20  # first bits of a run's hash
 BenchmarkRow = list[str]  # the texts of one row
+Spans = list[tuple[int, int]]
 
 
 def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
@@ -91,50 +102,50 @@ class BenchmarkSets:
     def of(cls, paths: Sequence[Path]) -> "BenchmarkSets":
         found: dict[int, list[HashArray]] = {}
         for path in paths:
-            rows = [
-                [hash_words(clean(text)) for text in example]
-                for example in read_benchmark_rows(path)
-            ]
-            length = overlap_words([sum(map(len, row)) for row in rows if row])
-            found.setdefault(length, []).extend(text.ngrams(length) for row in rows for text in row)
+            rows = list(read_benchmark_rows(path))
+            texts = list(hash_each(clean_each(text for row in rows for text in row)))
+            sizes = iter(map(len, texts))
+            length = overlap_words([sum(islice(sizes, len(row))) for row in rows if row])
+            found.setdefault(length, []).extend(hash_runs(text, length) for text in texts)
         return cls(
             {length: np.unique(np.concatenate(parts)) for length, parts in found.items() if parts}
         )
 
-    def overlaps(self, text: str) -> list[tuple[int, int]]:
-        """The spans of a text that occur in a test set; adjacent ones are merged."""
-        return next(self.overlaps_of_each([text]))
+    def overlaps(self, texts: HashedTexts) -> dict[int, Spans]:
+        """By number of the text, its spans that occur in a test set; adjacent ones are merged."""
+        spans: dict[int, Spans] = {}
+        for length in self.runs:
+            hits = self._hits(texts.words, length)
+            owner = np.searchsorted(texts.lasts, hits, side="right").clip(max=len(texts.texts) - 1)
+            # not across two texts, or in one that is left out
+            whole = (texts.firsts[owner] <= hits) & (hits + length <= texts.lasts[owner])
+            hits, owner = hits[whole], owner[whole]
+            begins = texts.words.starts[hits] - texts.begins[owner]
+            ends = texts.words.ends[hits + length - 1] - texts.begins[owner]
+            for text, a, b in zip(owner.tolist(), begins.tolist(), ends.tolist(), strict=True):
+                spans.setdefault(text, []).append((a, b))
+        return {text: _joined(found) for text, found in spans.items()}
 
-    def overlaps_of_each(self, texts: Iterable[str]) -> Iterator[list[tuple[int, int]]]:
-        """The `overlaps` of each text; short texts are compared together."""
-        for group in text_groups(texts):
-            found = hash_words("\n".join(group))
-            ends = np.cumsum([len(text) + 1 for text in group])
-            spans: list[list[tuple[int, int]]] = [[] for _ in group]
-            for length in self.runs:
-                hits = self._hits(found.ngrams(length), length)
-                first = found.starts[hits]
-                last = found.ends[hits + length - 1]
-                owner = np.searchsorted(ends, first, side="right")
-                whole = last < ends[owner]  # not across two texts
-                begin = (ends - [len(text) + 1 for text in group])[owner]
-                for text, a, b in zip(
-                    *(part[whole].tolist() for part in (owner, first - begin, last - begin)),
-                    strict=True,
-                ):
-                    spans[text].append((a, b))
-            yield from map(_joined, spans)
-
-    def _hits(self, ngrams: HashArray, length: int) -> IndexArray:
-        """Which n-grams are known: few are, and a table of their first bits rules most out."""
-        likely = np.flatnonzero(self._tables[length][ngrams >> np.uint64(64 - TABLE_BITS)])
-        return likely[is_among(ngrams[likely], self.runs[length])]
+    def _hits(self, words: HashedWords, length: int) -> IndexArray:
+        """Where known runs of words begin; in C, a table of first bits rules most out."""
+        native = native_ngrams()
+        known = self.runs[length]
+        if native is None:
+            return np.flatnonzero(is_among(hash_runs(words, length), known))
+        found = np.empty(len(words), np.int64)
+        powers = (_powers(length).ctypes.data, pow(BASE, -1, 1 << 64), length)
+        table = (self._tables[length].ctypes.data, TABLE_BITS)
+        others = (known.ctypes.data, len(known), found.ctypes.data)
+        hashes = words.hashes
+        return found[: native[4](hashes.ctypes.data, len(hashes), *powers, *table, *others)]
 
     @cached_property
-    def _tables(self) -> dict[int, NDArray[np.bool_]]:
-        tables = {length: np.zeros(1 << TABLE_BITS, bool) for length in self.runs}
+    def _tables(self) -> dict[int, NDArray[np.uint8]]:
+        tables = {}
         for length, known in self.runs.items():
-            tables[length][known >> np.uint64(64 - TABLE_BITS)] = True
+            table = np.zeros(1 << TABLE_BITS, bool)
+            table[known >> np.uint64(64 - TABLE_BITS)] = True
+            tables[length] = np.packbits(table, bitorder="little")
         return tables
 
     def save(self, file: IO[bytes]) -> None:
@@ -146,8 +157,21 @@ class BenchmarkSets:
             return cls({int(name): file[name] for name in file.files})
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
+@cache
+def _powers(length: int) -> HashArray:
+    return np.array([pow(BASE, place, 1 << 64) for place in range(length)], np.uint64)
+
+
+def hash_runs(words: HashedWords, length: int) -> HashArray:
+    """A hash of every `length` consecutive words that is cheap to move along by one."""
+    total = np.zeros(max(len(words) - length + 1, 0), np.uint64)
+    for place, power in enumerate(_powers(length)):
+        total += words.hashes[place : place + len(total)] * power
+    return total
+
+
+def _joined(spans: Spans) -> Spans:
+    joined: Spans = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
@@ -156,7 +180,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> list[str]:
+def cut_overlaps(text: str, overlaps: Spans, margin: int) -> list[str]:
     """Removes the overlaps and `margin` characters around each, and returns the remaining parts."""
     gone = _joined([(max(begin - margin, 0), end + margin) for begin, end in overlaps])
     begins = [0, *(end for _, end in gone)]
@@ -166,16 +190,18 @@ def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> lis
 
 
 def decontaminated(
-    documents: Sequence[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
+    documents: Sequence[Document],
+    overlaps: Sequence[Spans],
+    c: CorpusConfig,
+    stats: StepStats,
 ) -> list[Document]:
-    """The documents without overlaps; the pieces around one become documents."""
+    """The documents without their overlaps; the pieces around one become documents."""
     after = []
-    found = known.overlaps_of_each(document.text for document in documents)
-    for document, overlaps in zip(documents, found, strict=True):
-        if not overlaps:
+    for document, spans in zip(documents, overlaps, strict=True):
+        if not spans:
             after.append(document)
             continue
-        left = cut_overlaps(document.text, overlaps, c.margin)
+        left = cut_overlaps(document.text, spans, c.margin)
         large = [piece for piece in left if len(piece) >= c.piece] if len(left) <= c.pieces else []
         nothing = "too many pieces" if len(left) > c.pieces else "nothing left"
         stats.count_rule("cut" if large else nothing, document)

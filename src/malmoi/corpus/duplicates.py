@@ -6,7 +6,7 @@ hashes, and up to 1.7 GB while they are compared.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -19,7 +19,6 @@ from malmoi.corpus.ngrams import (
     IndexArray,
     native_ngrams,
     random_odd,
-    text_groups,
 )
 from malmoi.system.bits import mix_bits
 
@@ -28,16 +27,8 @@ Signatures = NDArray[np.uint32]
 DuplicateIndices = NDArray[np.int64]
 
 
-def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray, Signatures]:
+def signatures_of(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
     """A hash of each text's words in order, and its MinHash signature."""
-    groups = [_signatures(HashedTexts.of(group), config) for group in text_groups(texts)]
-    if not groups:
-        return np.zeros(0, np.uint64), np.zeros((0, config.hashes), np.uint32)
-    exact, signatures = zip(*groups, strict=True)
-    return np.concatenate(exact), np.concatenate(signatures)
-
-
-def _signatures(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
     hashes = group.words.hashes
     bounds = zip(group.firsts.tolist(), group.lasts.tolist(), strict=True)
     exact = np.array(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +18,7 @@ from malmoi.corpus.ngrams import (
     letter_table,
     native_ngrams,
     random_odd,
-    text_groups,
 )
-from malmoi.corpus.stats import StepStats
-from malmoi.text.documents import Document
 
 MIN_LINES = 4  # with fewer lines, shares of lines mean nothing
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
@@ -45,17 +41,16 @@ class TextStats(NamedTuple):
     ellipses: IndexArray  # lines that end in one
     repeated_lines: IndexArray  # characters in them
     repeated_paragraphs: IndexArray
-    pairs: IndexArray  # characters in the most frequent run of 2 words, if any is repeated
-    triples: IndexArray
-    quadruples: IndexArray
+    # characters in the most frequent 2-, 3- or 4-gram, if it makes up more than its share
+    repeated_run: IndexArray
 
 
-def text_stats(texts: HashedTexts) -> TextStats:
-    """Counts in each text."""
+def text_stats(texts: HashedTexts, max_run: Sequence[float]) -> TextStats:
+    """Counts in each text, which `max_run` shares of its characters make repetitive."""
     native = native_ngrams()
     if native is None:
         parts = map(texts.part, range(len(texts.texts)))
-        rows = [_counted(*both) for both in zip(texts.texts, parts, strict=True)]
+        rows = [_counted(*both, max_run) for both in zip(texts.texts, parts, strict=True)]
         return TextStats(texts.texts, *np.array(rows).T)
     found = np.empty((len(texts.texts), len(TextStats._fields) - 1), np.int64)
     lines = max(text.count("\n") for text in texts.texts) + 1
@@ -63,12 +58,13 @@ def text_stats(texts: HashedTexts) -> TextStats:
     slots = np.empty((1 << (room + room // 2 + 1).bit_length(), 2), np.uint64)
     words = (texts.words.hashes, texts.words.starts, texts.words.ends)
     places = (texts.begins, texts.sizes, texts.firsts, texts.lasts)
-    arrays = (texts.codes, *words, *places, _kinds(), random_odd(4, seed=1), slots, found)
+    tables = (_kinds(), random_odd(4, seed=1), np.array(max_run, np.float64), slots, found)
+    arrays = (texts.codes, *words, *places, *tables)
     native[3](len(texts.texts), *(array.ctypes.data for array in arrays))
     return TextStats(texts.texts, *found.T)
 
 
-def _counted(text: str, words: HashedWords) -> list[int]:
+def _counted(text: str, words: HashedWords, max_run: Sequence[float]) -> list[int]:
     lines = [line for line in text.split("\n") if line]
     return [
         len(text),
@@ -82,7 +78,7 @@ def _counted(text: str, words: HashedWords) -> list[int]:
         sum(line.endswith(ELLIPSES) for line in lines),
         _repeated(lines),
         _repeated(text.split("\n\n")),
-        *(_covered(words, length) for length in (2, 3, 4)),
+        _repeated_run(words, [share * len(text) for share in max_run]),
     ]
 
 
@@ -102,6 +98,12 @@ def _kinds() -> NDArray[np.uint8]:
 def _repeated(parts: list[str]) -> int:
     """Characters in repeated parts."""
     return sum(map(len, parts)) - sum(map(len, set(parts)))
+
+
+def _repeated_run(words: HashedWords, limits: Sequence[float]) -> int:
+    """Characters in the most frequent 2-, 3- or 4-gram, the first that exceeds its limit."""
+    found = [_covered(words, length) for length in (2, 3, 4)]
+    return next((size for size, limit in zip(found, limits, strict=True) if size > limit), 0)
 
 
 def _covered(words: HashedWords, length: int) -> int:
@@ -129,12 +131,6 @@ def _share(lines: IndexArray, s: TextStats) -> NDArray[np.float64]:
     return np.where(s.lines >= MIN_LINES, lines / np.maximum(s.lines, 1), 0.0)
 
 
-def repeated_run(s: TextStats, c: CorpusConfig) -> Flags:
-    """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
-    runs = np.stack([s.pairs, s.triples, s.quadruples], axis=1)
-    return (runs > s.characters[:, None] * np.array(c.max_run)).any(axis=1)
-
-
 # in this order; the first rule that applies is counted
 FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], Flags]] = {
     "too short": lambda s, c: s.words < c.min_words,
@@ -147,23 +143,14 @@ FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], Flags]] = {
     "ellipses": lambda s, c: _share(s.ellipses, s) > c.max_ellipses,
     "repeated lines": lambda s, c: s.repeated_lines > c.max_repeated_lines * s.characters,
     "repeated paragraphs": lambda s, c: s.repeated_paragraphs > c.max_repeated_lines * s.characters,
-    "repeated words": repeated_run,
+    "repeated words": lambda s, c: s.repeated_run > 0,
 }
 
 
 def broken_rules(texts: HashedTexts, config: CorpusConfig) -> list[str]:
     """The first rule that each text breaks, or ""."""
-    stats = text_stats(texts)
+    stats = text_stats(texts, config.max_run)
     found = np.full(len(texts.texts), "", object)
     for name, rule in reversed(FILTER_RULES.items()):
         found[rule(stats, config)] = name
     return list(found)
-
-
-def filtered(
-    documents: Sequence[Document], config: CorpusConfig, stats: StepStats
-) -> list[Document]:
-    """The documents that break no rule."""
-    groups = text_groups([one.text for one in documents])
-    reasons = [broken_rules(HashedTexts.of(group), config) for group in groups]
-    return stats.kept(documents, list(chain.from_iterable(reasons)))

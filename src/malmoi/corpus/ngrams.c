@@ -98,8 +98,34 @@ static int64_t repeated(const uint32_t *codes, int64_t size, int64_t breaks, int
   return found;
 }
 
+/* At least as many as the most frequent pair of words: pairs are counted in a small table, some of them together. */
+static int64_t most_pairs(const uint64_t *words, int64_t count, const uint64_t *factors) {
+  uint32_t counts[4096], most = 0;
+  int bits = 1;
+  while (bits < 12 && (int64_t)1 << bits < count) bits++;
+  memset(counts, 0, sizeof *counts << bits);
+  for (int64_t i = 0; i < count - 1; i++) {
+    const uint32_t found = ++counts[(words[i] * factors[0] + words[i + 1] * factors[1]) >> (64 - bits)];
+    most = found > most ? found : most;
+  }
+  return most;
+}
+
+/* Characters in the most frequent run of 2, 3 or 4 words, the first of these that makes up more than its share of the text; 0: none. */
+static int64_t repeated_run(const uint64_t *words, const int64_t *starts, const int64_t *ends, int64_t count, const uint64_t *factors,
+                            const double *shares, int64_t size, Slot *slots) {
+  const int64_t most = most_pairs(words, count, factors);
+  for (int64_t n = 2; n <= 4 && most > 1; n++) {
+    const double limit = shares[n - 2] * size;
+    int64_t longest = 0, found;
+    for (int64_t i = 0; i <= count - n; i++) longest = ends[i + n - 1] - starts[i] > longest ? ends[i + n - 1] - starts[i] : longest;
+    if (most * longest > limit && (found = covered(words, starts, ends, count, n, factors, slots)) > limit) return found;
+  }
+  return 0;
+}
+
 enum { LETTER = 1, COUNTED = 2, ELLIPSIS = 4, BULLET = 8, BULLET_BEFORE_SPACE = 16 }; /* kinds of characters */
-enum { CHARACTERS, WORDS, WORD_CHARACTERS, LETTERS, SPACES, SYMBOLS, LINES, BULLETS, ELLIPSES, REPEATED_LINES, REPEATED_PARAGRAPHS, RUNS, COLUMNS = RUNS + 3 };
+enum { CHARACTERS, WORDS, WORD_CHARACTERS, LETTERS, SPACES, SYMBOLS, LINES, BULLETS, ELLIPSES, REPEATED_LINES, REPEATED_PARAGRAPHS, REPEATED_RUN, COLUMNS };
 
 static inline uint8_t kind(const uint8_t *kinds, uint32_t code) { return kinds[code < LAST_CODE ? code : LAST_CODE]; }
 
@@ -116,7 +142,7 @@ static void count_line(const uint32_t *codes, int64_t size, const uint8_t *kinds
    firsts[t] to before lasts[t]; `slots` has room for more than the words and the lines of any text. */
 int64_t malmoi_text_stats(int64_t texts, const uint32_t *codes, const uint64_t *words, const int64_t *starts, const int64_t *ends,
                           const int64_t *begins, const int64_t *sizes, const int64_t *firsts, const int64_t *lasts, const uint8_t *kinds,
-                          const uint64_t *factors, Slot *slots, int64_t *found) {
+                          const uint64_t *factors, const double *shares, Slot *slots, int64_t *found) {
   for (int64_t t = 0; t < texts; t++, found += COLUMNS) {
     const uint32_t *text = codes + begins[t];
     const int64_t size = sizes[t], first = firsts[t], count = lasts[t] - first;
@@ -149,8 +175,7 @@ int64_t malmoi_text_stats(int64_t texts, const uint32_t *codes, const uint64_t *
     count_line(text + line, size - line, kinds, found);
     if (breaks) found[REPEATED_LINES] = repeated(text, size, 1, breaks + 1, slots);
     if (blank_lines) found[REPEATED_PARAGRAPHS] = repeated(text, size, 2, breaks + 1, slots);
-    for (int64_t n = 2; n <= 4; n++) /* if no run of n words is repeated, no longer one is */
-      if (!(found[RUNS + n - 2] = covered(words + first, starts + first, ends + first, count, n, factors, slots))) break;
+    found[REPEATED_RUN] = repeated_run(words + first, starts + first, ends + first, count, factors, shares, size, slots);
   }
   return texts;
 }
@@ -173,5 +198,47 @@ int64_t malmoi_signatures(const uint64_t *ngrams, const int64_t *begins, const i
       }
       for (int64_t h = 0; h < lanes; h++) least[first + h] = low[h];
     }
+  return texts;
+}
+
+/* The places of the words where a known run of `length` words begins. A run's hash is the sum of its words times `powers`, and the next
+   run's follows from it. `first_bits` has a bit for the first bits of every known hash. */
+int64_t malmoi_find_runs(const uint64_t *words, int64_t count, const uint64_t *powers, uint64_t inverse, int64_t length,
+                         const uint8_t *first_bits, int64_t bits, const uint64_t *known, int64_t known_count, int64_t *places) {
+  int64_t found = 0;
+  uint64_t run = 0;
+  for (int64_t i = 0; i < length && i < count; i++) run += words[i] * powers[i];
+  for (int64_t i = 0; i <= count - length; i++) {
+    if (i > 0) run = (run - words[i - 1]) * inverse + words[i + length - 1] * powers[length - 1];
+    const uint64_t first = run >> (64 - bits);
+    if (!(first_bits[first / 8] >> first % 8 & 1)) continue;
+    int64_t low = 0, high = known_count;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (known[middle] < run) low = middle + 1;
+      else high = middle;
+    }
+    if (low < known_count && known[low] == run) places[found++] = i;
+  }
+  return found;
+}
+
+/* For each text, whether cleaning could change it. `plain` is true for characters that cleaning never changes, and for line breaks. */
+int64_t malmoi_may_change(int64_t texts, const uint32_t *codes, const int64_t *begins, const int64_t *sizes, const uint8_t *plain,
+                          uint8_t *found) {
+  for (int64_t t = 0; t < texts; t++) {
+    const uint32_t *text = codes + begins[t];
+    uint32_t before = '\n', last = '\n'; /* the beginning is like an empty line */
+    uint8_t same = sizes[t] > 0;
+    for (int64_t i = 0; i < sizes[t] && same; i++) {
+      const uint32_t code = text[i];
+      same = code < LAST_CODE && plain[code];
+      if (code == ' ') same &= last != ' ' && last != '\n';
+      if (code == '\n') same &= last != ' ' && (last != '\n' || before != '\n');
+      before = last;
+      last = code;
+    }
+    found[t] = !same || last == ' ' || last == '\n';
+  }
   return texts;
 }

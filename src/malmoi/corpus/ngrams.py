@@ -6,7 +6,7 @@ process and on every machine, and all words of a text are hashed at once.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,7 +24,9 @@ NATIVE = (
     ("malmoi_hash_words", 8),
     ("malmoi_ngrams", 5),
     ("malmoi_signatures", 8),
-    ("malmoi_text_stats", 13),
+    ("malmoi_text_stats", 14),
+    ("malmoi_find_runs", 10),
+    ("malmoi_may_change", 6),
 )
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
@@ -75,10 +77,16 @@ class HashedTexts:
         joined = "\n".join(texts)
         codes = code_points(joined)
         words = hash_words(joined, codes=codes)
-        sizes = np.array([len(text) for text in texts], np.int64)
-        begins = np.cumsum(sizes + 1) - sizes - 1
+        begins, sizes = text_places(texts)
         firsts = np.searchsorted(words.starts, begins)
         return cls(texts, codes, words, begins, sizes, firsts, np.append(firsts[1:], len(words)))
+
+    def without(self, reasons: Sequence[str]) -> "HashedTexts":
+        """The texts that there is no reason to drop."""
+        left = [place for place, why in enumerate(reasons) if not why]
+        texts = [self.texts[place] for place in left]
+        places = (self.begins[left], self.sizes[left], self.firsts[left], self.lasts[left])
+        return HashedTexts(texts, self.codes, self.words, *places)
 
     def part(self, number: int) -> HashedWords:
         """The words of one text, by their places in it."""
@@ -86,6 +94,12 @@ class HashedTexts:
         begin = self.begins[number]
         words = self.words
         return HashedWords(words.hashes[here], words.starts[here] - begin, words.ends[here] - begin)
+
+
+def text_places(texts: Sequence[str]) -> tuple[IndexArray, IndexArray]:
+    """Where each text begins in the joined text, and its size."""
+    sizes = np.array([len(text) for text in texts], np.int64)
+    return np.cumsum(sizes + 1) - sizes - 1, sizes
 
 
 def native_ngrams() -> tuple[Callable[..., int], ...] | None:

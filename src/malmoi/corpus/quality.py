@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.ngrams import hash_words, seeded_hash
-from malmoi.corpus.stats import StepStats
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.ngrams import HashedTexts, hash_words, seeded_hash
 from malmoi.errors import UsageError
 from malmoi.text.documents import Document
 
@@ -90,15 +90,11 @@ def sample_documents(documents: Iterable[Document], total: int, number: int) -> 
     return [document.text for document in islice(spaced, number)]
 
 
-def filter_by_quality(
-    documents: Sequence[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
-) -> list[Document]:
-    """Keeps good documents, and some others: those with pareto(9) > 1 − score."""
-
-    def reason(text: str) -> str:
-        return "" if pareto_draw(text, pareto, seed) > 1 - scorer(text) else "quality"
-
-    return stats.kept(documents, [reason(document.text) for document in documents])
+def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig) -> list[str]:
+    """Keeps good texts, and some others: those with pareto(9) > 1 − score; "quality": dropped."""
+    draws = (pareto_draw(text, config.pareto, config.seed) for text in texts.texts)
+    found = zip(draws, map(scorer, texts.texts), strict=True)
+    return ["" if draw > 1 - score else "quality" for draw, score in found]
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:

@@ -6,12 +6,13 @@ another; NNNNN.STEP.json their statistics, which are written last and mark the j
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
+from itertools import accumulate, pairwise
 from json.encoder import encode_basestring as quoted
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import count_control_names
-from malmoi.corpus.decontaminate import BenchmarkSets, decontaminated
+from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
-from malmoi.corpus.filter import filtered
+from malmoi.corpus.filter import broken_rules
 from malmoi.corpus.links import LinkList, blocked_domains, selected
-from malmoi.corpus.ngrams import seeded_hash
-from malmoi.corpus.quality import QualityScorer, filter_by_quality
+from malmoi.corpus.ngrams import HashedTexts, seeded_hash, text_groups
+from malmoi.corpus.quality import QualityScorer, low_quality
 from malmoi.corpus.stats import StepStats
-from malmoi.system.files import atomic_write, write_json
+from malmoi.system.files import atomic_write, write_text
 from malmoi.text.documents import Document
 
+Loaded = TypeVar("Loaded")
 DUPLICATE_REASONS = ("", "the same words", "similar words")  # by the numbers in twins.npy
 
 
@@ -51,22 +53,19 @@ class BuildFolder:
     def documents(self, number: int, step: str) -> list[Document]:
         head, _, body = self.path(number, step).read_bytes().partition(b"\n")
         text = body.decode()
-        documents = []
-        at = 0
-        for size, source, place, url in json.loads(head):
-            documents.append(Document(text[at : at + size], source, place, url))
-            at += size
-        return documents
+        sizes, *about = json.loads(head)
+        bounds = pairwise(accumulate(sizes, initial=0))
+        return list(map(Document, (text[begin:end] for begin, end in bounds), *about))
 
     def finish(
         self, number: int, step: str, documents: Sequence[Document], account: dict[str, Any]
     ) -> None:
         """Writes the documents, then the statistics."""
-        head = [(len(one.text), one.source, one.place, one.url) for one in documents]
+        texts, *about = zip(*documents, strict=True) if documents else ((), (), (), ())
         with atomic_write(self.path(number, step)) as file:
-            file.write(json.dumps(head).encode() + b"\n")
-            file.write("".join(one.text for one in documents).encode())
-        write_json(self.path(number, f"{step}.json"), account)
+            file.write(json.dumps([list(map(len, texts)), *about]).encode() + b"\n")
+            file.write("".join(texts).encode())
+        write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
 
 
 def read_account(path: Path) -> dict[str, Any]:
@@ -93,7 +92,8 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
         documents = cleaned(documents, stats)
     lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
     for document in documents if "clean" in work.config.steps else ():
-        lines[document.source].update(short_lines(document, work.config))
+        if found := short_lines(document, work.config):
+            lines[document.source].update(found)
     often = {
         source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
     }
@@ -108,20 +108,52 @@ def filter_shard(work: BuildFolder, number: int) -> None:
     tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
     documents = work.documents(number, "clean")
     if "clean" in config.steps:
-        documents = without_menus(documents, _menus(work.folder), tallies["menus"])
-    if "filter" in config.steps:
-        documents = filtered(documents, config, tallies["filter"])
-    if (path := work.folder / "quality.npy").is_file():
-        scores = (_scorer(path), config.pareto, config.seed)
-        documents = filter_by_quality(documents, *scores, tallies["quality"])
-    if "dedup" in config.steps:
-        texts = [document.text for document in documents]
-        exact, signatures = signatures_of(texts, config)
-        with atomic_write(work.path(number, "marks.npz")) as file:
-            np.savez(file, exact=exact, signatures=signatures)
+        documents = without_menus(documents, _menus(work.folder / "menus.json"), tallies["menus"])
+    checks = _checks(work)
+    against = work.folder / "against.npz"
+    benchmarks = _benchmarks(against) if against.is_file() else BenchmarkSets({})
+    kept: list[Document] = []
+    exact = [np.zeros(0, np.uint64)]
+    signatures = [np.zeros((0, config.hashes), np.uint32)]
+    overlaps: dict[int, Spans] = {}
+    for group in _groups(documents):
+        texts = HashedTexts.of([document.text for document in group])
+        for step, reasons_against in checks.items():
+            reasons = reasons_against(texts)
+            group = tallies[step].kept(group, reasons)
+            texts = texts.without(reasons)
+        if not group:
+            continue
+        found = benchmarks.overlaps(texts)
+        overlaps |= {len(kept) + place: spans for place, spans in found.items()}
+        kept += group
+        if "dedup" in config.steps:
+            both = signatures_of(texts, config)
+            exact.append(both[0])
+            signatures.append(both[1])
+    with atomic_write(work.path(number, "marks.npz")) as file:
+        np.savez(file, exact=np.concatenate(exact), signatures=np.concatenate(signatures))
     account = {step: stats.to_dict() for step, stats in tallies.items()}
-    work.finish(number, "sift", documents, account | {"documents": len(documents)})
+    others = {"documents": len(kept), "overlaps": overlaps}
+    work.finish(number, "sift", kept, account | others)
     work.path(number, "clean").unlink()
+
+
+def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], list[str]]]:
+    """The steps that drop texts, each a function to the reasons ("": none)."""
+    checks: dict[str, Callable[[HashedTexts], list[str]]] = {}
+    if "filter" in work.config.steps:
+        checks["filter"] = partial(broken_rules, config=work.config)
+    if (path := work.folder / "quality.npy").is_file():
+        checks["quality"] = partial(low_quality, scorer=_scorer(path), config=work.config)
+    return checks
+
+
+def _groups(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    begin = 0
+    for group in text_groups(document.text for document in documents):
+        yield documents[begin : begin + len(group)]
+        begin += len(group)
 
 
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
@@ -129,9 +161,10 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
     reasons = [DUPLICATE_REASONS[reason] for reason in twins.tolist()]
     documents = tallies["dedup"].kept(work.documents(number, "sift"), reasons)
-    if (path := work.folder / "against.npz").is_file():
-        known = _benchmarks(path)
-        documents = decontaminated(documents, known, work.config, tallies["decontaminate"])
+    if (work.folder / "against.npz").is_file():
+        found = work.account(number, "sift")["overlaps"]
+        overlaps = [found.get(str(place), []) for place, why in enumerate(reasons) if not why]
+        documents = decontaminated(documents, overlaps, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     sizes: dict[str, Any] = {"source": [d.source for d in documents]}
     sizes["characters"] = [len(d.text) for d in documents]
@@ -153,12 +186,16 @@ def _selection(work: BuildFolder) -> tuple[LinkList | None, frozenset[str]]:
     return LinkList.load(path) if path.is_file() else None, blocked_domains(work.config)
 
 
-@cache
-def _menus(folder: Path) -> dict[str, frozenset[str]]:
-    return {
-        source: frozenset(lines) for source, lines in read_account(folder / "menus.json").items()
-    }
+def _loaded(load: Callable[[Path], Loaded]) -> Callable[[Path], Loaded]:
+    """Loads a file once, and again when it has changed."""
+    cached = lru_cache(maxsize=1)(lambda path, changed: load(path))
+    return lambda path: cached(path, path.stat().st_mtime_ns)
 
 
-_scorer = cache(QualityScorer.load)
-_benchmarks = cache(BenchmarkSets.load)
+@_loaded
+def _menus(path: Path) -> dict[str, frozenset[str]]:
+    return {source: frozenset(lines) for source, lines in read_account(path).items()}
+
+
+_scorer = _loaded(QualityScorer.load)
+_benchmarks = _loaded(BenchmarkSets.load)
