@@ -593,6 +593,23 @@ def test_a_page_cancels_outdated_work_and_polls_a_slow_model_less_often(tmp_path
     ]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
+def test_a_chart_of_one_point_shows_it_with_its_value(tmp_path: Path) -> None:
+    shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
+    shutil.copy((Path(__file__).parents[1] / "studio_chart.js"), tmp_path)
+    ran = subprocess.run(
+        ["node", tmp_path / "studio_chart.js"], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert 52 < told["dot"]["cx"] < 584
+    assert 28 < told["dot"]["cy"] < 244
+    assert {"17", "0.46"} <= set(told["texts"])
+    ticks = [text for text in told["texts"] if text not in ("17", "0.46", "step", "")]
+    assert len(ticks) == len(set(ticks)) > 2  # numbers that differ
+
+
 def test_every_translated_error_is_sent_by_the_server() -> None:
     words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
     code = "".join(path.read_text("utf-8") for path in STUDIO.parents[2].rglob("*.py"))

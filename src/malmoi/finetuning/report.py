@@ -109,7 +109,7 @@ def _facts(
         (translate("base model"), f"{base_name(work)} ({shape})"),
         (
             translate("rows to train on"),
-            f"{len(work.train):,} ({', '.join(file_names(work.train))})",
+            f"{work.protocol.trained_on:,} ({', '.join(file_names(work.train))})",
         ),
         (
             translate("rows to evaluate on"),

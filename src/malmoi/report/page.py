@@ -17,7 +17,7 @@ h1{font-size:1.75rem;line-height:1.25;margin:0 0 .3rem}h2{font-size:1.15rem;marg
 .wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.4rem .6rem;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--soft);font-weight:500}
+th{color:var(--soft);font-weight:500}.rows td:first-child{overflow-wrap:anywhere}
 .facts{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:.7rem;margin:1.4rem 0 0}
 @media(max-width:700px){.facts{--columns:2!important}}
 .phone{display:none}@media(max-width:600px){.desktop{display:none}.phone{display:block}td,th{padding:.4rem .3rem}}

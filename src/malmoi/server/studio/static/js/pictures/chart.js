@@ -20,17 +20,19 @@ export function chart(series, { width, across, up, read = short, height = 280, f
   const [xs, ys] = [0, 1].map((i) => points.map((point) => point[i]));
   const right = Math.max(...xs);
   const ends = [room.left, width - room.right];
-  const x = log ? powers(xs, ...ends) : scale(Math.min(...xs), right, ...ends, right);
+  const x = xs.every((one) => one === right) ? middle(right, ...ends) : log ? powers(xs, ...ends) : scale(Math.min(...xs), right, ...ends, right);
   x.whole = xs.every(Number.isInteger); // layers and steps have nothing between them
-  const low = floor ?? Math.min(...ys);
-  const y = scale(low, Math.max(...ys, low + 1e-9, ceiling ?? -Infinity), height - room.bottom, room.top);
+  const high = Math.max(...ys, ceiling ?? -Infinity);
+  const least = floor ?? Math.min(...ys);
+  const low = least < high ? least : high - (Math.abs(high) || 1) / 2; // one value: round numbers around it
+  const y = scale(low, least < high ? high : 2 * high - low, height - room.bottom, room.top);
   const label = `${up} / ${across}: ${shown.map((one) => `${one.name} ${read(one.points.at(-1)[1])}`).join(", ")}`;
   const svg = s(
     "svg",
     { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     axes(x, y, { width, height, room, read, right }),
     at !== null && s("line", { class: "hair", x1: x.at(at), x2: x.at(at), y1: room.top, y2: height - room.bottom }),
-    shown.map((one) => line(one, x, y)),
+    shown.map((one) => line(one, x, y, read)),
     below ? null : names(shown, x, y, width - room.right, room.right - 10),
     s("text", { class: "soft", x: 0, y: 12 }, up),
     s("text", { class: "soft", x: width - room.right, y: height - 2, "text-anchor": "end" }, across),
@@ -54,7 +56,7 @@ function axes(x, y, { width, height, room, read, right }) {
   return [rows, feet].flat();
 }
 
-function line({ points, hue, dashed }, x, y) {
+function line({ points, hue, dashed }, x, y, read) {
   const path = points.map(([px, py]) => `${x.at(px).toFixed(1)},${y.at(py).toFixed(1)}`).join(" ");
   const [ex, ey] = points.at(-1);
   const end = dashed ? { r: 4, fill: "none", "stroke-width": 2, style: { stroke: hue } } : { r: 3, style: { fill: hue } };
@@ -70,6 +72,7 @@ function line({ points, hue, dashed }, x, y) {
       "stroke-dasharray": dashed ? "5 4" : null,
     }),
     s("circle", { cx: x.at(ex), cy: y.at(ey), ...end }),
+    points.length === 1 && s("text", { class: "soft", x: x.at(ex), y: y.at(ey) - 9, "text-anchor": "middle" }, read(ey)),
   );
 }
 
@@ -124,6 +127,9 @@ function scale(low, high, from, to, end = null) {
   const [first, last] = [marks[0], end ?? marks.at(-1)];
   return { ticks: marks, at: (value) => from + ((value - first) / (last - first || 1)) * (to - from) };
 }
+
+/** The scale of a single value, in the middle. */
+const middle = (value, from, to) => ({ ticks: [value], at: () => (from + to) / 2 });
 
 /** A logarithmic scale with ticks at 1, 2 and 5 times the powers of ten; values ≤ 0 are at its left end. */
 function powers(values, from, to) {

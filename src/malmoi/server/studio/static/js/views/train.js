@@ -6,7 +6,7 @@ import { fixed, short, whole } from "../numbers.js";
 import { table } from "../parts.js";
 import { HUES, chart } from "../pictures/chart.js";
 import { fit } from "../pictures/fit.js";
-import { t } from "../words.js";
+import { has, t } from "../words.js";
 
 const EVERY = 2000; // ms
 const FIRST = 4; // runs of each kind that are shown unless others are chosen
@@ -130,7 +130,8 @@ class Runs {
     const tasks = measures.map((name) => {
       const runs = shown.filter((run) => run.metrics[name]);
       const line = (run) => ({ name: run.name, label: run.name, points: run.metrics[name], hue: this.hue(run) });
-      return { title: name.replaceAll("_", " "), series: runs.map(line), up: "" };
+      const title = has(`metric.${name}`) ? t(`metric.${name}`) : name.replaceAll("_", " ");
+      return { title, series: runs.map(line), up: "" };
     });
     return [...losses, ...tasks].filter((one) => one.series.some(({ points }) => points.length));
   }
