@@ -5,7 +5,7 @@ next token depends only on the logits run several steps ahead, and their tokens 
 next ones are computed: the GPU never waits for Python. S rows, D width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +22,14 @@ from malmoi.inference.generation.token_selection import (
 )
 from malmoi.model import Network
 from malmoi.model.decode_step import MAX_FUSED_ROWS, fused_step
+from malmoi.system.machine import this_machine
 
 STEPS_AHEAD = 8  # steps submitted together
 
 # plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
 # compiled: the same with compiled code, which takes up to a minute for each shape.
 StepMode = Literal["plain", "captured", "compiled"]
+MAX_GPU_FUSED_ROWS = 8  # each row adds its own arithmetic; tensor cores are for more
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class DecodeSteps:
         self.selector = selector
         self.captured = mode != "plain"
         self.kernel = self.captured and has_decode_kernel(network, slots.device)
+        self.gpu_fused = gpu_fused_step(network, slots) if self.captured else None
         fusible = slots.device.type == "cpu" and not self.captured and not slots.rings
         self.fused = fused_step(network.trunk, slots.keys, slots.values) if fusible else None
         self.rows = len(slots.numbers)
@@ -143,23 +146,43 @@ class DecodeSteps:
         at = self.at[:rows]
         # a finished row keeps running until the submitted steps end
         positions = at.clamp(max=self.slots.capacity - 1)
-        if self.fused is not None and rows <= MAX_FUSED_ROWS:
-            hidden = self.fused(self.last[:rows], positions, live)
+        if self.gpu_fused is not None and rows <= MAX_GPU_FUSED_ROWS:
+            self._write_logits(self.gpu_fused(self.last[:rows], positions, live))
         else:
-            hidden = self.network.trunk(
-                self.last[:rows, None],
-                keep=live[:, None],
-                positions=positions[:, None],
-                cache=FusedSlotView(self.slots, rows)
-                if self.kernel
-                else SlotView(self.slots, rows, width),
-            )[:, -1]
+            hidden = self._hidden(rows, width, positions, live)
+            if self.captured:
+                self._write_logits(self.network.read("lm", hidden))
+            else:
+                self.hidden[:rows] = hidden
         at += live
-        if not self.captured:
-            self.hidden[:rows] = hidden
-            return
-        self.logits[:rows] = self.network.read("lm", hidden)
+
+    def _hidden(self, rows: int, width: int, positions: Tensor, live: Tensor) -> Tensor:
+        if self.fused is not None and rows <= MAX_FUSED_ROWS:
+            return self.fused(self.last[:rows], positions, live)
+        view = FusedSlotView(self.slots, rows) if self.kernel else None
+        hidden: Tensor = self.network.trunk(
+            self.last[:rows, None],
+            keep=live[:, None],
+            positions=positions[:, None],
+            cache=view or SlotView(self.slots, rows, width),
+        )
+        return hidden[:, -1]
+
+    def _write_logits(self, logits: Tensor) -> None:
+        rows = len(logits)
+        self.logits[:rows] = logits
         self.last[:rows] = self.logits[:rows].argmax(-1)
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def gpu_fused_step(
+    network: Network, slots: KVSlots
+) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """tokens, positions, live [B] → logits [B, V] in few kernels; None: torch's modules."""
+    if not this_machine().gpu_fused or not has_decode_kernel(network, slots.device):
+        return None
+    from malmoi.inference.generation.fused_step import FusedStep, can_fuse
+
+    return FusedStep(network, slots) if can_fuse(network) else None
