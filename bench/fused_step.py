@@ -72,7 +72,8 @@ class Bench:
 
 def network_of(bench: Bench, shape: str) -> Network:
     config = SHAPES[shape](**(TINY if bench.tiny else {}))
-    network = initialise(Network(config, {"lm": 0}), 0)
+    with torch.device(bench.device):  # drawing 124M weights on a CPU takes seconds
+        network = initialise(Network(config, {"lm": 0}), 0)
     with torch.no_grad():
         for weight in network.parameters():  # `gpt` starts with zeros in half of its matrices
             weight.add_(torch.randn_like(weight), alpha=0.01)
