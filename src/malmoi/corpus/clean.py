@@ -19,7 +19,6 @@ from malmoi.text.documents import Document
 _BREAKS = re.compile(r"\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufeff\ufffe\uffff]")
 _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
-_PLAIN_SPACES = re.compile("  +")
 _BLANKS = re.compile(r"\n{3,}")
 _NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"  # noqa: E501
 _TAG = re.compile(rf"</?(?:{_NAMES})\b[^<>]*>", re.IGNORECASE)
@@ -83,8 +82,8 @@ def clean(text: str) -> str:
     if not text.replace("\n", "").isprintable():
         text = _CONTROL.sub("", _BREAKS.sub("\n", text))
         text = _SPACES.sub(" ", text)
-    elif "  " in text:  # printable text has no other spaces than this one
-        text = _PLAIN_SPACES.sub(" ", text)
+    while "  " in text:  # printable text has no other spaces than this one
+        text = text.replace("  ", " ")
     text = text.replace(" \n", "\n").replace("\n ", "\n")
     return (_BLANKS.sub("\n\n", text) if "\n\n\n" in text else text).strip()
 
@@ -113,9 +112,9 @@ def _shown(text: str) -> str:
 
 def short_lines(document: Document, config: CorpusConfig) -> set[str]:
     """The lines of a document that could be a menu: short and not a sentence."""
-    lines = document.text.split("\n")
-    if len(lines) < 3:
+    if document.text.count("\n") < 2:
         return set()
+    lines = document.text.split("\n")
     return {line for line in lines if 0 < len(line) <= config.menu_length and line[-1] not in _ENDS}
 
 

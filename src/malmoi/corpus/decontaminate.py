@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,9 +19,9 @@ from malmoi.corpus.ngrams import (
     HashedTexts,
     HashedWords,
     IndexArray,
-    hash_each,
     is_among,
     native_ngrams,
+    text_groups,
 )
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
@@ -103,10 +103,11 @@ class BenchmarkSets:
         found: dict[int, list[HashArray]] = {}
         for path in paths:
             rows = list(read_benchmark_rows(path))
-            texts = list(hash_each(clean_each(text for row in rows for text in row)))
-            sizes = iter(map(len, texts))
+            groups = text_groups(clean_each(text for row in rows for text in row))
+            texts = [HashedTexts.of(group) for group in groups]
+            sizes = chain.from_iterable((part.lasts - part.firsts).tolist() for part in texts)
             length = overlap_words([sum(islice(sizes, len(row))) for row in rows if row])
-            found.setdefault(length, []).extend(hash_runs(text, length) for text in texts)
+            found.setdefault(length, []).extend(_runs_within(part, length) for part in texts)
         return cls(
             {length: np.unique(np.concatenate(parts)) for length, parts in found.items() if parts}
         )
@@ -168,6 +169,14 @@ def hash_runs(words: HashedWords, length: int) -> HashArray:
     for place, power in enumerate(_powers(length)):
         total += words.hashes[place : place + len(total)] * power
     return total
+
+
+def _runs_within(texts: HashedTexts, length: int) -> HashArray:
+    """The hashes of the runs of all texts, none across two."""
+    runs = hash_runs(texts.words, length)
+    owner = np.repeat(np.arange(len(texts.texts)), texts.lasts - texts.firsts)
+    found: HashArray = runs[owner[: len(runs)] == owner[len(owner) - len(runs) :]]
+    return found
 
 
 def _joined(spans: Spans) -> Spans:

@@ -176,12 +176,12 @@ def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for text in texts:
-        if group and size + len(text) > BATCH_CHARACTERS:
+        size += len(text)
+        if size > BATCH_CHARACTERS and group:
             yield group
             group = []
-            size = 0
+            size = len(text)
         group.append(text)
-        size += len(text)
     if group:
         yield group
 

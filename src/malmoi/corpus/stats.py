@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from malmoi.text.documents import Document
 
 EXAMPLES_PER_RULE = 3
 EXAMPLE_CHARACTERS = 80
+TEXT = attrgetter("text")
 
 
 @dataclass
@@ -32,7 +34,7 @@ class StepStats:
         """Counts the documents before and after the step, and returns the latter."""
         for side, documents in enumerate((before, after)):
             self.documents[side] += len(documents)
-            self.characters[side] += sum(len(one.text) for one in documents)
+            self.characters[side] += sum(map(len, map(TEXT, documents)))
         return after
 
     def count_rule(self, rule: str, document: Document) -> None:

@@ -28,6 +28,7 @@ from malmoi.corpus.ngrams import HashedTexts, seeded_hash, text_groups
 from malmoi.corpus.quality import QualityScorer, low_quality
 from malmoi.corpus.stats import StepStats
 from malmoi.system.files import atomic_write, write_text
+from malmoi.system.untrusted import collection_paused
 from malmoi.text.documents import Document
 
 Loaded = TypeVar("Loaded")
@@ -81,6 +82,7 @@ def write_document_file(path: Path, documents: Iterable[Document]) -> None:
             file.write(f'{{"text": {quoted(one.text)}, {about}}}\n'.encode())
 
 
+@collection_paused()
 def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
     """Raw documents → .clean, those that are selected, and the short lines that could be menus."""
     stats = StepStats()
@@ -90,18 +92,19 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
         documents = selected(documents, links, blocked, work.config.min_score, chosen)
     if "clean" in work.config.steps:
         documents = cleaned(documents, stats)
-    lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
+    sizes = Counter(document.source for document in documents)
+    lines = {source: Counter[str]() for source in sizes}
     for document in documents if "clean" in work.config.steps else ():
         if found := short_lines(document, work.config):
             lines[document.source].update(found)
     often = {
         source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
     }
-    sizes = Counter(document.source for document in documents)
     tallies = {"select": chosen.to_dict(), "clean": stats.to_dict()}
     work.finish(number, "clean", documents, tallies | {"lines": often, "sources": sizes})
 
 
+@collection_paused()
 def filter_shard(work: BuildFolder, number: int) -> None:
     """.clean → .sift, without menus and documents that break a rule or score low; signatures."""
     config = work.config
@@ -156,6 +159,7 @@ def _groups(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
         begin += len(group)
 
 
+@collection_paused()
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
     """.sift → .clear, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
