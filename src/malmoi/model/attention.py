@@ -296,6 +296,19 @@ class KVStore(Protocol):
 LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
 
 
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer reads besides its input.
+
+    Tensors that need a gradient are not here: FSDP finds them only among a block's arguments.
+    """
+
+    mask: Mask
+    rotary: Tensor | None = None
+    cache: LayerCache = None
+    attention_out: list[Tensor] | None = None  # takes the probabilities [B, H, T, K], if requested
+
+
 class StateStore(Protocol):
     """Keeps the state of recurrent layers, one vector [B, N] each."""
 
@@ -399,15 +412,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(c.width, (c.heads + 2 * c.key_heads) * self.size, bias=c.bias)
         self.out = nn.Linear(c.heads * self.size, c.width, bias=c.bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None = None,
-        cache: LayerCache = None,
-        attention_out: list[Tensor] | None = None,
-        extra_values: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs, extra_values: Tensor | None = None) -> Tensor:
         """Self-attention of x [B, T, D]; `extra_values` [B, T, G·E] are added to the values."""
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
@@ -416,28 +421,23 @@ class Attention(nn.Module):
             v = v + extra_values.view(B, T, -1, self.size).transpose(1, 2)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk, (self.size,), eps=self.eps)
-        if rotary is not None:
-            qk = rotate(qk, rotary)
+        if inputs.rotary is not None:
+            qk = rotate(qk, inputs.rotary)
         q, k = qk.split((self.heads, self.key_heads), dim=1)
-        y = self.mix((q, k, v), mask, cache, attention_out)
+        y = self.mix((q, k, v), inputs)
         return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
 
-    def mix(
-        self,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        mask: Mask,
-        cache: LayerCache,
-        attention_out: list[Tensor] | None,
-    ) -> Tensor:
+    def mix(self, qkv: tuple[Tensor, Tensor, Tensor], inputs: LayerInputs) -> Tensor:
         """What each query reads [B, H, T, E], from the cached keys and values too."""
         q, k, v = qkv
+        cache = inputs.cache
         if cache is not None and isinstance(cache[0], FusedDecodeCache):
             return cache[0].attend(cache[1], q, k, v)
         if cache is not None:
             k, v = cache[0].write(cache[1], k, v)
-        if attention_out is not None:
-            attention_out.append(attention_probs(q, k, mask))
-        return attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
+        if inputs.attention_out is not None:
+            inputs.attention_out.append(attention_probs(q, k, inputs.mask))
+        return attend(q, k, v, inputs.mask, self.dropout if self.training else 0.0, self.kernel)
 
 
 # Prefix keys and values that every token sees: soft prompts and prefix tuning

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import KVCache, Mask, attend, attention_probs
+from malmoi.model.attention import KVCache, LayerInputs, Mask, attend, attention_probs
 from malmoi.model.embedding import make_norm
 from malmoi.model.transformer import Activations, Block, Transformer
 
@@ -62,17 +62,13 @@ class CrossAttention(nn.Module):
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(
-        self,
-        x: Tensor,
-        seen: tuple[Tensor, Tensor] | Tensor,
-        mask: Mask,
-        out: list[Tensor] | None = None,
+        self, x: Tensor, seen: tuple[Tensor, Tensor] | Tensor, inputs: LayerInputs
     ) -> Tensor:
         k, v = self.keys_and_values(seen) if isinstance(seen, Tensor) else seen
         q = self.query(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-        if out is not None:
-            out.append(attention_probs(q, k, mask))
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        if inputs.attention_out is not None:
+            inputs.attention_out.append(attention_probs(q, k, inputs.mask))
+        y = attend(q, k, v, inputs.mask, self.dropout if self.training else 0.0)
         return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
 
@@ -84,13 +80,10 @@ class DecoderBlock(Block):
         self.cross = CrossAttention(c)
         self.cross_norm = make_norm(c)
 
-    def forward(self, x: Tensor, mask: Mask, *inputs: Any) -> Tensor:
-        """A layer: the inputs are those of `attention`, then the source, its mask, and `out`."""
-        *own, seen, source_mask, out = inputs
-        x = self.attention(x, mask, *own)
-        x = self.residual(
-            x, self.cross_norm, lambda y: self.drop(self.cross(y, seen, source_mask, out))
-        )
+    def forward(self, x: Tensor, inputs: LayerInputs, *source: Any) -> Tensor:
+        """A layer; `source` is what `CrossAttention` takes after x."""
+        x = self.attention(x, inputs)
+        x = self.residual(x, self.cross_norm, lambda y: self.drop(self.cross(y, *source)))
         return self.transform(x)
 
 
@@ -147,6 +140,7 @@ class EncoderDecoder(Transformer):
         layout, positions = self._layout(tokens, keep, None, None, cache)
         masks = self._masks(layout, tokens.device, None, None)
         cross = activations.cross if isinstance(activations, CrossActivations) else None
-        seen = [(layer, memory.mask, cross) for layer in memory.layers]
+        source_inputs = LayerInputs(memory.mask, attention_out=cross)
+        seen = [(layer, source_inputs) for layer in memory.layers]
         inputs = (masks, self._rotary(positions), self._kept(cache), activations, seen)
         return self.run_blocks(self.embed(tokens, positions, None), *inputs)

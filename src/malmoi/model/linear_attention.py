@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, LayerCache, Mask, StateStore
+from malmoi.model.attention import Attention, LayerCache, LayerInputs, StateStore
 
 CHUNK_TOKENS = 64  # within a chunk products are quadratic, between chunks linear
 EPSILON = 1e-6
@@ -62,14 +62,8 @@ class LinearAttention(Attention):
         super().__init__(c)
         self.causal = c.attention == ("causal",)
 
-    def mix(
-        self,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        mask: Mask,
-        cache: LayerCache,
-        attention_out: list[Tensor] | None,
-    ) -> Tensor:
-        if attention_out is not None:
+    def mix(self, qkv: tuple[Tensor, Tensor, Tensor], inputs: LayerInputs) -> Tensor:
+        if inputs.attention_out is not None:
             raise UsageError("Linear attention has no matrix of weights to show.")
         # sums over many keys need fp32
         with torch.autocast(qkv[0].device.type, enabled=False):
@@ -78,9 +72,9 @@ class LinearAttention(Attention):
             if each > 1:
                 k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
             q, k = feature_map(q), feature_map(k)
-            if mask.tokens is not None:
-                k = k * mask.tokens[:, None, :, None]
-            y = self._read(q, k, v, cache)
+            if inputs.mask.tokens is not None:
+                k = k * inputs.mask.tokens[:, None, :, None]
+            y = self._read(q, k, v, inputs.cache)
         return y.to(qkv[0].dtype)
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import LayerCache, Mask, StateStore
+from malmoi.model.attention import LayerCache, LayerInputs, StateStore
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,12 @@ class LSTMBlock(nn.Module):
         self.drop = nn.Dropout(c.dropout)
         self.first = first
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None = None,
-        cache: LayerCache = None,
-        attention_out: list[Tensor] | None = None,
-        embedded: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:
         """[B, T, D] → [B, T, D]; a cache holds the state instead of keys and values."""
         # in the type of the weights: torch's LSTM on a CPU takes no mixed types
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(next(self.parameters()).dtype)
-            y = self._read(x, mask.tokens, cache)
+            y = self._read(x, inputs.mask.tokens, inputs.cache)
         dropped: Tensor = self.drop(y)
         return dropped if self.first else x + dropped
 

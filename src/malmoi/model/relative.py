@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import Attention, KVCache, LayerCache, Mask, visible
+from malmoi.model.attention import Attention, KVCache, LayerInputs, Mask, visible
 from malmoi.model.embedding import sinusoid_table
 
 
@@ -62,16 +62,9 @@ class RelativeAttention(Attention):
         self.content_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # u
         self.distance_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # v
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None = None,
-        cache: LayerCache = None,
-        attention_out: list[Tensor] | None = None,
-        extra_values: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs, extra_values: Tensor | None = None) -> Tensor:
         B, T, _ = x.shape
+        cache = inputs.cache
         if cache is not None and isinstance(cache[0], SegmentMemory):
             x = cache[0].exchange(cache[1], x)
             cache = None
@@ -80,10 +73,10 @@ class RelativeAttention(Attention):
         q = q[:, :, -T:]
         if cache is not None:
             k, v = cache[0].write(cache[1], k, v)
-        bias = self._distance_scores(q, k.size(2), mask)
-        if attention_out is not None:
+        bias = self._distance_scores(q, k.size(2), inputs.mask)
+        if inputs.attention_out is not None:
             scores = (q + self.content_bias) @ k.transpose(-1, -2) * self.size**-0.5
-            attention_out.append((scores + bias).softmax(-1))
+            inputs.attention_out.append((scores + bias).softmax(-1))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             (q + self.content_bias).to(v.dtype), k, v, bias.to(v.dtype), dropout

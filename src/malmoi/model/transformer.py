@@ -23,6 +23,7 @@ from malmoi.model.attention import (
     KVCache,
     KVRecorder,
     LayerCache,
+    LayerInputs,
     Mask,
     PrefixKV,
     build_mask,
@@ -164,25 +165,16 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(c)
         self.drop = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, mask: Mask, *inputs: Any) -> Tensor:
-        """A layer; the inputs are those of `attention`."""
-        return self.transform(self.attention(x, mask, *inputs))
+    def forward(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:
+        return self.transform(self.attention(x, inputs, embedded))
 
-    def attention(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None = None,
-        cache: LayerCache = None,
-        attention_out: list[Tensor] | None = None,
-        embedded: Tensor | None = None,
-    ) -> Tensor:
+    def attention(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:
         """The first half of a block: self-attention with its residual."""
         values = None
         if self.again is not None and embedded is not None:
             x, values = self.again(x, embedded)
-        inputs = (mask, rotary, cache, attention_out, values)
-        return self.residual(x, self.attend_norm, lambda y: self.drop(self.attend(y, *inputs)))
+        attend = self.attend
+        return self.residual(x, self.attend_norm, lambda y: self.drop(attend(y, inputs, values)))
 
     def transform(self, x: Tensor) -> Tensor:
         """The last part of a block: the MLP with its residual."""
@@ -335,10 +327,11 @@ class Transformer(nn.Module):
         for i in range(len(states) - 1, self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)
-            angles = rotary[i % len(rotary)]
             cache = None if kept is None else kept[i]
+            angles = rotary[i % len(rotary)]
+            inputs = LayerInputs(masks[i % len(masks)], angles, cache, attention_out)
             others = (states[0],) if seen is None else seen[i]
-            x = self._block(i, x, masks[i % len(masks)], angles, cache, attention_out, *others)
+            x = self._block(i, x, inputs, *others)
             if activations or self.skips is not None:
                 states.append(x)
         x = self.norm(x)
