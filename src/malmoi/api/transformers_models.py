@@ -119,12 +119,6 @@ def _new_network(config: MalmoiConfig) -> Network:
     return initialise(network)
 
 
-def _loss(scores: Tensor, labels: Tensor | None) -> Tensor | None:
-    if labels is None:
-        return None
-    return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
-
-
 class MalmoiModel(MalmoiPreTrainedModel):
     """Hidden states."""
 
@@ -150,30 +144,6 @@ class MalmoiModel(MalmoiPreTrainedModel):
         )
 
 
-class MalmoiForCausalLM(MalmoiPreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """Next tokens."""
-
-    needs_head = "lm"
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_: Any,
-    ) -> CausalLMOutput:
-        scores = self._scores(input_ids, attention_mask, token_type_ids)
-        shifted = None if labels is None else labels[:, 1:]
-        return CausalLMOutput(loss=_loss(scores[:, :-1], shifted), logits=scores)
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Passes the whole text at every step: transformers' caches do not support our patterns."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
 class _LabelledModel(MalmoiPreTrainedModel):
     """Base class for heads with one label per row of scores."""
 
@@ -188,7 +158,27 @@ class _LabelledModel(MalmoiPreTrainedModel):
         **_: Any,
     ) -> ModelOutput:
         scores = self._scores(input_ids, attention_mask, token_type_ids)
-        return self.output(loss=_loss(scores, labels), logits=scores)
+        loss = None if labels is None else self._loss(scores, labels)
+        return self.output(loss=loss, logits=scores)
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
+
+
+class MalmoiForCausalLM(_LabelledModel, GenerationMixin):  # type: ignore[misc]
+    """Next tokens."""
+
+    needs_head = "lm"
+    output = CausalLMOutput
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return super()._loss(scores[:, :-1], labels[:, 1:])
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Passes the whole text at every step: transformers' caches do not support our patterns."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 class MalmoiForMaskedLM(_LabelledModel):
