@@ -27,12 +27,13 @@ export function chart(series, { width, across, up, read = short, height = 280, f
   const low = least < high ? least : high - (Math.abs(high) || 1) / 2; // one value: round numbers around it
   const y = scale(low, least < high ? high : 2 * high - low, height - room.bottom, room.top);
   const label = `${up} / ${across}: ${shown.map((one) => `${one.name} ${read(one.points.at(-1)[1])}`).join(", ")}`;
+  const lone = shown.every((one) => one.points.length === 1); // nothing but the values to see
   const svg = s(
     "svg",
     { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     axes(x, y, { width, height, room, read, right }),
     at !== null && s("line", { class: "hair", x1: x.at(at), x2: x.at(at), y1: room.top, y2: height - room.bottom }),
-    shown.map((one) => line(one, x, y, read)),
+    shown.map((one) => line(one, x, y, lone && read)),
     below ? null : names(shown, x, y, width - room.right, room.right - 10),
     s("text", { class: "soft", x: 0, y: 12 }, up),
     s("text", { class: "soft", x: width - room.right, y: height - 2, "text-anchor": "end" }, across),
@@ -72,7 +73,7 @@ function line({ points, hue, dashed }, x, y, read) {
       "stroke-dasharray": dashed ? "5 4" : null,
     }),
     s("circle", { cx: x.at(ex), cy: y.at(ey), ...end }),
-    points.length === 1 && s("text", { class: "soft", x: x.at(ex), y: y.at(ey) - 9, "text-anchor": "middle" }, read(ey)),
+    read && s("text", { class: "soft", x: x.at(ex), y: y.at(ey) - 9, "text-anchor": "middle" }, read(ey)),
   );
 }
 
