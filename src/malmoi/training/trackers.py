@@ -78,10 +78,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(
-                f"There is no tracker {name!r}; use one of "
-                f"{', '.join(TRACKERS)}.{nearest(name, TRACKERS)}"
-            )
+            raise UsageError(f"There is no tracker {name!r}.{nearest(name, TRACKERS)}")
         if find_spec(name) is None:
             raise MalmoiError(f"--track {name} needs its library: pip install {name}.")
 
