@@ -67,6 +67,16 @@ def tuned(gpt: Path, pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
+def test_few_rows_are_written_often_enough_to_be_learnt(
+    gpt: Path, pairs: Path, tmp_path: Path
+) -> None:
+    finetune(gpt, "writing", pairs, tmp_path / "few", pairs, steps=1)
+    finetune(gpt, "writing", pairs, tmp_path / "own", pairs, steps=1, epochs=2, batch=3)
+    for name, chosen in (("few", (15, 8)), ("own", (2, 3))):
+        used = json.loads((tmp_path / name / "finetune.json").read_text("utf-8"))
+        assert (used["epochs"], used["batch"]) == chosen
+
+
 def chat_reader(gpt: Path) -> Predictor:
     """The model with the template it would get."""
     found = malmoi.load(gpt).checkpoint

@@ -17,6 +17,9 @@ result is the mean of the weights over the last third, so that no epoch has to b
 A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,000 rows (Zhang et
 al. 2021): with MiniLM it took RTE from 58 to 64. R-Drop and twice the epochs change nothing there
 (docs/lab.md).
+
+A writer has a rate of its own and three epochs, but a hundred updates at least, in smaller batches:
+after the six of 54 rows a GPT still writes what it wrote before.
 """
 
 import logging
@@ -41,6 +44,11 @@ BY_ROWS: tuple[tuple[float, float, int], ...] = (
     (20_000, 5, 16),
     (100_000, 3, 32),
     (math.inf, 2, 32),
+)
+WRITING_BY_ROWS: tuple[tuple[float, float, int], ...] = (
+    (200, 15, 8),
+    (1_000, 6, 16),
+    (math.inf, 3, 32),
 )
 RATE = 4e-5  # at a width of 768
 RATE_WIDTH = 768
@@ -88,6 +96,10 @@ def apply_defaults(
             chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
         if settings.grid:
             chosen = {name: chosen[name] for name in ("layer_decay", "average")}
+    if kind.writes:
+        rows = len(work.train)
+        epochs, batch = next((e, b) for limit, e, b in WRITING_BY_ROWS if rows <= limit)
+        chosen = {"epochs": epochs, "batch": batch}
     chosen = {name: value for name, value in chosen.items() if name not in given}
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
