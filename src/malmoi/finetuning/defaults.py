@@ -37,7 +37,8 @@ from malmoi.finetuning.task_data import FinetuneData, classes_in
 logger = logging.getLogger(__name__)
 
 # rows up to → epochs, examples per step
-BY_ROWS: tuple[tuple[float, float, int], ...] = (
+RowTable = tuple[tuple[float, float, int], ...]
+BY_ROWS: RowTable = (
     (200, 30, 16),
     (1_000, 20, 16),
     (8_000, 10, 16),
@@ -45,7 +46,7 @@ BY_ROWS: tuple[tuple[float, float, int], ...] = (
     (100_000, 3, 32),
     (math.inf, 2, 32),
 )
-WRITING_BY_ROWS: tuple[tuple[float, float, int], ...] = (
+WRITING_BY_ROWS: RowTable = (
     (200, 15, 8),
     (1_000, 6, 16),
     (math.inf, 3, 32),
@@ -64,11 +65,9 @@ RARE = 0.2
 
 def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:
     """Defaults of full fine-tuning for settings that were not given."""
-    epochs, batch = next((e, b) for limit, e, b in BY_ROWS if rows <= limit)
     rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
     chosen = {
-        "epochs": epochs,
-        "batch": batch,
+        **_by_rows(BY_ROWS, rows),
         "lr": float(f"{min(MAX_RATE, rate):.1e}"),
         "layer_decay": LAYER_DECAY,
         "average": AVERAGED,
@@ -76,6 +75,11 @@ def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str
     if kind.exclusive and rows in NEW_TOP_ROWS and config.distinct >= NEW_TOP_DEPTH:
         chosen["layers_transferred"] = config.distinct - 1
     return chosen
+
+
+def _by_rows(table: RowTable, rows: int) -> dict[str, Any]:
+    epochs, batch = next((e, b) for limit, e, b in table if rows <= limit)
+    return {"epochs": epochs, "batch": batch}
 
 
 def apply_defaults(
@@ -97,9 +101,7 @@ def apply_defaults(
         if settings.grid:
             chosen = {name: chosen[name] for name in ("layer_decay", "average")}
     if kind.writes:
-        rows = len(work.train)
-        epochs, batch = next((e, b) for limit, e, b in WRITING_BY_ROWS if rows <= limit)
-        chosen = {"epochs": epochs, "batch": batch}
+        chosen = _by_rows(WRITING_BY_ROWS, len(work.train))
     chosen = {name: value for name, value in chosen.items() if name not in given}
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):

@@ -17,6 +17,8 @@ from malmoi.system.result import PlainValue, Result
 
 logger = logging.getLogger(__name__)
 
+MAX_WORKERS = 8  # each takes half a GB
+
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Result):
@@ -29,9 +31,6 @@ class StudyResult(Result):
     @property
     def report(self) -> Path:
         return self.out / "report.md"
-
-
-MAX_WORKERS = 8  # each takes half a GB
 
 
 @dataclass(frozen=True, kw_only=True)
