@@ -262,9 +262,11 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
             LinkList.read(Path(plan.config.links), plan.config.min_score).save(file)
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
-    if not found["documents"]:
-        raise MalmoiError("There is no text in the sources.")
     bad = [line for source in plan.sources for line in source.reader.describe()]
+    if not found["documents"]:
+        for line in bad:
+            logger.warning(line)
+        raise MalmoiError("There is no text in the sources.")
     about = {"shards": found["shards"], "bad": bad}
     with folder_lock(plan.work.folder / "shared", wait=True):
         write_json(path, about)
