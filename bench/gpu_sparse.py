@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from malmoi.model import Layout, parse_pattern
-from malmoi.model.attention import Mask, attend, build_mask
+from malmoi.model.attention_kernels import attend
+from malmoi.model.attention_mask import Mask, build_mask
 from malmoi.model.linear_attention import causal_linear_attention, feature_map
 from malmoi.report.chart import LINE_COLOURS, chart, standalone_svg
 

@@ -12,7 +12,8 @@ from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import SequenceState
 from malmoi.model import KVCache, Layout, Network, initialise, parse_pattern
-from malmoi.model.attention import Mask, attend, build_mask, fastest_kernel
+from malmoi.model.attention_kernels import attend, fastest_kernel
+from malmoi.model.attention_mask import Mask, build_mask
 from malmoi.model.families import bert, gpt2, gpt3
 from malmoi.model.linear_attention import (
     EPSILON,

@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING
 from malmoi.system.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from malmoi.model.attention import Bounds, FusedDecodeCache, KVCache
+    from malmoi.model.attention_mask import Bounds
     from malmoi.model.families import PRESETS, preset
     from malmoi.model.features import FeatureConfig
+    from malmoi.model.kv_cache import FusedDecodeCache, KVCache
     from malmoi.model.network import Network, count_parameters, initialise, without_weights
     from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
     from malmoi.model.transformer import Activations, Transformer
 else:
     __getattr__ = lazy_names(
         __name__,
-        attention="Bounds FusedDecodeCache KVCache",
+        attention_mask="Bounds",
         families="PRESETS preset",
         features="FeatureConfig",
+        kv_cache="FusedDecodeCache KVCache",
         network="Network count_parameters initialise without_weights",
         patterns="PATTERNS Layout parse_pattern",
         transformer="Activations Transformer",

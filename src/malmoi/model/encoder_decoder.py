@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import KVCache, LayerInputs, Mask, attend, attention_probs
+from malmoi.model.attention import LayerInputs
+from malmoi.model.attention_kernels import attend, attention_probs
+from malmoi.model.attention_mask import Mask
 from malmoi.model.embedding import make_norm
+from malmoi.model.kv_cache import KVCache
 from malmoi.model.transformer import Activations, Block, Transformer
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import KVCache
+from malmoi.model.kv_cache import KVCache
 from malmoi.model.transformer import Activations, Transformer
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, LayerCache, LayerInputs, StateStore
+from malmoi.model.attention import Attention, LayerInputs
+from malmoi.model.kv_cache import LayerCache, StateStore
 
 CHUNK_TOKENS = 64  # within a chunk products are quadratic, between chunks linear
 EPSILON = 1e-6

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import LayerCache, LayerInputs, StateStore
+from malmoi.model.attention import LayerInputs
+from malmoi.model.kv_cache import LayerCache, StateStore
 
 
 @dataclass(frozen=True)

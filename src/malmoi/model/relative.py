@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import Attention, KVCache, LayerInputs, Mask, visible
+from malmoi.model.attention import Attention, LayerInputs
+from malmoi.model.attention_mask import Mask, visible
 from malmoi.model.embedding import sinusoid_table
+from malmoi.model.kv_cache import KVCache
 
 
 class SegmentMemory(KVCache):

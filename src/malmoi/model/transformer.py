@@ -16,19 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import (
-    Attention,
-    Bounds,
-    FusedDecodeCache,
-    KVCache,
-    KVRecorder,
-    LayerCache,
-    LayerInputs,
-    Mask,
-    PrefixKV,
-    build_mask,
-)
+from malmoi.model.attention import Attention, LayerInputs
+from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.embedding import Embedding, make_norm
+from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.linear_attention import LinearAttention
 from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.recurrent import LSTMBlock
