@@ -1,7 +1,7 @@
 """A decoding step on a GPU: fused kernels beside torch's modules, in one run.
 
-    PYTHONPATH=src python bench/fused_step.py [--shapes gpt2 gpt llama] [--rows 1 8] [--seconds 45]
-        [--steps 128] [--limit tiny]
+    PYTHONPATH=src python bench/fused_step.py [--shapes gpt2 xl gpt llama] [--rows 1 8]
+        [--seconds 45] [--steps 128] [--limit tiny]
 
 Random weights in bf16, prompts of 32 tokens, each step one CUDA graph: microseconds of a step,
 tokens a second, the share of the memory's bandwidth at which it reads the weights (MBU), the number
@@ -36,6 +36,7 @@ PROMPT = 32  # tokens
 CAPACITY = 512
 SHAPES: dict[str, Callable[..., ModelConfig]] = {
     "gpt2": gpt2,
+    "xl": lambda **changes: preset("gpt2-xl", **changes),
     "gpt": lambda **changes: gpt2(**(MODERN_GPT | changes)),
     "llama": lambda **changes: preset("smollm2-135m", **changes),
 }

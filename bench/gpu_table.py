@@ -1,12 +1,13 @@
 """One table for a GPU: training and decoding beside transformers, and the card's own limits.
 
-    PYTHONPATH=src python bench/gpu_table.py [--out DIR] [--seconds 120] [--rows gpt2 bert decode]
-        [--without graphs,kernel,prefix] [--limit tiny]
+    PYTHONPATH=src python bench/gpu_table.py [--out DIR] [--seconds 120]
+        [--rows gpt2 bert decode medium xl] [--without graphs,kernel,prefix] [--limit tiny]
 
 GPT-2 124M at 1,024 tokens without dropout, BERT-base at 128 and 512 (real tokens of packed text)
-and greedy decoding of one and 64 requests. A training row is the trainer's own run; its bare step,
-the same passes again and again, is beside it. transformers is compiled, in bf16 with a fused AdamW,
-on full rows. Text and weights are made up. What does not fit into the seconds is not measured.
+and greedy decoding of one and 64 requests; only if asked for, GPT-2 355M and 1.5B. A training row
+is the trainer's own run; its bare step, the same passes again and again, is beside it. transformers
+is compiled, in bf16 with a fused AdamW, on full rows. Text and weights are made up. What does not
+fit into the seconds is not measured.
 `--limit tiny` is a dry run on a CPU.
 """
 
@@ -168,6 +169,13 @@ def gpt2_row(table: Table) -> Row:
     return row
 
 
+def large_row(table: Table, name: str, micro: int) -> Row:
+    """A larger GPT-2 without dropout, two passes a step."""
+    if table.tiny:
+        return train(table, name, 64, STILL | {"train.batch": 4, "model.context": 64})
+    return train(table, name, 1024, STILL | {"train.batch": 2 * micro, "train.micro": micro})
+
+
 def bert_row(table: Table, length: int) -> Row:
     # 131,072 tokens a step at either length
     batch = 8 if table.tiny else 131_072 // length
@@ -264,7 +272,10 @@ ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "decode": decode_rows,
     "bert": lambda table: (bert_row(table, n) for n in ((16, 32) if table.tiny else (128, 512))),
     "gpt2": lambda table: iter([gpt2_row(table)]),
+    "medium": lambda table: iter([large_row(table, "gpt2-medium", 32)]),
+    "xl": lambda table: iter([large_row(table, "gpt2-xl", 16)]),
 }
+USUAL = ("decode", "bert", "gpt2")
 
 
 def main() -> None:
@@ -273,7 +284,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="a folder for gpu_table.json")
     parser.add_argument("--seconds", type=float, default=120, help="no row begins later")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=USUAL)
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=", ".join(SWITCHES))
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     given = parser.parse_args()

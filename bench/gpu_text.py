@@ -9,13 +9,16 @@ text in windows of their context, half of each as context. A row in OUT is not r
 the rows may come from several calls.
 
 nanoGPT: its defaults (12 × 768) with GPT-2's tokenizer (`--gpt2`, a folder with tokenizer.json); it
-has no clock, so a few steps are timed first and its schedule is set to the steps that fit.
+has no clock, so a few steps are timed first and its schedule is set to the steps that fit
+(`--nanogpt-steps` if that number is known).
 autoresearch: a byte-level BPE of 8,192 learnt from the training text; FlashAttention 3, which is
 downloaded, is replaced by SDPA over the full causal window, and long documents are cut.
-Compilation is free for all.
+Compilation is free for all. All rows prepare their text at the same time, then take turns on the
+card.
 """
 
 import argparse
+import fcntl
 import importlib
 import importlib.util
 import json
@@ -29,6 +32,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +76,14 @@ def bits_per_byte(score: Score, ids: list[int], size: int, context: int, device:
     return nats / math.log(2) / size
 
 
+@contextmanager
+def alone(given: argparse.Namespace, name: str) -> Iterator[None]:
+    """What only one row may do at a time, such as using the card."""
+    with (given.out / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 # ------------------------------------------------------------------ ours
 
 
@@ -79,13 +91,11 @@ def run_ours(given: argparse.Namespace, train: Path, held_out: str) -> dict[str,
     import malmoi
 
     folder = given.out / "ours"
-    model = malmoi.pretrain(
-        "gpt",
-        data=train,
-        out=folder,
-        minutes=given.minutes,
-        settings=TINY_OURS if given.limit else {},
-    )
+    settings = TINY_OURS if given.limit else {}
+    with alone(given, "card"):
+        model = malmoi.pretrain(
+            "gpt", data=train, out=folder, minutes=given.minutes, settings=settings
+        )
     lines = [json.loads(n) for n in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     last = [line for line in lines if "valid_loss" in line][-1]
     losses = [line["loss"] for line in lines if "loss" in line]
@@ -120,12 +130,11 @@ def run_nanogpt(given: argparse.Namespace, train: Path, held_out: str) -> dict[s
     )
     if tiny:
         options |= dict(device="cpu", dtype="float32")
-    timed = nanogpt_script(given.nanogpt, options | dict(max_iters=TIMED_STEPS, eval_interval=999))
-    usual = timed[len(timed) // 2 :]
-    steps = max(2, round(60_000 * given.minutes / (sum(usual) / len(usual))))
-    schedule = dict(max_iters=steps, lr_decay_iters=steps, eval_interval=steps)
-    schedule["warmup_iters"] = max(1, min(2000, steps // 20))
-    took = nanogpt_script(given.nanogpt, options | schedule)
+    with alone(given, "card"):
+        steps = given.nanogpt_steps or nanogpt_steps(given, options)
+        schedule = dict(max_iters=steps, lr_decay_iters=steps, eval_interval=steps)
+        schedule["warmup_iters"] = max(1, min(2000, steps // 20))
+        took = nanogpt_script(given.nanogpt, options | schedule)
     sys.path.insert(0, str(given.nanogpt))
     import model as nanogpt  # type: ignore[import-not-found]  # the module of that folder
 
@@ -165,6 +174,13 @@ def encode_bins(words: Any, end: int, train: Path, folder: Path) -> None:
     ids = np.array([token for one in found for token in one], dtype=np.uint16)
     ids.tofile(folder / "train.bin")
     ids[-len(ids) // 100 :].tofile(folder / "val.bin")  # its own reports only
+
+
+def nanogpt_steps(given: argparse.Namespace, options: dict[str, Any]) -> int:
+    """The steps that fit into the minutes."""
+    timed = nanogpt_script(given.nanogpt, options | dict(max_iters=TIMED_STEPS, eval_interval=999))
+    usual = timed[len(timed) // 2 :]
+    return max(2, round(60_000 * given.minutes / (sum(usual) / len(usual))))
 
 
 def nanogpt_script(folder: Path, options: dict[str, Any]) -> list[float]:
@@ -216,6 +232,7 @@ def run_autoresearch(given: argparse.Namespace, train: Path, held_out: str) -> d
         texts, BpeTrainer(vocab_size=vocab, special_tokens=["<|reserved_0|>"], show_progress=False)
     )
     own = Words(words, 0)
+    own.encode(texts)
     prepare = load_prepare(given)
     budget = {"TIME_BUDGET": 60 * given.minutes, "EVAL_TOKENS": 0}
     for name, value in budget.items():
@@ -228,7 +245,8 @@ def run_autoresearch(given: argparse.Namespace, train: Path, held_out: str) -> d
     if given.limit:
         torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
         torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
-    found = vars(importlib.import_module("train"))  # it trains when it is imported
+    with alone(given, "card"):
+        found = vars(importlib.import_module("train"))  # it trains when it is imported
     network = getattr(found["model"], "_orig_mod", found["model"])
     device = "cpu" if given.limit else "cuda"
 
@@ -317,6 +335,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--nanogpt", type=Path, metavar="DIR")
     parser.add_argument("--gpt2", type=Path, metavar="DIR", help="GPT-2's tokenizer, for nanoGPT")
+    parser.add_argument("--nanogpt-steps", type=int, default=0, metavar="N")
     parser.add_argument("--autoresearch", type=Path, metavar="DIR")
     parser.add_argument("--only", default="", metavar="ROW,…", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
@@ -327,17 +346,22 @@ def main() -> None:
         parser.error(f"there is no row {unknown.pop()!r}")
     if missing := [name for name in wanted if name != "ours" and name not in peers(given)]:
         parser.error(f"give --{missing[0]} DIR" + (" and --gpt2 DIR" * ("nanogpt" in missing)))
-    for name in wanted:
-        if not row_file(given, name).is_file():
-            # each in a process of its own, so that none leaves memory or settings to the next
-            pid = os.fork()
-            if not pid:
-                run_row(given, name)
-                os._exit(0)
-            _, status = os.waitpid(pid, 0)
-            if status:
-                print(f"{name} failed with {status}", flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    # each in a process of its own, so that none leaves memory or settings to the next
+    started = {start_row(given, n): n for n in wanted if not row_file(given, n).is_file()}
+    for _ in range(len(started)):
+        pid, status = os.wait()
+        if status:
+            print(f"{started[pid]} failed with {status}", flush=True)
     print_table(given)
+
+
+def start_row(given: argparse.Namespace, name: str) -> int:
+    pid = os.fork()
+    if not pid:
+        run_row(given, name)
+        os._exit(0)
+    return pid
 
 
 def peers(given: argparse.Namespace) -> list[str]:
@@ -350,14 +374,20 @@ def row_file(given: argparse.Namespace, name: str) -> Path:
     return path
 
 
-def run_row(given: argparse.Namespace, name: str) -> None:
+def track_text(given: argparse.Namespace) -> tuple[Path, str]:
+    """The file to train on and the held-out text."""
     from malmoi.studies.records import named_track, split_text
 
-    began = time.perf_counter()
-    train, held_out = split_text(named_track(TRACK), given.text, given.out / "text")
+    with alone(given, "text"):
+        train, held_out = split_text(named_track(TRACK), given.text, given.out / "text")
     if held_out is None:
         raise SystemExit(f"The track {TRACK} has no held-out text.")
-    row = ROWS[name](given, Path(train[0]), held_out.read_text("utf-8"))
+    return Path(train[0]), held_out.read_text("utf-8")
+
+
+def run_row(given: argparse.Namespace, name: str) -> None:
+    began = time.perf_counter()
+    row = ROWS[name](given, *track_text(given))
     row |= {"minutes": given.minutes, "seconds": round(time.perf_counter() - began)}
     row_file(given, name).write_text(json.dumps({"row": name, **row}), "utf-8")
     print(json.dumps({"row": name, **row}), flush=True)

@@ -65,6 +65,8 @@ ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further tha
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # upper limit for save_every
 # one graph compiles 20 s longer and saves a fifth of the time
 MIN_SECONDS_FOR_ONE_GRAPH = 120.0
+# deeper models are wide enough to keep a GPU busy block by block, and compile for minutes as one
+MAX_DEPTH_OF_ONE_GRAPH = 16
 # objective → the recipe that learns in few minutes
 SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
@@ -323,8 +325,9 @@ class Trainer:
         That suits windows of text, which have one shape; FSDP2 needs the blocks apart.
         """
         long = not self.budget.seconds or self.budget.seconds >= MIN_SECONDS_FOR_ONE_GRAPH
+        pays = long and self.network.config.depth <= MAX_DEPTH_OF_ONE_GRAPH
         sharded = self.group.world > 1 and self.config.parallel == "fsdp"
-        return self.group.device.type == "cuda" and self.recipe.causal and long and not sharded
+        return self.group.device.type == "cuda" and self.recipe.causal and pays and not sharded
 
     def _compile(self) -> None:
         dynamic = not self.recipe.causal
