@@ -494,10 +494,8 @@ class Threshold:
     threshold: float
 
 
-def best_threshold(
-    gold: Golds, predicted: Sequence[str], null: NumberSeq, measure: str = "span_f1"
-) -> Threshold:
-    """SQuAD 2.0's search: answers are added from the most certain on, and the best sum is kept."""
+def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Threshold:
+    """SQuAD 2.0's search: answers are added from the most certain on, and the best F1 is kept."""
     _paired(gold, predicted)
     _paired(gold, null)
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
@@ -505,13 +503,12 @@ def best_threshold(
         raise UsageError(
             f"There is no best threshold: the score of question {missing[0] + 1} is NaN."
         )
-    score_of = {"span_f1": token_f1, "span_exact": exact_match}[measure]
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
     threshold = float(np.min(null)) - 1  # below all scores: never answers
     for i in np.argsort(np.asarray(null, np.float64), kind="stable"):
         if has[i]:
-            score += _best(score_of, gold[i], predicted[i])
+            score += _best(token_f1, gold[i], predicted[i])
         elif predicted[i]:
             score -= 1
         if score > best:

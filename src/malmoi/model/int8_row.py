@@ -25,7 +25,6 @@ from malmoi.system.native import compiled_library
 LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
-SPREAD = 128  # activations of 8 bits that share a step
 # -ffast-math by its parts: as one flag it would make the whole process flush denormal numbers
 COMPILER_FLAGS = (
     *("-O3", "-fopenmp", "-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
@@ -139,7 +138,7 @@ def product(
 ) -> Callable[[Tensor], Tensor]:
     """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32.
 
-    Activations are rounded to 15 bits; to 8, with a step for each `SPREAD` of them or each group.
+    Activations are rounded to 15 bits; to 8, with a step for each 128 of them or each group.
     """
     library = kernels()
     if library is None:

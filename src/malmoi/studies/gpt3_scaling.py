@@ -37,10 +37,10 @@ class PowerLaw:
         return float((compute / self.scale) ** -self.exponent)
 
 
-def fit_power_law(points: Sequence[tuple[float, float]], seed: int = 0) -> PowerLaw:
+def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     """Least squares of log L over log C; the error is the spread over resampled points."""
     slope, offset = _line([(math.log(c), math.log(loss)) for c, loss in points])
-    rng = random.Random(seed)
+    rng = random.Random(0)
     slopes = []
     for _ in range(RESAMPLES):
         some = rng.choices(points, k=len(points))

@@ -55,8 +55,3 @@ def bits_per_byte(
     """Bits per byte of held-out text, of which half of each window is context."""
     model = load(judged.folder, device=judged.device)
     return {column: model.bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
-
-
-def validation_loss(judged: JudgedModel, column: str = "loss") -> dict[str, float]:
-    """The loss on the validation text at the end of pre-training."""
-    return {column: judged.facts()["valid_loss"]}

@@ -1,7 +1,6 @@
 """Scales of a study: sizes of models, text, steps and task rows."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,9 +174,9 @@ SCALES = {
 }  # fmt: skip
 
 
-def named_scale(name: str, changes: Mapping[str, Any] | None = None) -> Scale:
+def named_scale(name: str) -> Scale:
     if name not in SCALES:
         raise UsageError(
             f"There is no scale {name!r}.{nearest(name, SCALES)} Choose cpu, gpu-minutes or paper."
         )
-    return replace(SCALES[name], **(changes or {}))
+    return SCALES[name]

@@ -88,15 +88,13 @@ def part_of(verb: str, done: int, total: int) -> Iterator[None]:
         yield
 
 
-def tracked(
-    batches: Iterable[list[int]], verb: str, total: int, unit: str = "texts"
-) -> Iterator[list[int]]:
-    """The batches, reporting after each how many of `total` are done."""
+def tracked(batches: Iterable[list[int]], verb: str, total: int) -> Iterator[list[int]]:
+    """The batches, reporting after each how many of `total` texts are done."""
     done = 0
     for batch in batches:
         yield batch
         done += len(batch)
-        report_progress(Progress(verb, done, total, unit))
+        report_progress(Progress(verb, done, total, "texts"))
 
 
 def report_progress(event: Progress) -> None:
