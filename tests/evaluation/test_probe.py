@@ -42,7 +42,7 @@ def test_the_reader_is_scikit_learns() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator)
     y = (x[:, :3] + 0.5 * torch.randn(200, 3, generator=generator)).argmax(-1)
-    weight, bias = fit_linear(x, y, 3)
+    weight, bias = fit_linear(x, y, 3, RIDGE)
     theirs = linear_model.LogisticRegression(C=1 / (2 * RIDGE * 200), max_iter=1000, tol=1e-8)
     theirs.fit(x.numpy(), y.numpy())
     assert np.allclose(weight.numpy(), theirs.coef_.T, atol=2e-2)

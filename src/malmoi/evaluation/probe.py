@@ -200,19 +200,18 @@ def _accuracy(
     x = known.vectors[layer]
     mean = x.mean(0)
     scale = x.std(0).clamp(min=1e-6)
-    weight, bias = fit_linear(
-        (x - mean) / scale, torch.tensor([index[label] for label in known.labels]), len(labels)
-    )
+    y = torch.tensor([index[label] for label in known.labels])
+    weight, bias = fit_linear((x - mean) / scale, y, len(labels), RIDGE)
     predicted = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
     right = [labels[i] == label for i, label in zip(predicted, tested.labels, strict=True)]
     return float(np.mean(right))
 
 
-def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float) -> tuple[Tensor, Tensor]:
     """Multinomial logistic regression, mean loss + ridge · |W|²: weight [D, K], bias [K]."""
     x = x.detach().clone()
-    weight = torch.zeros(x.size(1), classes, requires_grad=True)
-    bias = torch.zeros(classes, requires_grad=True)
+    weight = torch.zeros(x.size(1), classes, dtype=x.dtype, requires_grad=True)
+    bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
     solver = torch.optim.LBFGS(
         [weight, bias], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe"
     )

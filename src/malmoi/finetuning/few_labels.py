@@ -16,6 +16,7 @@ from torch import Tensor
 from malmoi.errors import UsageError
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
+from malmoi.evaluation.probe import fit_linear
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 MAX_ROWS = 200  # more rows are fine-tuned in the usual way
 # measured with 16 phrases of SST-2 (docs/lab.md)
 CONTRAST_DEFAULTS = {"lr": 1e-4, "epochs": 12.0, "batch": 32}
-HEAD_STEPS = 200  # of L-BFGS, which converges long before
 
 
 def choose_contrast(
@@ -110,7 +110,7 @@ class ContrastiveTrainer(FinetuneTrainer):
 
 
 def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
-    """Fits the classify head on pooled vectors: cross-entropy with the usual penalty, C = 1.
+    """Fits the classify head on pooled vectors: Σ cross-entropy + ½‖W‖² (C = 1).
 
     Vectors are scaled by their mean length, and the head by its inverse, so that the penalty does
     not depend on the encoder's scale.
@@ -119,26 +119,8 @@ def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
     labels = torch.tensor([item.label for item in items])
     scale = 1 / vectors.norm(dim=1).mean()
     head = cast(LinearHead, network.heads["classify"]).linear
-    found = logistic_regression(vectors * scale, labels, head.out_features)
+    weight, bias = fit_linear(vectors * scale, labels, head.out_features, 0.5 / len(items))
     with torch.no_grad():
-        head.weight.copy_(found[:, :-1] * scale)
+        head.weight.copy_(weight.T * scale)
         if head.bias is not None:
-            head.bias.copy_(found[:, -1])
-
-
-def logistic_regression(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Weights and biases [N, D + 1] that minimise Σ cross-entropy + ½‖W‖²; biases are free."""
-    rows = torch.cat((vectors, torch.ones(len(vectors), 1, dtype=vectors.dtype)), 1)
-    weights = torch.zeros(classes, rows.size(1), dtype=rows.dtype, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=HEAD_STEPS, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        penalty = 0.5 * weights[:, :-1].square().sum()
-        loss = F.cross_entropy(rows @ weights.T, labels, reduction="sum") + penalty
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return weights.detach()
+            head.bias.copy_(bias)

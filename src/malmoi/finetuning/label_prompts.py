@@ -17,9 +17,10 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
+from malmoi.evaluation.probe import fit_linear
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import MAX_ROWS, logistic_regression
+from malmoi.finetuning.few_labels import MAX_ROWS
 from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
@@ -252,8 +253,9 @@ def _layer_scores(
     vectors = vectors / vectors.norm(dim=1).mean()
     scores = torch.zeros(len(rows), len(work.labels), dtype=vectors.dtype)
     for fold in held[:-1]:
-        weights = logistic_regression(vectors[~fold], labels[~fold], len(work.labels))
-        scores[fold] = vectors[fold] @ weights[:, :-1].T + weights[:, -1]
+        rows_left = int((~fold).sum())
+        weight, bias = fit_linear(vectors[~fold], labels[~fold], len(work.labels), 0.5 / rows_left)
+        scores[fold] = vectors[fold] @ weight + bias
     return scores
 
 
