@@ -10,6 +10,7 @@ from torch import Tensor
 from malmoi.config import ModelConfig, coerce, field_types
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import shown
+from malmoi.system.run_folder import flat_settings
 from malmoi.system.untrusted import JsonObject, named
 
 
@@ -118,7 +119,7 @@ class Table:
 
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Our config from theirs; errors use their names and the file `where`."""
-        given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
+        given = {self._today(k): v for k, v in flat_settings(theirs) if v is not None}
         classes = JsonObject(theirs, where).list_of("architectures", str, default=[])
         heads = {head for name in classes for head in self.architectures.get(name, ())}
         fixed = [self.only, *(fields for head, fields in self.only_for.items() if head in heads)]
@@ -195,16 +196,6 @@ class Table:
                 yield rule._replace(
                     ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs)
                 )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}, since their configs are nested."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        )
-    return flat
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,8 +76,8 @@ class RunFolder:
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]
     ) -> None:
-        old = dict(_flat(before))
-        now = _flat(json.loads(json.dumps(settings)))
+        old = dict(flat_settings(before))
+        now = flat_settings(json.loads(json.dumps(settings)))
         changed = [name for name, value in now if name not in free and old.get(name) != value]
         if changed:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
@@ -85,11 +85,11 @@ class RunFolder:
             raise self.refusal(words)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names."""
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat_settings(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
