@@ -22,7 +22,7 @@ from malmoi.cli.app import run_command
 from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
-from malmoi.planning.gpus import GPUS, gpu
+from malmoi.planning.gpus import GPUS, find_gpu
 from malmoi.planning.memory import DeviceLayout, MemoryUse, device_layout
 from malmoi.planning.plan import MEASURED_UTILISATION, Fleet, RunPlan, plan_run
 from malmoi.training.estimate import activation_bytes, meta_network
@@ -33,7 +33,7 @@ from malmoi.training.resolve import resolve_recipe
 from tiny_runs import train, write_corpus
 
 ROOT = Path(__file__).parents[2]
-H200 = Fleet(gpu("h200"))
+H200 = Fleet(find_gpu("h200"))
 
 
 def planned(name: str, fleet: Fleet = H200, **changes: Any) -> RunPlan:
@@ -295,7 +295,7 @@ def test_time_is_inversely_proportional_to_the_gpus(
     gpus: int, utilisation: float, name: str
 ) -> None:
     one, many = (
-        planned("gpt2-small", Fleet(gpu(name), n, utilisation, price=2.0)) for n in (1, gpus)
+        planned("gpt2-small", Fleet(find_gpu(name), n, utilisation, price=2.0)) for n in (1, gpus)
     )
     assert many.seconds * gpus == pytest.approx(one.seconds)
     assert many.gpu_hours == pytest.approx(one.gpu_hours)
@@ -318,7 +318,7 @@ def test_rematerialisation_takes_time_and_gives_memory() -> None:
 
 
 def test_a_gpu_without_bf16_computes_in_fp32() -> None:
-    made = planned("gpt2-small", Fleet(gpu("v100")))
+    made = planned("gpt2-small", Fleet(find_gpu("v100")))
     assert made.fleet.peak(made.recipe) == 15.7e12
     assert made.memory.copies == 0
     assert "fp32" in made.notes[0]
@@ -339,9 +339,9 @@ def test_the_scaling_laws_match_their_papers() -> None:
 
 def test_an_unknown_gpu_offers_the_nearest() -> None:
     with pytest.raises(UsageError, match="Did you mean 'h100'"):
-        gpu("h10")
-    assert gpu("mi300x", memory=192, tflops=1307).memory == 192
-    assert gpu("h200", memory=100).bf16 == 989
+        find_gpu("h10")
+    assert find_gpu("mi300x", memory=192, tflops=1307).memory == 192
+    assert find_gpu("h200", memory=100).bf16 == 989
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_an_unknown_gpu_offers_the_nearest() -> None:
 )
 def test_impossible_plans_are_refused(fleet: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        planned("gpt2-small", Fleet(gpu("h200"), **fleet))
+        planned("gpt2-small", Fleet(find_gpu("h200"), **fleet))
 
 
 def test_a_plan_that_does_not_fit_suggests_a_remedy() -> None:
@@ -377,7 +377,7 @@ def test_more_gpus_may_help() -> None:
 
 
 def test_a_model_too_large_for_any_number_of_gpus_is_reported() -> None:
-    assert "No number of these GPUs" in planned("gpt3-175b", Fleet(gpu("rtx4090"))).help
+    assert "No number of these GPUs" in planned("gpt3-175b", Fleet(find_gpu("rtx4090"))).help
 
 
 def test_a_batch_that_the_gpus_do_not_divide_is_noted() -> None:

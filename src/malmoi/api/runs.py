@@ -58,11 +58,11 @@ def pretrain(
         >>> model.config.context
         16
     """
-    from malmoi.training.pretrain import run_pretraining as train
+    from malmoi.training.pretrain import run_pretraining
 
     given: dict[str, Any] = merge_settings(options)
     with listening(progress):
-        return train(recipe, data=data, out=out, **given)
+        return run_pretraining(recipe, data=data, out=out, **given)
 
 
 @overload
@@ -119,12 +119,12 @@ def finetune(
     check_options("finetune", options, FinetuneOptions, "dev", "progress")
     if data is None or out is None:
         raise UsageError("finetune needs rows and a folder: data=… and out=….")
-    from malmoi.finetuning.finetune import run_finetuning as tune
+    from malmoi.finetuning.finetune import run_finetuning
 
     given: dict[str, Any] = merge_settings(options)
     chosen = _task(task, data, {name: given.pop(name, None) for name in COLUMNS})
     with listening(progress):
-        return tune(model, chosen, data, out, dev, **given)
+        return run_finetuning(model, chosen, data, out, dev, **given)
 
 
 COLUMNS = tuple(ColumnOptions.__annotations__)
@@ -204,7 +204,7 @@ def evaluate(
         >>> [one["shots"] for one in found]
         [0, 2]
     """
-    from malmoi.evaluation.evaluate import evaluate_model as judge
+    from malmoi.evaluation.evaluate import evaluate_model
 
     check_options("evaluate", options, DetailedEvaluateOptions, "shots", "data", "progress")
     given: dict[str, Any] = dict(options)
@@ -219,7 +219,7 @@ def evaluate(
         texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
         given["contamination"] = lambda items: find_overlaps(items, texts)
     with listening(progress):
-        found: Metrics | dict[str, PlainValue] | list[Metrics] = judge(
+        found: Metrics | dict[str, PlainValue] | list[Metrics] = evaluate_model(
             opened, chosen, data, **given
         )
     return found

@@ -163,7 +163,7 @@ def plan(
         >>> made.parameters, made.fits
         (124439808, True)
     """
-    from malmoi.planning.gpus import gpu as card
+    from malmoi.planning.gpus import find_gpu
     from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.resolve import resolve_recipe
 
@@ -171,7 +171,7 @@ def plan(
     given: dict[str, Any] = dict(options)
     figures = {name: given.pop(f"gpu_{name}", None) for name in ("memory", "tflops", "watts")}
     settings = given.pop("settings", {})
-    fleet = Fleet(card(gpu, **figures), gpus, **given)
+    fleet = Fleet(find_gpu(gpu, **figures), gpus, **given)
     return plan_run(resolve_recipe(recipe, settings), fleet)
 
 
@@ -194,15 +194,14 @@ def build_corpus(
         >>> made.shards
         1
     """
-    from malmoi.corpus.build import CorpusResult
-    from malmoi.corpus.build import run_build as build
+    from malmoi.corpus.build import CorpusResult, run_build
     from malmoi.corpus.executors import Execution
 
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
     execution = {name: given.pop(name) for name in ("workers", "executor", "part") if name in given}
     with listening(progress):
-        found = build(sources, out, execution=Execution(**execution), **given)
+        found = run_build(sources, out, execution=Execution(**execution), **given)
     return CorpusResult.of(Path(out), found)
 
 

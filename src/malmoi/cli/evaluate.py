@@ -78,8 +78,7 @@ def evaluate_command(
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
     load_torch()
-    from malmoi.evaluation.evaluate import evaluate_model as judge
-    from malmoi.evaluation.evaluate import in_context
+    from malmoi.evaluation.evaluate import evaluate_model, in_context
 
     asking = given(
         locals(), "shots", "train", "seed", "limit", "score", "template", "reading", "beams"
@@ -95,19 +94,19 @@ def evaluate_command(
     rows: Any = files[0] if len(files) == 1 else files or None
     chosen = harnessed or _task(opened, name, rows, columns, metric)
     if opened.config.encoder_depth:
-        show_facts(judge(opened, chosen, rows, **asking, **found), json)
+        show_facts(evaluate_model(opened, chosen, rows, **asking, **found), json)
     elif beams is not None:
         raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
     elif harness is not None or isinstance(chosen, str):
         asking |= found | {"skip_bad": skip_bad, "harness": harness}
-        show_facts(judge(opened, chosen, rows, **asking), json)
+        show_facts(evaluate_model(opened, chosen, rows, **asking), json)
     elif asking or show or out or in_context(chosen, opened):
         from malmoi.evaluation.evaluate import few_shot_results, in_context_config
 
         config = in_context_config(asking | {"skip_bad": skip_bad})
         _tell(few_shot_results(opened, chosen, rows, config, out, find), show, json)
     else:
-        facts = judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True, **found)
+        facts = evaluate_model(opened, chosen, rows, skip_bad=skip_bad, per_label=True, **found)
         show_facts(facts, json)
         if not json:
             _print_contamination(facts.get("contamination"))

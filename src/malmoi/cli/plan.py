@@ -57,12 +57,12 @@ def plan_command(
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
-    from malmoi.planning.gpus import gpu as card
+    from malmoi.planning.gpus import find_gpu
 
     if recipe is None:
         _list(json)
         return
-    one = card(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
+    one = find_gpu(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
     load_torch()  # the network is built, on the meta device
     from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.resolve import resolve_recipe

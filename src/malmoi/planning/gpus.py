@@ -39,7 +39,7 @@ GPUS = {
 }
 
 
-def gpu(
+def find_gpu(
     name: str,
     *,
     memory: float | None = None,
