@@ -15,13 +15,13 @@ MARGIN_TOP = 30
 MARGIN_BOTTOM = 34
 MAX_POINTS = 400  # points of a line: more cannot be seen
 STANDALONE_STYLE = """<style>:root{--ink:#1d2433;--soft:#5f6879;--line:#e0e4ec;--a:#2458c5;--b:#b94a12;--c:#2b7a4b}
-text{fill:var(--soft);font:12px system-ui,"Noto Sans KR",sans-serif}</style>"""  # of a picture in a file of its own  # noqa: E501
+text{fill:var(--soft);font:12px system-ui,"Noto Sans KR",sans-serif}</style>"""  # noqa: E501  # for a file of its own, without a page's style
 ChartPoints = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points, and how they are drawn. One that is `beside` another has its colour and stands in no legend."""  # noqa: E501
+    """Points, and how they are drawn; one `beside` another shares its colour and legend entry."""
 
     points: ChartPoints
     errors: Sequence[float] = ()  # of each point, up and down
@@ -43,7 +43,7 @@ def chart(
     even: bool = False,
     share: bool = False,
 ) -> str:
-    """One colour a line, in order. `even`: the values across stand side by side; `share`: from 0 to 100 %."""  # noqa: E501
+    """An SVG; `even` places the x values at equal distances, `share` shows 0 to 100 %."""
     width, height = size
     lines = {name: line for name, line in _lines(series).items() if line.points}
     if sum(len(line.points) for line in lines.values()) < 2:
@@ -104,12 +104,12 @@ class _Frame:
         ys = [y for line in lines for y in line.heights()]
         self.ticks_x = xs if even else [x for x in ticks(xs[0], xs[-1]) if x <= xs[-1]]
         self.ticks_y = [n / 5 for n in range(6)] if share else ticks(min(ys), max(ys))
-        self.stands = {x: float(i) for i, x in enumerate(xs)} if even else {}
+        self.slots = {x: float(i) for i, x in enumerate(xs)} if even else {}
         self.x = (0.0, len(xs) - 1.0) if even else (self.ticks_x[0], max(xs[-1], self.ticks_x[-1]))
         self.y = self.ticks_y[0], self.ticks_y[-1]
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        (x0, x1), (y0, y1), at = self.x, self.y, self.stands.get(x, x)
+        (x0, x1), (y0, y1), at = self.x, self.y, self.slots.get(x, x)
         inner = self.width - MARGIN_LEFT - MARGIN_RIGHT
         tall = self.height - MARGIN_TOP - MARGIN_BOTTOM
         return MARGIN_LEFT + (at - x0) / ((x1 - x0) or 1) * inner, MARGIN_TOP + (y1 - y) / (
