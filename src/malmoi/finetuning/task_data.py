@@ -30,6 +30,7 @@ from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import (
     Protocol,
+    Rows,
     file_names,
     hold_out,
     judged_rows,
@@ -137,36 +138,17 @@ def load_data(
     _check_classes(task, every)
     task = _fit(task, every, start)
     rows = given[0].rows
-    judged = given[1].rows if dev is not None else ()
     if dev is None:
         rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
+    else:
+        judged = given[1].rows
     if twins := judged_twins(rows, judged):
         logger.warning(
             f"{twins:,} of the {len(judged):,} evaluation rows are also training rows, or differ "
             "from one by a typo: the result will look better than it is."
         )
-    selects = selected_settings(task, rows, settings)
-    count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
-    held: tuple[Example, ...] = ()
-    if count:
-        rows, held = hold_out(task, rows, count, settings.seed)
-    elif selects:
-        names = ", ".join(translate(name) for name in selects)
-        logger.warning(
-            f"Too few rows ({len(rows):,}) to hold some out for selection ({names}): nothing is "
-            "selected."
-        )
-    if held and head_kind(task).calibrated:
-        selects = (*selects, "temperature")
-    learnt = {name for e in rows for name in classes_in(task, e)}
-    others = {name for e in judged for name in classes_in(task, e)} - learnt
-    if head_kind(task).exclusive and len(learnt) == 1 and others:
-        raise MalmoiError(
-            f"All training rows have the label {next(iter(learnt))!r}, and only evaluation rows "
-            "have others: give more rows."
-        )
-    for note in unseen_labels(task, judged, learnt):
-        logger.warning(note)
+    rows, held, selects = _hold_out_to_select(task, rows, settings)
+    _check_training_labels(task, rows, judged)
     return FinetuneData(
         task=task,
         train=rows,
@@ -182,11 +164,41 @@ def load_data(
             selected_on=len(held),
             judged_on=len(judged),
             judged_rows="held out of the training rows" if dev is None else "a file of their own",
-            selects=selects if held else (),
+            selects=selects,
             judged_twins=twins,
             trained_files=file_names(rows),
         ),
     )
+
+
+def _hold_out_to_select(
+    task: Task, rows: Rows, settings: FinetuneConfig
+) -> tuple[Rows, Rows, tuple[str, ...]]:
+    """The rows to train on, those to select on, if any, and the names of what they select."""
+    selects = selected_settings(task, rows, settings)
+    count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
+    if count:
+        rest, held = hold_out(task, rows, count, settings.seed)
+        return rest, held, (*selects, *(("temperature",) if head_kind(task).calibrated else ()))
+    if selects:
+        names = ", ".join(translate(name) for name in selects)
+        logger.warning(
+            f"Too few rows ({len(rows):,}) to hold some out for selection ({names}): nothing is "
+            "selected."
+        )
+    return rows, (), ()
+
+
+def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
+    learnt = {name for e in rows for name in classes_in(task, e)}
+    others = {name for e in judged for name in classes_in(task, e)} - learnt
+    if head_kind(task).exclusive and len(learnt) == 1 and others:
+        raise MalmoiError(
+            f"All training rows have the label {next(iter(learnt))!r}, and only evaluation rows "
+            "have others: give more rows."
+        )
+    for note in unseen_labels(task, judged, learnt):
+        logger.warning(note)
 
 
 def _fit(task: Task, rows: Sequence[Example], start: Checkpoint) -> Task:
