@@ -23,6 +23,7 @@ from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import MAX_ROWS
 from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.task_network import task_facts
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
 from malmoi.inference import Model
 from malmoi.inference.predict import verbalizer_of
@@ -106,12 +107,8 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
 
 def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
     """The language model as it is, with the label words in its folder."""
-    extra = {
-        "task": work.task.name,
-        "kind": work.task.kind,
-        "words": json.loads(json.dumps(asdict(words))),  # lists, as in the folder
-        **({"columns": dict(work.task.columns)} if work.task.columns else {}),
-    }
+    # lists, as in the folder
+    extra = task_facts(work.task) | {"words": json.loads(json.dumps(asdict(words)))}
     work.start.network.to(work.device).eval()
     return replace(work.start, labels=work.labels, extra=extra, sentence=None)
 
@@ -139,24 +136,22 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     work.start.network.to(work.device).eval()
     fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
     scores = fitted.held_out.log_softmax(-1)
-    order = sorted(range(len(candidates)), key=lambda i: float(_loss(scores[i], labels)))[:KEPT]
+    order = sorted(range(len(candidates)), key=lambda i: float(F.cross_entropy(scores[i], labels)))
+    order = order[:KEPT]
     mean = scores[order].mean(0)
     layer = _layer_scores(work, rows, labels, held)
     found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
     found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
-    known = [(one.argmax(-1) == labels).double() for one in (mean, layer)]
-    share = float(labels.bincount().max()) / len(labels)
-    informed = known[0].mean() > share + (share * (1 - share) / len(labels)) ** 0.5
-    better = settings.prompt is None and (not informed or _is_clear(known[1] - known[0]))
+    trains = settings.prompt is None and _layer_is_better(mean, layer, labels)
     chosen = [
         replace(candidates[i], bias=tuple(fitted.bias[i].tolist()), scale=float(fitted.scale[i]))
         for i in order
     ]
-    words = None if better else replace(chosen[0], also=tuple(chosen[1:]))
+    words = None if trains else replace(chosen[0], also=tuple(chosen[1:]))
     _write_comparison(out, work, found, words)
-    kept = found[-1] if better else found[-2]
+    kept = found[-1] if trains else found[-2]
     said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
-    if better:
+    if trains:
         logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
     else:
         prompts = ", ".join(repr(one.prompt) for one in chosen)
@@ -165,6 +160,15 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
             "nothing needs to be trained."
         )
     return words
+
+
+def _layer_is_better(words: Tensor, layer: Tensor, labels: Tensor) -> bool:
+    """Whether the layer is clearly better, or the words are no better than the usual label."""
+    by_words, by_layer = ((one.argmax(-1) == labels).double() for one in (words, layer))
+    share = float(labels.bincount().max()) / len(labels)
+    informed = by_words.mean() > share + (share * (1 - share) / len(labels)) ** 0.5
+    gains = by_layer - by_words
+    return not informed or bool(gains.mean() > gains.std() / len(gains) ** 0.5)
 
 
 def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:
@@ -259,18 +263,9 @@ def _layer_scores(
     return scores
 
 
-def _loss(scores: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(scores, labels)
-
-
 def _compared(way: str, scores: Tensor, labels: Tensor) -> Compared:
     right = (scores.argmax(-1) == labels).double()
-    return Compared(way, float(right.mean()), float(_loss(scores, labels)))
-
-
-def _is_clear(gains: Tensor) -> bool:
-    """Whether the mean of the rows' gains is more than its standard error."""
-    return bool(gains.mean() > gains.std() / len(gains) ** 0.5)
+    return Compared(way, float(right.mean()), float(F.cross_entropy(scores, labels)))
 
 
 # ------------------------------------------------------------------ comparison.json

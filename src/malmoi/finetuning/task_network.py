@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -64,19 +65,7 @@ def build_task_network(
     if settings.adapter.kind != "none":
         _hold(network)
         attach_adapter(network, settings.adapter, tokenizer, settings.seed)
-    both = {"both": True} if causal and task.both_orders else {}
-    both |= {"choice_apart": True} if causal and output is CHOICE else {}
-    length = min(settings.length or MAX_ROW_TOKENS, network.config.context)
-    extra = {
-        "task": task.name,
-        "kind": task.kind,
-        "length": length,
-        "stride": min(settings.stride, length),
-        **both,
-        **({"problem_type": output.problem_type} if output.problem_type else {}),
-        **({"answer_tokens": task.max_answer_tokens} if output is WRITING else {}),
-        **({"columns": dict(task.columns)} if task.columns else {}),
-    }
+    extra = _reading_settings(task, settings, network.config.context, causal=causal)
     if said:
         words = task_verbalizer(task, labels)
         extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # a list, as in JSON
@@ -84,11 +73,30 @@ def build_task_network(
         network,
         tokenizer,
         labels,
-        dict(start.generation),
-        (),
-        extra,
+        generation=dict(start.generation),
+        extra=extra,
         source_config=start.source_config,
     )
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """What a model's folder says of its task."""
+    columns = {"columns": dict(task.columns)} if task.columns else {}
+    return {"task": task.name, "kind": task.kind, **columns}
+
+
+def _reading_settings(
+    task: Task, settings: FinetuneConfig, context: int, *, causal: bool
+) -> dict[str, Any]:
+    """What a model's folder says of its task, and of how the network reads a row."""
+    output = head_kind(task).output
+    length = min(settings.length or MAX_ROW_TOKENS, context)
+    facts = {**task_facts(task), "length": length, "stride": min(settings.stride, length)}
+    facts |= {"both": True} if causal and task.both_orders else {}
+    facts |= {"choice_apart": True} if causal and output is CHOICE else {}
+    facts |= {"problem_type": output.problem_type} if output.problem_type else {}
+    facts |= {"answer_tokens": task.max_answer_tokens} if output is WRITING else {}
+    return facts
 
 
 def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
@@ -116,13 +124,11 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
     before = start.sentence or SentencePooling()
     length = min(settings.length or before.max_tokens or MAX_ROW_TOKENS, config.context)
     pooling = replace(before, normalize=True, max_tokens=length)
-    extra = {"task": task.name, "kind": task.kind, "length": length}
-    extra |= {"columns": dict(task.columns)} if task.columns else {}
     return Checkpoint(
         network,
         start.tokenizer,
         generation=dict(start.generation),
-        extra=extra,
+        extra={**task_facts(task), "length": length},
         source_config=start.source_config,
         sentence=pooling,
     )
