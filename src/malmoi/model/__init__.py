@@ -6,24 +6,24 @@ from malmoi.system.lazy import lazy_names
 
 if TYPE_CHECKING:
     from malmoi.model.attention_mask import Bounds
-    from malmoi.model.families import PRESETS, preset
+    from malmoi.model.families import preset
     from malmoi.model.features import FeatureConfig
     from malmoi.model.kv_cache import FusedDecodeCache, KVCache
     from malmoi.model.network import Network, count_parameters, initialise, without_weights
     from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
-    from malmoi.model.transformer import Activations, Transformer
+    from malmoi.model.transformer import Activations
 else:
     __getattr__ = lazy_names(
         __name__,
         attention_mask="Bounds",
-        families="PRESETS preset",
+        families="preset",
         features="FeatureConfig",
         kv_cache="FusedDecodeCache KVCache",
         network="Network count_parameters initialise without_weights",
         patterns="PATTERNS Layout parse_pattern",
-        transformer="Activations Transformer",
+        transformer="Activations",
     )
 
-__all__ = ["PATTERNS", "PRESETS", "count_parameters", "initialise", "parse_pattern", "preset"]
+__all__ = ["PATTERNS", "count_parameters", "initialise", "parse_pattern", "preset"]
 __all__ += ["Activations", "Bounds", "FeatureConfig", "FusedDecodeCache", "KVCache", "Layout"]
-__all__ += ["Network", "Transformer", "without_weights"]
+__all__ += ["Network", "without_weights"]
