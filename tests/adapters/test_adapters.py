@@ -25,7 +25,8 @@ from malmoi.adapters.soft_prompt import first_words, set_prefix
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import custom_task, metric_names, named_task
+from malmoi.evaluation.kinds import custom_task
+from malmoi.evaluation.tasks import metric_names, named_task
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.sampling import Sampling

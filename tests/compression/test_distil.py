@@ -21,8 +21,7 @@ from malmoi.cli.app import run_command
 from malmoi.compression.distil import COSINE_WEIGHT, TEXT_SOFT, distil_model, student_of
 from malmoi.compression.share import share_layers, shared
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KINDS, HeadKind
-from malmoi.evaluation.tasks import custom_task
+from malmoi.evaluation.kinds import KINDS, HeadKind, custom_task
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.families import bert, distilbert, gpt2, gpt3, llama
 from malmoi.tokenizer import train_tokenizer

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from malmoi.evaluation.error_analysis import analyse_errors
+from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example
-from malmoi.evaluation.tasks import custom_task
 
 LABELS = ("a", "b", "c")
 

@@ -10,7 +10,8 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import custom_task, load_examples
+from malmoi.evaluation.examples import load_examples
+from malmoi.evaluation.kinds import custom_task
 from tiny_models import tiny_bert
 
 TEXTS = ["he is angry", "she is glad", "they are calm", "he was glad and angry"] * 4

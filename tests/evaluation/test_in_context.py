@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.examples import generate_examples, load_examples
 from malmoi.evaluation.in_context.graders import cross_thresholded, measure_with_error
 from malmoi.evaluation.in_context.question import (
     QuestionBuilder,
@@ -30,15 +31,9 @@ from malmoi.evaluation.in_context.question import (
 )
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.in_context.templates import templated, templates
+from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.prompts import answer_cue
-from malmoi.evaluation.tasks import (
-    TASKS,
-    Example,
-    generate_examples,
-    load_examples,
-    named_task,
-    task_prompt,
-)
+from malmoi.evaluation.tasks import TASKS, Example, named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.zero_shot import first_sentences

@@ -10,7 +10,8 @@ import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import load_examples, named_task
+from malmoi.evaluation.examples import load_examples
+from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.model import Network, initialise

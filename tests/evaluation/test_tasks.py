@@ -10,21 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.examples import files_in, label_names, load_examples
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.guess import guess_task
-from malmoi.evaluation.kinds import encode_examples
+from malmoi.evaluation.kinds import custom_task, encode_examples, task_prompt
 from malmoi.evaluation.prompts import parse_tags
-from malmoi.evaluation.tasks import (
-    TASKS,
-    Example,
-    Task,
-    custom_task,
-    files_in,
-    label_names,
-    load_examples,
-    named_task,
-    task_prompt,
-)
+from malmoi.evaluation.tasks import TASKS, Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
 from malmoi.evaluation.tasks.ner import iob2

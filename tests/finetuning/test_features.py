@@ -19,7 +19,8 @@ from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import custom_task, metric_names
+from malmoi.evaluation.kinds import custom_task
+from malmoi.evaluation.tasks import metric_names
 from malmoi.finetuning import frozen_features
 from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, score_classes, token_scores

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 import malmoi
 from malmoi import Progress, evaluate, finetune
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import custom_task, named_task
+from malmoi.evaluation.kinds import custom_task
+from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.finetune import FinetuneResult
 from malmoi.inference import Answer, Model

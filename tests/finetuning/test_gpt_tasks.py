@@ -13,7 +13,8 @@ import transformers
 import malmoi
 from malmoi import finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.evaluation.tasks import custom_task, named_task
+from malmoi.evaluation.kinds import custom_task
+from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor, score_choices, score_classes, token_scores
 from malmoi.model import Network, initialise, preset

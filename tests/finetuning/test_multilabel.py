@@ -16,7 +16,8 @@ from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.tasks import custom_task, load_examples
+from malmoi.evaluation.examples import load_examples
+from malmoi.evaluation.kinds import custom_task
 from malmoi.inference import MultiLabelPrediction
 from malmoi.metrics import score_predictions
 from malmoi.model import Network, initialise, preset

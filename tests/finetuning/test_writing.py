@@ -16,10 +16,10 @@ from malmoi import finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.guess import guess_task
 from malmoi.evaluation.kinds import encode_examples
-from malmoi.evaluation.tasks import load_examples
 from malmoi.finetuning.batches import collate
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network, initialise, preset

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from live_server import gpt_folder
 from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError
+from malmoi.evaluation.examples import generate_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
-from malmoi.evaluation.tasks import generate_examples
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.inference import load
 from malmoi.studies.grid import JudgedModel

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks import custom_task, load_examples
+from malmoi.evaluation.examples import load_examples
+from malmoi.evaluation.kinds import custom_task
 from malmoi.text.documents import read_documents
 
 pytestmark = pytest.mark.campaign

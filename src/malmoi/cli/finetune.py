@@ -157,7 +157,8 @@ def finetune_command(
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
     """The task ("" if none is given) and the files; either may come first."""
-    from malmoi.evaluation.tasks import KIND_ALIASES, KINDS, TASKS
+    from malmoi.evaluation.kinds import KINDS
+    from malmoi.evaluation.tasks import KIND_ALIASES, TASKS
 
     known = {**KINDS, **TASKS, **KIND_ALIASES}
     named = [word for word in words if word in known]

@@ -272,8 +272,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
         discard_run(out)
     make_folder(out)
     # it resumes only with the teacher it started with
-    other = {"teacher": "of another teacher"}
-    folder = RunFolder(out, DISTIL, "distillation", unreadable=other)
+    folder = RunFolder(out, DISTIL, "distillation", unreadable={"teacher": "of another teacher"})
     folder.begin(distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
         write_checkpoint(student, beside)

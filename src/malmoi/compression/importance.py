@@ -17,9 +17,10 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
+from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
-from malmoi.evaluation.tasks import Task, load_examples, named_task, require_labels
+from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.batches import collate
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network

@@ -14,7 +14,7 @@ from typing import Any
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import HELD_OUT_DOCUMENTS, Story, clear_gain
 from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText
-from malmoi.evaluation.tasks import custom_task
+from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
 from malmoi.system.files import write_text

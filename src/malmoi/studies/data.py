@@ -10,7 +10,8 @@ from typing import Any
 
 from malmoi.demo.texts import SPEECHES
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import KINDS, Task, custom_task, named_task
+from malmoi.evaluation.kinds import KINDS, custom_task
+from malmoi.evaluation.tasks import Task, named_task
 from malmoi.system.files import folder_lock, write_json, write_text
 from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from malmoi.corpus.contamination import find_overlaps
 from malmoi.evaluation.evaluate import evaluate_model
-from malmoi.evaluation.tasks import load_examples, metric_names
+from malmoi.evaluation.examples import load_examples
+from malmoi.evaluation.tasks import metric_names
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan

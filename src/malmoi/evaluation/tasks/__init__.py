@@ -4,31 +4,11 @@ Listing them needs no torch: what computes is imported on first use.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.prompts import TaskPrompt
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
-from malmoi.system.lazy import lazy_names
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
-
-if TYPE_CHECKING:
-    from malmoi.evaluation.examples import (
-        Examples,
-        files_in,
-        generate_examples,
-        label_names,
-        load_examples,
-        require_labels,
-    )
-    from malmoi.evaluation.kinds import KINDS, custom_task, task_prompt
-else:
-    __getattr__ = lazy_names(
-        "malmoi.evaluation",
-        examples="Examples files_in generate_examples label_names load_examples require_labels",
-        kinds="KINDS custom_task task_prompt",
-    )
 
 _FAMILIES = (
     "glue", "korean", "ner", "squad", "choice", "commonsense", "language_modelling",
@@ -39,27 +19,8 @@ TASKS: Registry[Task] = Registry(
     "task", {task.name: task for module in _MODULES for task in module.TASKS}
 )
 
-__all__ = [
-    "KINDS",
-    "KIND_ALIASES",
-    "KIND_METRICS",
-    "TASKS",
-    "Example",
-    "Examples",
-    "Task",
-    "TaskPrompt",
-    "columns",
-    "custom_task",
-    "files_in",
-    "generate_examples",
-    "label_names",
-    "load_examples",
-    "metric_names",
-    "named_task",
-    "require_labels",
-    "table_rows",
-    "task_prompt",
-]
+__all__ = ["KIND_ALIASES", "KIND_METRICS", "TASKS", "Example", "Task", "columns", "metric_names"]
+__all__ += ["named_task", "table_rows"]
 
 
 def named_task(name: str) -> Task:

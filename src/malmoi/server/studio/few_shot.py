@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.examples import generate_examples, label_names, load_examples, require_labels
 from malmoi.evaluation.in_context.graders import (
     SCORINGS,
     EvaluationSession,
@@ -16,16 +17,8 @@ from malmoi.evaluation.in_context.graders import (
     scorings,
 )
 from malmoi.evaluation.in_context.question import QuestionBuilder, Shots
-from malmoi.evaluation.tasks import (
-    Example,
-    Task,
-    custom_task,
-    generate_examples,
-    label_names,
-    load_examples,
-    named_task,
-    require_labels,
-)
+from malmoi.evaluation.kinds import custom_task
+from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
