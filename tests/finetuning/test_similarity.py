@@ -1,6 +1,7 @@
 """Sentence encoders: scored pairs, ranked pairs and triplets, plain text; the written folder."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import transformers
 
 import malmoi
+from malmoi.checkpoint.sentence_pooling import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
@@ -62,16 +64,38 @@ def test_pairs_are_found_and_the_folder_is_sentence_transformers(
     out = tmp_path / "out"
     command = ["finetune", "similarity", str(rows), "-o", str(out), *options, *settings]
     assert run_command(command) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    shown = capsys.readouterr()
+    assert "text = anchor, pair = positive" in shown.err
+    assert "always predicting" not in shown.err  # a rank has no most frequent label
+    found = json.loads(shown.out.splitlines()[-1])
     assert found["recall_at_1"] > 0.6  # by chance: 1/6
     model = malmoi.load(out, device="cpu")
     texts = [row["anchor"] for row in PAIRS]
     assert abs(model.embed(texts) - by_definition(out, texts)).max() < 1e-5
     judged = malmoi.evaluate(model, "retrieval", rows)
     assert judged["mrr"] == pytest.approx(found["mrr"])
+    assert malmoi.evaluate(model, data=rows) == judged
+    scored = [{**row, "score": i % 2} for i, row in enumerate(PAIRS)]
+    assert "spearman" in malmoi.evaluate(model, data=scored)
     right = model.predict((PAIRS[0]["anchor"], PAIRS[0]["positive"]))
     wrong = model.predict((PAIRS[0]["anchor"], PAIRS[1]["positive"]))
     assert right.scores["cosine"] > wrong.scores["cosine"]  # type: ignore[union-attr]
+
+
+def test_a_text_is_truncated_where_the_folder_says(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(bert, tmp_path / "encoder")
+    write_sentence_pooling(SentencePooling(), folder, 32)
+    settings = folder / "tokenizer_config.json"  # where newer sentence-transformers write it
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 6}))
+    model = malmoi.load(folder, device="cpu")
+    long = "the cat barks all day and the cow moos"
+    assert (model.embed(long) == model.embed(f"{long} again", truncate=True)).all()
+    model.embed("the cat")
+    assert [record.message[:6] for record in caplog.records] == ["1 of 1"]
+    with pytest.raises(UsageError, match="context of 16"):
+        malmoi.load(bert, device="cpu").embed(long * 3)
 
 
 def test_scores_are_learnt(bert: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """How a model turns a text into one vector: sentence-transformers' files in a model's folder.
 
 modules.json lists the modules (Transformer, Pooling, Normalize), 1_Pooling/config.json says which
-tokens are pooled, and sentence_bert_config.json where a text is truncated.
+tokens are pooled, and sentence_bert_config.json or the tokenizer where a text is truncated.
 """
 
 from dataclasses import dataclass
@@ -57,13 +57,20 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
     inner = modules[1].text("path")
     if Path(inner).name != inner or not inner:
         raise modules[1].wrong("path", "the name of a folder beside it")
-    limits = folder / LENGTH_FILE
-    longest = (
-        read_object(limits).whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS)
-        if limits.is_file()
-        else 0
-    )
-    return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, longest)
+    return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, _length(folder))
+
+
+def _length(folder: Path) -> int:
+    """Where a text is truncated; newer versions write the tokenizer's length alone."""
+    limits, tokenizer = folder / LENGTH_FILE, folder / "tokenizer_config.json"
+    if limits.is_file() and (
+        found := read_object(limits).whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS)
+    ):
+        return found
+    if not tokenizer.is_file():
+        return 0
+    longest = read_object(tokenizer).number("model_max_length", default=0.0)
+    return int(longest) if 0 < longest <= MAX_CONTEXT_TOKENS else 0  # 1e30: no limit
 
 
 def _mode(path: Path) -> PooledTokens:

@@ -147,7 +147,10 @@ def _task(
 
     if not name and tuned_task(model) is None:
         folder = model.checkpoint.source
-        raise UsageError(f"Which task? Name it: malmoi evaluate TASK --model {folder}")
+        raise UsageError(
+            f"Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
+            f"classification rows.csv --model {folder}."
+        )
     task, found = evaluated_task(model, name or None, rows, columns)
     if found is not None:
         say(found.describe())

@@ -1,5 +1,6 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,7 +204,7 @@ def _models(heads: Sequence[str]) -> Iterator[Path]:
 
 def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
-    from malmoi.inference.predictors import CHOICE, WRITING
+    from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 
     folder = shlex.quote(str(out))
     output = head_kind(task).output
@@ -212,7 +213,7 @@ def _next_lines(task: "Task", out: Path) -> None:
         use = f'malmoi chat -m {folder} "…"'
     elif output is CHOICE:
         use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
-    elif "{pair}" in task.prompt:
+    elif output is SENTENCE or "{pair}" in task.prompt:
         use = f'malmoi predict -m {folder} --pairs "…" "…"'
     say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
 
@@ -225,17 +226,18 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     label, times = labels.most_common(1)[0]
     words = loads((out / "report.json").read_text("utf-8")).get("word_baseline")
     measure, value = next(iter(metrics.items()))
+    accuracy = metrics.get("accuracy", math.inf)
     advice = "Try more --epochs or rows, a higher --lr, or a model that was pre-trained for longer."
     doubt = ""
     if len(rows) < FEW_ROWS:
         shown = plural(len(rows), "row")
         note(f"Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.")
-    elif metrics.get("accuracy", 1.0) <= times / len(rows):
+    elif accuracy <= times / len(rows):
         share = f"{times / len(rows):.0%}"
         doubt = (
             f"This model is no better than always predicting {label!r}, which is right for {share}."
         )
-    elif words is not None and metrics.get("accuracy", 1.0) <= words:
+    elif words is not None and accuracy <= words:
         doubt = f"Counting words (naive Bayes) is at least as good: right for {words:.1%}."
     elif measure.endswith("f1") and value < LEARNT_F1:
         name = measure.replace("_", " ")

@@ -54,8 +54,8 @@ def guess_task(
     if name is None and several:
         name = "multilabel"
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
-        kind, given = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
-        return with_line_rows(task_on_columns(kind, **given), data), None
+        found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
+        return _similarity_task(found, data), found
     if name and (name not in GUESSED_KINDS or folder):
         return task_on_columns(name, **columns), None
     if folder:
@@ -68,6 +68,13 @@ def guess_task(
     if found.separator:
         columns["separator"] = found.separator
     return task_on_columns(found.kind, **columns), found
+
+
+def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
+    """A task on the columns of sentence pairs; without a second column on plain text."""
+    given = dict(text=found.text, pair=found.pair, label=found.label)
+    task = task_on_columns(found.kind, **given, choices=found.negatives or None)
+    return with_line_rows(task, data)
 
 
 def _published_format(kind: str | None, data: RowSource) -> str | None:
@@ -88,11 +95,15 @@ def _published_format(kind: str | None, data: RowSource) -> str | None:
 
 
 def tuned_task(model: Model) -> str | None:
-    """The name of the task that a model was fine-tuned for."""
+    """The name of the task that a model was fine-tuned for.
+
+    A sentence encoder's is similarity: the rows decide whether they are scored or ranked.
+    """
     record = Path(model.checkpoint.source or "") / "finetune.json"
-    if model.checkpoint.source is None or not record.is_file():
-        return None
-    return str(read_object(record).get("task"))
+    known = model.checkpoint.source is not None and record.is_file()
+    name = str(read_object(record).get("task")) if known else None
+    ranks = name in (None, RETRIEVAL.name) and model.task_head is SIMILARITY.output
+    return SIMILARITY.name if ranks else name
 
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import Predictor
-from malmoi.text.columns import first_rows
+from malmoi.text.columns import GuessedColumns, first_rows
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
 # common names of such columns, most likely first
@@ -111,15 +111,15 @@ def rank_pairs(reading: Predictor, examples: Sequence[Example]) -> list[tuple[in
 
 def similarity_columns_of(
     data: RowSource, *, ranked: bool = False, **columns: Any
-) -> tuple[str, dict[str, Any]]:
-    """The kind of these rows, similarity or retrieval, and the columns of `custom_task`.
+) -> GuessedColumns:
+    """The kind of these rows, similarity or retrieval, and their columns.
 
     A score makes it a similarity unless `ranked`; plain text is a retrieval of every text by
     itself.
     """
     given = {name: value for name, value in columns.items() if value is not None}
     if _is_plain_text(data):
-        return "retrieval", {}
+        return GuessedColumns("retrieval", "text", None)
     names = list(first_rows(data)[0])
     by_lower = {name.lower(): name for name in names}
 
@@ -136,10 +136,10 @@ def similarity_columns_of(
         )
     label = None if ranked else named("label", SCORE_NAMES)
     if pair is not None and label is not None and "choices" not in given:
-        return "similarity", {"text": text, "pair": pair, "label": label}
+        return GuessedColumns("similarity", text, label, pair)
     negative = named("negative", NEGATIVE_NAMES)
-    choices = given.get("choices", (negative,) if negative else ())
-    return "retrieval", {"text": text, "pair": pair, "choices": choices}
+    choices = tuple(given.get("choices", (negative,) if negative else ()))
+    return GuessedColumns("retrieval", text, None, pair, negatives=choices)
 
 
 def with_line_rows(task: Task, data: RowSource) -> Task:

@@ -115,12 +115,15 @@ class LoadedModel:
     def _encoded(self, text: str, *, truncate: bool) -> Encoding:
         """Encodes a text for this model; one that is too long is an error unless `truncate`."""
         read = encode_prompt if self._causal else Tokenizer.encode
-        sentence = self.checkpoint.sentence
-        longest = self.config.context
-        if sentence is not None:
-            longest = min(longest, sentence.max_tokens or longest)
-        encoding = read(self.tokenizer, text, max_tokens=longest if truncate else None)
+        encoding = read(self.tokenizer, text, max_tokens=self._longest if truncate else None)
         return require_fit(encoding, self.config.context)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens at which a text is truncated: a sentence encoder's folder sets its own limit."""
+        sentence = self.checkpoint.sentence
+        limit = 0 if sentence is None else sentence.max_tokens
+        return min(self.config.context, limit or self.config.context)
 
 
 def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -14,6 +15,8 @@ from malmoi.errors import UsageError, nearest
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, model_batches
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
+
+logger = logging.getLogger(__name__)
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean
@@ -59,6 +62,22 @@ def embed_texts(
             vector = F.normalize(vector, dim=-1) if scaled else vector
             found[i] = vector.cpu().numpy()
     return found
+
+
+def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest: int) -> None:
+    """Notes how many texts were truncated to `longest` tokens, if any."""
+    read = [
+        max(end for _, end in one.offsets) if len(one.tokens) == longest else None
+        for one in encodings
+    ]
+    cut = sum(
+        end is not None and end < len(text.rstrip()) for text, end in zip(texts, read, strict=True)
+    )
+    if cut:
+        logger.warning(
+            f"{cut:,} of {len(texts):,} texts are longer than the {longest:,} tokens that this "
+            "encoder reads; the rest of them is not in the vectors."
+        )
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.answer import Answer
 from malmoi.inference.base import listed_texts
 from malmoi.inference.captions import describe_features
-from malmoi.inference.embed import Float32Array, Pool, embed_texts
+from malmoi.inference.embed import Float32Array, Pool, embed_texts, note_truncated
 from malmoi.inference.fill import Fill, fills
 from malmoi.inference.generation.fast_argmax import column_major
 from malmoi.inference.interpretation import Interpretation
@@ -263,18 +263,23 @@ class Model(ZeroShot, Interpretation):
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
         tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
         normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
+        A text longer than the context is an error unless `truncate`; a sentence encoder truncates
+        at the length of its folder, with a note.
         A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
         the target's.
         """
         self._require_text_input("embed")
         reader = self.masked
-        encodings = [
-            reader._encoded(text, truncate=truncate) for text in listed_texts(texts, "texts")
-        ]
+        listed = listed_texts(texts, "texts")
+        sentence = self.checkpoint.sentence
+        cut = truncate or sentence is not None
+        encodings = [reader._encoded(text, truncate=cut) for text in listed]
+        if not truncate:
+            note_truncated(listed, encodings, reader._longest)
         if language:
             encodings = [self._in_language(encoding, language) for encoding in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
-        found = embed_texts(reader.network, encodings, read, pool, self.checkpoint.sentence)
+        found = embed_texts(reader.network, encodings, read, pool, sentence)
         if isinstance(texts, str):
             return found[0]
         if pool == "none":

@@ -65,11 +65,13 @@ class GuessedColumns:
     labels: tuple[str, ...] = ()  # the most frequent first
     baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
     separator: str | None = None  # between the labels of a row
+    negatives: tuple[str, ...] = ()  # texts that do not belong to the first
 
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
         others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
+        others += [f"negatives = {', '.join(self.negatives)}"] * bool(self.negatives)
         description = f"{self.kind}: text = {', '.join([self.text, *others])}"
         if self.kind == "regression":
             return f"{description}, standard deviation {self.baseline:.3g}"

@@ -89,13 +89,14 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
         raise UsageError("input has an empty text, which has no meaning to embed: leave it out.")
     own = ask.pool == "auto" and sentence is not None and sentence.normalize
     scaled = own if ask.normalize is None else ask.normalize
+    cut = ask.truncate or sentence is not None
     pooling = sentence and replace(sentence, normalize=False)  # after the cut, if at all
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
         for text in prompts_of(ask.input):
             checkpoint()
-            encodings.append(_encoding(served.model, text, truncate=ask.truncate))
+            encodings.append(_encoding(served.model, text, truncate=cut))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
         found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, pooling)
