@@ -9,7 +9,13 @@ import pytest
 import malmoi
 from conftest import environment
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.training.trackers import TRACKERS, check_trackers, open_trackers
+from malmoi.training.trackers import (
+    TRACKERS,
+    Settings,
+    Tracker,
+    check_trackers,
+    open_trackers,
+)
 from tiny_runs import train, write_corpus
 
 ROWS = [({"loss": 2.5, "lr": 0.1}, 10), ({"loss": 1.5, "lr": 0.05}, 20)]
@@ -21,6 +27,22 @@ def log_rows(name: str, out: Path) -> None:
     for values, step in ROWS:
         tracker.log(values, step)
     tracker.close()
+
+
+def test_only_results_go_to_stdout_and_a_failure_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker(lambda values, step: None, lambda: print("Run finished."))
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda out, settings: print("Hello.") or tracker)
+    log_rows("tensorboard", tmp_path)
+    assert capsys.readouterr() == ("", "Hello.\nRun finished.\n")
+
+    def fails(out: Path, settings: Settings) -> Tracker:
+        raise ConnectionError("No API key configured.")
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", fails)
+    with pytest.raises(MalmoiError, match="^--track tensorboard cannot start: No API key confi"):
+        log_rows("tensorboard", tmp_path)
 
 
 def test_wandb_offline(tmp_path: Path) -> None:

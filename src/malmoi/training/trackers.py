@@ -4,7 +4,9 @@ Each is its own library, imported only if it is asked for; where its server is, 
 offline, is that library's own setting (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR…).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from malmoi.errors import MalmoiError, UsageError, nearest
 
 PROJECT = "malmoi"  # the project or experiment that runs belong to
+OFFLINE = {"wandb": "WANDB_MODE=offline", "mlflow": "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"}
 
 Values = Mapping[str, float]
 Settings = Mapping[str, Any]
@@ -86,4 +89,22 @@ def check_trackers(names: Sequence[str]) -> None:
 def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[Tracker]:
     """The trackers of a run, each once."""
     check_trackers(names)
-    return [TRACKERS[name](out, settings) for name in dict.fromkeys(names)]
+    return [_open(name, out, settings) for name in dict.fromkeys(names)]
+
+
+def _open(name: str, out: Path, settings: Settings) -> Tracker:
+    try:
+        with _off_stdout():
+            log, close = TRACKERS[name](out, settings)
+    except Exception as error:  # each library has its own errors: no login, no server…
+        why = f"--track {name} cannot start: {str(error).strip().rstrip('.')}."
+        offline = f"Without its server: {OFFLINE[name]}." if name in OFFLINE else ""
+        raise MalmoiError(f"{why} {offline}".strip()) from error
+    return Tracker(log, _off_stdout()(close))
+
+
+@contextmanager
+def _off_stdout() -> Iterator[None]:
+    """What a library prints goes to stderr: only results go to stdout."""
+    with redirect_stdout(sys.stderr):
+        yield
