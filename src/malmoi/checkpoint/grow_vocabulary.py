@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.translate import classes_of
 from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
@@ -26,8 +25,7 @@ def grow_vocabulary(
     if old.features is not None or "generator" in old.heads or old.config.encoder_depth:
         raise UsageError("Tokens can be added only to a plain encoder or decoder.")
     config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
-    heads = {name: classes_of(head) for name, head in old.heads.items()}
-    network = Network(config, heads, pooler=old.pooler is not None).to(old.device, old.dtype)
+    network = Network(config, old.classes, pooler=old.pooler is not None).to(old.device, old.dtype)
     before = old.state_dict()
     for name, weight in network.state_dict().items():
         tensor = before[name]

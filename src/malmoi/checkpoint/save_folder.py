@@ -14,7 +14,7 @@ from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.quantized import Packing, Weight, dense, is_linear_there
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import classes_of, empty, fill_network, is_tied, state_of, to_hf
+from malmoi.checkpoint.translate import empty, fill_network, is_tied, state_of, to_hf
 from malmoi.checkpoint.weights import write_weights
 from malmoi.errors import UsageError
 from malmoi.model import Network, count_parameters
@@ -124,11 +124,10 @@ def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
 def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     network = checkpoint.network
     if table is None:
-        heads = {name: classes_of(head) for name, head in network.heads.items()}
         values = {
             "model_type": OWN_MODEL_TYPE,
             "model": network.config.to_dict(),
-            "heads": heads,
+            "heads": network.classes,
             "pooler": network.pooler is not None,
         }
         values |= {"features": network.features.to_dict()} if network.features else {}

@@ -222,9 +222,7 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     """Refuses labels whose number differs from the number of classes."""
-    classes = next(
-        (classes_of(head) for name, head in network.heads.items() if name in LABEL_HEADS), None
-    )
+    classes = next((n for name, n in network.classes.items() if name in LABEL_HEADS), None)
     if labels and classes is not None and classes != len(labels):
         raise MalmoiError(
             f"{where} names {len(labels)} labels, and the model has {classes} classes."
@@ -273,20 +271,15 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
 
 def _fresh_heads(network: Network) -> dict[str, Tensor]:
     """New weights for every head, taken from a throwaway one-layer network."""
-    heads = {name: classes_of(head) for name, head in network.heads.items()}
     config = replace(network.config, depth=1, groups=0)
-    fresh = Network(config, heads, pooler=network.pooler is not None, features=network.features)
+    pooler = network.pooler is not None
+    fresh = Network(config, network.classes, pooler=pooler, features=network.features)
     return dict(initialise(fresh, seed=0).state_dict())
 
 
 def is_tied(name: str) -> bool:
     """Whether this is a vocabulary head's weight, tied to the token embedding."""
     return any(name == f"heads.{head}.weight" for head in VOCABULARY_HEADS)
-
-
-def classes_of(head: torch.nn.Module) -> int:
-    linear = getattr(head, "linear", None)
-    return linear.out_features if isinstance(linear, torch.nn.Linear) else 0
 
 
 def listing(what: str, names: list[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.checkpoint.translate import classes_of, empty, fill_network
+from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.importance import part_importance
 from malmoi.compression.models import check_rows, measures, open_whole, paired
 from malmoi.compression.options import JudgedOptions, PruneOptions
@@ -291,9 +291,8 @@ def _rebuilt(
     network: Network, config: ModelConfig, layers: Sequence[int], parts: Sequence[PrunedPart]
 ) -> Network:
     """A network with this config from what remains of these layers, all else unchanged."""
-    heads = {name: classes_of(head) for name, head in network.heads.items()}
     pooler = network.pooler is not None and network.features is None
-    smaller = empty(config, heads, pooler=pooler, features=network.features)
+    smaller = empty(config, network.classes, pooler=pooler, features=network.features)
     state = network.state_dict().items()
     weights = {name: tensor for name, tensor in state if not name.startswith("trunk.blocks.")}
     for i, (layer, part) in enumerate(zip(layers, parts, strict=True)):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
-from malmoi.checkpoint.translate import classes_of
 from malmoi.compression.distil import open_teacher
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
@@ -63,8 +62,7 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
     config = replace(
         c, groups=groups, embed_width=embedding or c.embed_width, first_norm=first_norm
     )
-    heads = {name: classes_of(head) for name, head in old.heads.items()}
-    network = initialise(Network(config, heads, pooler=old.pooler is not None), 0)
+    network = initialise(Network(config, old.classes, pooler=old.pooler is not None), 0)
     narrow = dict(_factorised(old, embedding)) if config.token_width != c.token_width else {}
     state = {**_same(old, network), **dict(_averaged(old, groups)), **narrow}
     network.load_state_dict(state, strict=False)

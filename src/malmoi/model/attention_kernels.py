@@ -62,9 +62,8 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     chosen = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
     if mask.causal:
         return chosen
-    return chosen.masked_fill(
-        ~seen.any(-1, keepdim=True) if mask.empty is None else mask.empty, 0.0
-    )
+    empty = ~seen.any(-1, keepdim=True) if mask.empty is None else mask.empty
+    return chosen.masked_fill(empty, 0.0)
 
 
 def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
@@ -144,10 +143,7 @@ def compile_each_shape(
     def run(*inputs: Any, **settings: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger graph, which has its own limit
             return compiled(*inputs, **settings)
-        limits: dict[str, Any] = {
-            "recompile_limit": shapes,
-            "accumulated_recompile_limit": 4 * shapes,
-        }
+        limits: Any = dict(recompile_limit=shapes, accumulated_recompile_limit=4 * shapes)
         try:
             with torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True):
                 return compiled(*inputs, **settings)

@@ -72,6 +72,12 @@ class Network(nn.Module):
         return self.config.width if self.reader is None else self.reader.width
 
     @property
+    def classes(self) -> dict[str, int]:
+        """The number of classes of each head (0 if fixed), as the constructor takes them."""
+        linears = {name: getattr(head, "linear", None) for name, head in self.heads.items()}
+        return {n: x.out_features if isinstance(x, nn.Linear) else 0 for n, x in linears.items()}
+
+    @property
     def language_head(self) -> str:
         """The head over the vocabulary: lm for a GPT, mlm for a BERT; "" without one."""
         return next((name for name in HEADS if name in self.heads and HEADS[name].vocabulary), "")

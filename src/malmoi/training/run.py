@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.checkpoint.translate import classes_of
 from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.system.files import make_folder, scratch_folder
@@ -85,8 +84,8 @@ class TrainingRun:
         weights = get_model_state_dict(self.network, options=options)
         if not self.group.first:
             return self.checkpoint
-        heads = {name: classes_of(head) for name, head in self.network.heads.items()}
-        whole = Network(self.network.config, heads, pooler=self.network.pooler is not None)
+        pooler = self.network.pooler is not None
+        whole = Network(self.network.config, self.network.classes, pooler=pooler)
         whole.load_state_dict(weights)
         return replace(self.checkpoint, network=whole)
 
