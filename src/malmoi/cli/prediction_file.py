@@ -18,7 +18,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.files import atomic_write
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
-from malmoi.text.lines import COMPRESSED
+from malmoi.text.lines import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -49,7 +49,7 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
 
 def default_output(data: Path) -> Path:
     """new.csv → new.predicted.csv; a format that cannot be written becomes CSV."""
-    bare = data.with_suffix("") if data.suffix in COMPRESSED else data
+    bare = uncompressed_name(data)
     suffix = bare.suffix if bare.suffix in WRITERS else ".csv"
     return bare.with_name(f"{bare.stem}.predicted{suffix}")
 

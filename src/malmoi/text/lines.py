@@ -39,6 +39,11 @@ OnBadLine = Callable[[int, str], None]
 DecodedLines = tuple[list[str | None] | list[str], bool]  # None: undecodable; whether they end
 
 
+def uncompressed_name(path: Path) -> Path:
+    """The path without the suffix of a compression."""
+    return path.with_suffix("") if path.suffix in COMPRESSED else path
+
+
 @contextmanager
 def open_bytes(path: Path, *, decompress: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file, decompressed by default; a missing or damaged one raises MalmoiError."""

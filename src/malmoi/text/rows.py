@@ -15,7 +15,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
 from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, missing_header, tab_dialect
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
-from malmoi.text.lines import COMPRESSED
+from malmoi.text.lines import COMPRESSED, uncompressed_name
 
 
 def label_name(value: object) -> str:
@@ -261,16 +261,12 @@ def any_rows(path: Path) -> Iterator[DataRow]:
     if not has_rows(path):
         kinds = f"{' '.join(ROW_READERS)}, also {' '.join(COMPRESSED)}"
         raise UsageError(f"{path} has an unknown format: its name should end in one of {kinds}.")
-    return ROW_READERS[_suffix(path)](path)
+    return ROW_READERS[uncompressed_name(path).suffix](path)
 
 
 def has_rows(path: Path) -> bool:
     """Whether a file of this name is a table."""
-    return _suffix(path) in ROW_READERS
-
-
-def _suffix(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
+    return uncompressed_name(path).suffix in ROW_READERS
 
 
 # ------------------------------------------------------------------ rows in memory

@@ -6,16 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.text.lines import COMPRESSED
-from malmoi.text.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
+from malmoi.text.lines import uncompressed_name
+from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 
 
 def lambada_rows(path: Path) -> Iterator[DataRow]:
     """Reads JSON lines, or the authors' format: one passage per line."""
-    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
-    if bare.suffix in ROW_READERS and bare.suffix != ".txt":
+    if has_rows(path) and uncompressed_name(path).suffix != ".txt":
         yield from any_rows(path)
         return
     for number, line in text_lines(path):
