@@ -57,10 +57,8 @@ def estimate_run(
     execution = choose_execution(pick_device(device), recipe.train)
     count = count_parameters(network)
     rate = measured_flops(execution)
-    length = int(sum(length * share for length, share in recipe.phases))
-    steps, tokens, seconds = budget_of(
-        recipe, flops_per_token(recipe.model, count, length), EXPECTED_UTILISATION * rate
-    )
+    per_token = flops_per_token(recipe.model, count, int(recipe.mean_length))
+    steps, tokens, seconds = budget_of(recipe, per_token, EXPECTED_UTILISATION * rate)
     longest = max(length for length, _ in recipe.phases)
     micro = recipe.train.micro or first_micro(
         recipe.model, longest, recipe.train.batch, execution.device
@@ -113,7 +111,7 @@ def exact_parameters(c: ModelConfig) -> int:
 
 def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
     """Steps, tokens and seconds of the budget at this speed; a budget in minutes has no steps."""
-    length = sum(length * share for length, share in recipe.phases)
+    length = recipe.mean_length
     budget = Budget.of(recipe, BOOKS_TOKENS / length)
     if not budget.steps:
         return 0, int(budget.seconds * speed / per_token), budget.seconds

@@ -44,8 +44,7 @@ class Budget:
             return cls(0, seconds=c.minutes * 60)
         if c.steps:
             return cls(c.steps)
-        each = sum(length * share for length, share in recipe.phases)
-        samples = c.epochs * epoch if c.epochs else c.tokens / each
+        samples = c.epochs * epoch if c.epochs else c.tokens / recipe.mean_length
         return cls(max(1, math.ceil(steps_per_sample(c) * samples)), tokens=c.tokens)
 
     def progress(self, position: Position) -> float:

@@ -169,6 +169,11 @@ class Recipe(Config):
         lengths = self.data.lengths or (self.model.context,)
         return tuple(zip(lengths, self.data.shares or (1.0,), strict=True))
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sample, averaged over the budget."""
+        return sum(length * share for length, share in self.phases)
+
     def check(self) -> "Recipe":
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
