@@ -49,6 +49,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return out or any(words in message for words in OUT_OF_MEMORY)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error from elsewhere, or its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for an unknown name: names that begin with it, else the most similar one, else all
     names if there are few.

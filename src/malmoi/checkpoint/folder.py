@@ -15,7 +15,7 @@ from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.translate import check_labels, empty, fill_network, from_hf
 from malmoi.checkpoint.weights import read_weights
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, first_line, nearest
 from malmoi.model import FeatureConfig, Network
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.untrusted import JsonObject, named, read_object
@@ -240,7 +240,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     # every transport raises errors of its own; all become one message
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub: {reason}"
+            f"There is no folder {name!r}, and it could not be downloaded from the hub: "
+            f"{first_line(error)}"
         ) from error

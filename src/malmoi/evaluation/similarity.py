@@ -12,7 +12,7 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import Predictor
-from malmoi.text.columns import GuessedColumns, first_rows
+from malmoi.text.columns import GuessedColumns, column_named, first_rows
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
 # common names of such columns, most likely first
@@ -121,11 +121,9 @@ def similarity_columns_of(
     if _is_plain_text(data):
         return GuessedColumns("retrieval", "text", None)
     names = list(first_rows(data)[0])
-    by_lower = {name.lower(): name for name in names}
 
     def named(role: str, known: Sequence[str]) -> str | None:
-        likely = next((by_lower[one] for one in known if one in by_lower), None)
-        return given.get(role, likely)
+        return given.get(role, column_named(known, names))
 
     text = named("text", ANCHOR_NAMES)
     pair = named("pair", POSITIVE_NAMES)

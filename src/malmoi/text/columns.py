@@ -173,7 +173,7 @@ def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
+def column_named(known: Sequence[str], names: Sequence[str]) -> str | None:
     """The column with the likeliest of the known names."""
     by_lower = {name.lower(): name for name in names}
     return next((by_lower[one] for one in known if one in by_lower), None)
@@ -181,14 +181,14 @@ def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
 
 def _flags(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
     """Several 0/1 columns, one per label of a multilabel task."""
-    if _named(LABEL_NAMES, names):
+    if column_named(LABEL_NAMES, names):
         return ()
     flags = [name for name in names if {str(row.get(name)).strip() for row in rows} <= {"0", "1"}]
     return tuple(flags) if len(flags) > 1 else ()
 
 
 def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
-    named = _named(LABEL_NAMES, names)
+    named = column_named(LABEL_NAMES, names)
     if named is not None:
         return named
     few = {
@@ -217,7 +217,7 @@ def note_missing_header(names: Sequence[str], where: str) -> None:
 
 def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
     """The column of the text: by its name, else the one with the longest values."""
-    named = _named(TEXT_NAMES, names)
+    named = column_named(TEXT_NAMES, names)
     if named is not None:
         return named
     lengths = {

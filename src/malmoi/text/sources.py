@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, first_line, nearest
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
     FORMATS,
@@ -19,7 +19,7 @@ from malmoi.text.formats import (
     checked_column,
     text_cells,
 )
-from malmoi.text.lines import COMPRESSED
+from malmoi.text.lines import COMPRESSED, uncompressed_name
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
@@ -164,10 +164,9 @@ class HubDataset:
             self._data = datasets.load_dataset(dataset, config or None, split=split or "train")
         # the hub raises many kinds of errors; all mean that the data set is unavailable
         except Exception as error:
-            reason = (
-                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            )
-            raise MalmoiError(f"The data set {name} cannot be loaded: {reason}") from error
+            raise MalmoiError(
+                f"The data set {name} cannot be loaded: {first_line(error)}"
+            ) from error
 
     @property
     def size(self) -> int:
@@ -235,8 +234,8 @@ def _file(path: Path) -> FileSource:
 
 def format_of(path: Path) -> str | None:
     """The suffix that determines the format, without that of the compression."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix if name.suffix in READERS else None
+    suffix = uncompressed_name(path).suffix
+    return suffix if suffix in READERS else None
 
 
 def _known() -> str:
