@@ -222,7 +222,8 @@ def _tell(out: Path, json: bool) -> None:
         return
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
-    words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
+    shown = {n: f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for n, v in named.items()}
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in shown.items()]
     print_result(f"{out}: {', '.join(map(translate, words))}")
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
@@ -231,7 +232,3 @@ def _tell(out: Path, json: bool) -> None:
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
     use = f"malmoi {use.format(folder)}"
     say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

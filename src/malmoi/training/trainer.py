@@ -550,8 +550,7 @@ class Trainer:
             rounded["guessing_loss"] = round(self._guessing, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
-        shown = {"sample": text} if text else {}
-        self.log.write_row(**self._progress_row(), **rounded, **shown)
+        self.log.write_row(**self._progress_row(), **rounded, **({"sample": text} if text else {}))
         self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
         words = ", ".join(f"{name.replace('_', ' ')} {v:.4g}" for name, v in rounded.items())
         self.log.line(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
