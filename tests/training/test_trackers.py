@@ -41,7 +41,7 @@ def test_only_results_go_to_stdout_and_a_failure_is_a_sentence(
         raise ConnectionError("No API key configured.")
 
     monkeypatch.setitem(TRACKERS, "tensorboard", fails)
-    with pytest.raises(MalmoiError, match="^--track tensorboard cannot start: No API key confi"):
+    with pytest.raises(MalmoiError, match=r"^--track tensorboard cannot start: No API key confi"):
         log_rows("tensorboard", tmp_path)
 
 
