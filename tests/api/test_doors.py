@@ -314,7 +314,7 @@ def test_a_callback_sees_the_metrics_and_can_end_a_run(workshop: Path, tmp_path:
         progress=lambda event: event.stop() if event.verb == "finetune" else None,
     )
     assert tuned.steps == 1
-    assert tuned.metrics["accuracy"] >= 0
+    assert "accuracy" in tuned.metrics  # what it has learnt so far is evaluated
 
 
 def test_a_notebook_shows_small_escaped_tables(workshop: Path) -> None:

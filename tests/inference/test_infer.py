@@ -719,7 +719,9 @@ def test_a_tagger_joins_words_into_spans(words_tokenizer: Tokenizer) -> None:
         Network(bert(vocab=120, context=16, width=32, depth=1, heads=2), {"tag": 4}), 0
     )
     tagger = Model(Checkpoint(network, words_tokenizer, labels))
-    assert all(text[s.start : s.end] == s.text for s in tagger.predict(text))
+    found = tagger.predict(text)
+    assert found
+    assert all(text[s.start : s.end] == s.text for s in found)
     assert len(tagger.predict([text, "a"])) == 2
     with pytest.raises(UsageError, match="context of 16"):
         tagger.predict("state " * 20)
