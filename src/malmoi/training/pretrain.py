@@ -141,7 +141,7 @@ def explain_size(
 def size_run(
     requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
-    """Chooses a size for this text, time budget and machine, and logs the reasons."""
+    """Chooses a size for this text, time budget and machine, and says why."""
     given = settings_by_path(requested, overrides)
     if "train.minutes" not in given:
         raise UsageError(

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, first_line
 from malmoi.model import count_parameters, preset
 from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
@@ -287,12 +287,12 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
 
 
-def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
+def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     """FLOP/s of a matrix product over all devices of the run.
 
-    If nothing can be measured, returns those of a slow core and a note.
+    If nothing can be measured, those of a slow core, with a warning.
     """
-    execution = choose_execution(group.device, precision)
+    execution = choose_execution(group.device, c)
     kind = group.device.type
     name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
     try:
@@ -301,7 +301,7 @@ def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
         problem = "" if 0 < flops < math.inf else f"a speed of {flops:g}"
     except RuntimeError as error:
         flops = 0.0
-        problem = str(error).split("\n")[0]
+        problem = first_line(error)
     if problem:
         flops = SLOW_CORE
         logger.warning(
@@ -406,7 +406,7 @@ def _reasons(
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
     yield (
-        f"Machine: {speed.name}, {speed.flops / 1000000000.0:,.0f} GFLOP/s measured in {kind}; "
+        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}; "
         f"{size.minutes:.3g} minutes are about {flops:.1e} FLOPs."
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
