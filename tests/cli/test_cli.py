@@ -29,6 +29,7 @@ from malmoi.cli.finetune import task_and_files
 from malmoi.cli.options import duration, whole_number
 from malmoi.cli.prediction_file import predict_file
 from malmoi.cli.recipes import approximate_parameters, with_vocab
+from malmoi.errors import UsageError
 from malmoi.text.rows import any_rows
 from malmoi.training.recipes import RECIPES
 from tiny_models import tiny_bert, tiny_gpt
@@ -631,6 +632,61 @@ def test_a_stopped_prediction_is_resumed(call: Call, classifier: Path, tmp_path:
     whole = tmp_path / "whole.csv"
     predict_file(malmoi.load(classifier), data, whole, text="text")
     assert whole.read_bytes() == out.read_bytes()
+
+
+STORY = ",".join(
+    ["InputStoryid", *(f"InputSentence{i}" for i in range(1, 5))]
+    + [f"RandomFifthSentenceQuiz{i}" for i in (1, 2)]
+)
+# a task, a file of its own format without labels, and what the model must read of its first row
+OWN_FORMATS: dict[str, tuple[str, str, Any]] = {
+    "snli": (
+        "a.jsonl",
+        '{"gold_label": "-", "sentence1": "strong", "sentence2": "small"}\n',
+        ("strong", "small"),
+    ),
+    "scitail": ("a.tsv", "a small\tmodel\tneutral\n" * 2, ("a small", "model")),
+    "story-cloze": (
+        "a.csv",
+        f"{STORY}\nx,The,state,of,the,union,model\n",
+        ("The state of the", ("union", "model")),
+    ),
+    "korquad": (
+        "a.json",
+        '{"data": [{"paragraphs": [{"context": "하늘이 맑다.", "qas": '
+        '[{"id": "1", "question": "하늘이?"}]}]}]}',
+        ("하늘이?", "하늘이 맑다."),
+    ),
+}
+
+
+@pytest.mark.parametrize("task", OWN_FORMATS)
+def test_predict_reads_the_format_of_the_models_task(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, content, wanted = OWN_FORMATS[task]
+    heads: dict[str, Any] = {
+        "story-cloze": {"choice": 1}, "korquad": {"span": 2}
+    }.get(task, {"classify": 3})  # fmt: skip
+    labels = ("a", "b", "c") if "classify" in heads else ()
+    folder = tiny_bert(tmp_path / "bert", TEXTS, 200, heads_of=heads, labels=labels, **TINY)
+    (folder / "finetune.json").write_text(json.dumps({"task": task}))
+    data = tmp_path / name
+    data.write_text(content, "utf-8")
+    model = malmoi.load(folder, device="cpu")
+    out = tmp_path / "out.jsonl"
+    predict_file(model, data, out)
+    found = json.loads(out.read_text("utf-8").splitlines()[0])
+    answer: Any = model.predict(wanted)
+    expected = answer.label if hasattr(answer, "label") else answer.text
+    score = answer.scores[expected] if hasattr(answer, "scores") else answer.score
+    assert (found["prediction"], found["score"]) == (expected, round(score, 4))
+    if task == "story-cloze":
+        assert list(found["probabilities"]) == ["1", "2"]
+    if task == "snli":
+        data.with_suffix(".csv").write_text("text\nstrong\n")
+        with pytest.raises(UsageError, match="no column 'sentence1', which this model reads"):
+            predict_file(model, data.with_suffix(".csv"), out)
 
 
 def test_a_folder_may_have_the_name_of_its_task(tmp_path: Path) -> None:

@@ -261,13 +261,13 @@ def test_suspicious_rows_are_used_with_a_warning(
     long = f"{'good ' * 25_000},pos\n{'bad ' * 25_000},neg\n"
     assert tune(["classification"], "a.csv", f"text,label\n{GOOD}{long},pos\n".encode()) == 0
     said = capsys.readouterr().err
-    assert "note: 1 empty text, the first at a.csv:12" in said
+    assert "note: 1 empty text, the first at a.csv:12." in said
     assert "texts are longer than 32 tokens and are truncated" in said
     assert (
         tune(["nsmc"], "b.txt", "id\tdocument\tlabel\n1\t굳 ㅋ\t1\n1\t별로\t0\n2\t굳\t1\n".encode())
         == 0
     )
-    assert "note: b.txt:3: the id '1' comes 2 times" in capsys.readouterr().err
+    assert "note: b.txt:3: the id '1' comes 2 times." in capsys.readouterr().err
     assert tune(["classification", "--skip-bad"], "a.csv", MISSING.encode()) == 0
     assert "note: 1 bad row skipped, such as a.csv:10" in capsys.readouterr().err
 

@@ -407,7 +407,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     found = load_examples(custom_task("classification"), path, skip_bad=True)
     assert len(found) == 2
     assert "1 bad row skipped, such as" in found.notes[0]
-    assert found.notes[1].endswith("a.csv:4")  # an empty text is kept and told
+    assert found.notes[1].endswith("a.csv:4.")  # an empty text is kept and told
 
 
 def test_one_class_and_doubled_ids(tmp_path: Path) -> None:
@@ -634,7 +634,9 @@ def test_snli_and_scitail_in_their_other_formats(tmp_path: Path) -> None:
         tmp_path / "snli_1.0_dev.txt",
         "gold_label\tsentence1\tsentence2\tpairID\n-\tx\ty\t1\nentailment\ta\tb\t2\n",
     )
-    (row,) = load_examples(named_task("snli"), table).rows
+    found = load_examples(named_task("snli"), table)
+    assert found.notes == ("1 of 2 rows have no gold label ('-') and are left out.",)
+    (row,) = found.rows
     assert (row.text, row.pair, row.label, row.id) == ("a", "b", "entailment", "2")
     lines = write(
         tmp_path / "scitail_1.0_dev.txt",
@@ -654,6 +656,8 @@ def test_a_public_format_is_recognised_without_a_name(tmp_path: Path) -> None:
         asked = f'{{"qas": [{{"id": "1"{field}}}], "context": "Seoul"}}'
         nested.write_text(f'{{"data": [{{"paragraphs": [{asked}]}}]}}', "utf-8")
         assert guess_task(None, nested)[0].name == name
+    nested.write_text(nested.read_text("utf-8").replace("{", '{"version": "KorQuAD_v1.0_dev", ', 1))
+    assert guess_task(None, nested)[0].name == "korquad"
     lines = tmp_path / "lines.txt"
     lines.write_text("a film\tgood\na bore\tbad\n" * 5, "utf-8")
     assert guess_task(None, lines)[0].kind == "classification"

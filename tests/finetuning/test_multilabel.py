@@ -207,7 +207,7 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     path.write_text("text,anger,fear\nhe is,1,0\nhe is,0,1\n")
     notes = load_examples(custom_task("multilabel", label=("anger", "fear")), path).notes
     assert "1 repeated text with a different label: " in notes[0]
-    assert notes[0].endswith("bad.csv:2 says 'anger', " + f"{path}:3 'fear'")
+    assert notes[0].endswith("bad.csv:2 says 'anger', " + f"{path}:3 'fear'.")
     path.write_text("text,labels,anger,fear\nhe is,anger,1,0\nhe was,fear,0,0\nshe is,fear,0,1\n")
     listed = custom_task("multilabel", label="labels")
     with pytest.raises(MalmoiError, match="the column 'fear' holds 0, the list of labels"):

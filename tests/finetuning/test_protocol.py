@@ -183,8 +183,8 @@ def test_a_label_that_looks_like_a_typo_is_noted() -> None:
     rows = [{"text": f"text {i}", "label": name} for i, name in enumerate(names)]
     task = malmoi.custom_task("classification", text="text", label="label")
     assert list(load_examples(task, rows).notes) == [
-        "The label 'goood' (1 times) looks like a typo of 'good' (20 times), and is learnt as a "
-        "label of its own",
-        "The label 'BAD' (1 times) looks like a typo of 'bad' (20 times), and is learnt as a "
-        "label of its own",
+        "The label 'goood' (1 row) looks like a typo of 'good' (20 rows), and is learnt as a "
+        "label of its own.",
+        "The label 'BAD' (1 row) looks like a typo of 'bad' (20 rows), and is learnt as a "
+        "label of its own.",
     ]

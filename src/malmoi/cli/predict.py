@@ -96,9 +96,8 @@ def predict_command(
 
 
 def _line(text: Any, answer: Any, *, scored: bool) -> str:
-    shown = (
-        one_line(text) if isinstance(text, str) else "\t".join(one_line(str(part)) for part in text)
-    )
+    parts = [text] if isinstance(text, str) else text
+    shown = "\t".join(one_line(p if isinstance(p, str) else " | ".join(p)) for p in parts)
     if answer is None:
         return "\t".join(("-", *(["-"] if scored else []), shown))
     facts = prediction_facts(answer)

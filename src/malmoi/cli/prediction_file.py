@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from malmoi.text.lines import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
+    from malmoi.text.rows import DataRow
 
 Row = Mapping[str, Any]
 ROWS_AT_ONCE = 1000  # predicted together, sorted by length; an interruption loses at most these
@@ -69,26 +71,19 @@ def predict_file(
     """
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} should end in one of {' '.join(WRITERS)}.")
-    total = sum(1 for _ in _rows(data))
-    first = list(islice(_rows(data), ROWS_AT_ONCE))
-    if not first:
-        raise MalmoiError(f"There are no rows in {data}.")
-    if ".txt" in data.suffixes and len(first[0]) == 1:
-        raise UsageError(
-            f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
-        )
-    columns = _columns(model, first, data, text, pair)
-    note_unknown(model, (_asked(row, columns) for row in first))
+    source = _source(model, data, text, pair)
+    total = sum(1 for _ in source.rows())
+    note_unknown(model, (source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)))
     predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
     partial = out.with_name(out.name + PARTIAL)
-    made = _resume(partial, _fingerprint(model, data, [*columns, *labels]))
+    made = _resume(partial, _fingerprint(model, data, [*source.names, *labels]))
     if made:
         say(f"Resuming after row {made:,} of {total:,}.")
     with partial.open("a", encoding="utf-8") as file:
-        rows = islice(_rows(data), made, None)
+        rows = islice(source.rows(), made, None)
         while some := list(islice(rows, ROWS_AT_ONCE)):
             with part_of("predict", made, total):
-                facts = _predictions(predict, [_asked(row, columns) for row in some])
+                facts = _predictions(predict, [source.ask(row) for row in some])
             file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in facts)
             file.flush()
             made += len(some)
@@ -97,7 +92,7 @@ def predict_file(
         next(file)  # the fingerprint
         found = map(json.loads, file)
         with atomic_write(out) as target:
-            joined = ({**row, **one} for row, one in zip(_rows(data), found, strict=True))
+            joined = ({**row.values, **one} for row, one in zip(source.rows(), found, strict=True))
             _writer(data, out)(target, joined)
     partial.unlink()
     return total
@@ -112,53 +107,110 @@ def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
         note(sentence)
 
 
-def _rows(data: Path) -> Iterator[Row]:
-    from malmoi.text.rows import BadRow, any_rows
+@dataclass(frozen=True)
+class RowSource:
+    """The rows of a file, and the model's input of each; None if it has no text."""
 
-    try:
-        for row in any_rows(data):
-            yield row.checked
-    except BadRow as error:
-        raise MalmoiError(f"{error}.") from error
+    read: Callable[[], Iterable["DataRow"]]
+    asked: Callable[["DataRow"], Any]
+    names: tuple[str, ...]  # of the columns or the format that are read
+
+    def rows(self) -> Iterator["DataRow"]:
+        for row in self.read():
+            self._checked(lambda row: row.checked, row)
+            yield row
+
+    def ask(self, row: "DataRow") -> Any:
+        return self._checked(self.asked, row)
+
+    def _checked(self, function: Callable[["DataRow"], Any], row: "DataRow") -> Any:
+        from malmoi.text.rows import BadRow
+
+        try:
+            return function(row)
+        except BadRow as error:
+            raise MalmoiError(f"{error}.") from error
+
+
+def _source(model: "Model", data: Path, text: str | None, pair: str | None) -> RowSource:
+    """The rows in the format of the model's own task, or of a table with the columns it reads."""
+    from malmoi.evaluation.guess import example_input, prediction_format
+    from malmoi.text.rows import any_rows
+
+    task = None if text or pair else prediction_format(model, data)
+    if task is not None:
+        say(f"{data} has the format of {task.name}.")
+        read, example = task.rows, task.example
+        return RowSource(
+            lambda: read(data), lambda row: example_input(example(row)), (f"task:{task.name}",)
+        )
+    rows = RowSource(lambda: any_rows(data), lambda row: row, ())
+    first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
+    if not first:
+        raise MalmoiError(f"There are no rows in {data}.")
+    if ".txt" in data.suffixes and len(first[0]) == 1:
+        raise UsageError(
+            f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
+        )
+    columns = _columns(model, first, data, text, pair)
+    return replace(
+        rows, asked=lambda row: _asked(row.values, columns), names=tuple(columns.values())
+    )
 
 
 def _columns(
     model: "Model", first: list[Row], data: Path, text: str | None, pair: str | None
-) -> tuple[str, ...]:
+) -> dict[str, str]:
     """The columns that the model reads: those given, those it learnt from, or a guess."""
-    from malmoi.inference.predict import Predictor
-
     taken = [name for name in ADDED if name in first[0]]
     if taken:
         raise UsageError(f"{data} already has a column {taken[0]!r}; rename it first.")
-    known = Predictor.of(model.checkpoint).columns
-    learnt = [known[name] for name in ("text", "pair") if name in known]
-    if text is None and learnt and all(name in first[0] for name in learnt):
-        text = learnt[0]
-        pair = pair or (learnt[1] if len(learnt) > 1 else None)
-        say(f"text = {text}" + (f", pair = {pair}" if pair else ""))
-    if text is None:
-        text = text_column(first, [name for name in first[0] if name != pair], str(data))
-        say(f"text = {text}")
-    columns = (text,) if pair is None else (text, pair)
-    for name in columns:
+    found = _known_columns(model)
+    missing = [n for column in found.values() for n in column.split(",") if n not in first[0]]
+    if text is None and missing and len(found) > 1:
+        raise UsageError(
+            f"{data} has no column {missing[0]!r}, which this model reads; its columns are "
+            f"{', '.join(first[0])[:200]}. Name them: --text COLUMN --pair COLUMN."
+        )
+    if text is not None:
+        found = {"text": text} | {k: v for k, v in found.items() if k == "choices"}
+    elif missing or not found:
+        found = {"text": text_column(first, [n for n in first[0] if n != pair], str(data))}
+    found |= {"pair": pair} if pair else {}
+    for name in (found["text"], *([found["pair"]] if "pair" in found else [])):
         if name not in first[0]:
             raise UsageError(f"{data} has no column {name!r}.{nearest(name, first[0])}")
-    empty = sum(not _has_text(row.get(text)) for row in first)
+    if text is None:
+        say(", ".join(f"{name} = {column}" for name, column in found.items()))
+    empty = sum(not _has_text(row.get(found["text"])) for row in first)
     if empty:
         note(f"{empty:,} of the first {len(first):,} rows have no text and get no prediction.")
-    return columns
+    return found
 
 
-def _asked(row: Row, columns: tuple[str, ...]) -> Any:
+def _known_columns(model: "Model") -> dict[str, str]:
+    """The columns that the model learnt from, also of a public task in another format."""
+    from malmoi.evaluation.guess import public_task
+    from malmoi.evaluation.task import read_columns
+
+    task = public_task(model)
+    known = read_columns(task) if task is not None else {}
+    return model.input_columns or {k: v for k, v in known.items() if k in ("text", "pair")}
+
+
+def _asked(row: Row, columns: Mapping[str, str]) -> Any:
     """The model input of a row; None if it has no text."""
-    first = row.get(columns[0])
+    from malmoi.inference.predict import row_choices
+
+    first = row.get(columns["text"])
     if not _has_text(first):
         return None
     if isinstance(first, list):  # a conversation
         return first
-    texts = ["" if row.get(name) is None else str(row[name]) for name in columns]
-    return texts[0] if len(texts) == 1 else tuple(texts)
+    names = [columns[name] for name in ("text", "pair") if name in columns]
+    texts = ["" if row.get(name) is None else str(row[name]) for name in names]
+    choices = row_choices(row, columns)
+    return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
 
 
 def _has_text(value: Any) -> bool:
@@ -167,7 +219,16 @@ def _has_text(value: Any) -> bool:
 
 def _predictions(predict: Callable[[Any], Any], inputs: list[Any]) -> list[dict[str, Any]]:
     found = iter(predict([one for one in inputs if one is not None]))
-    return [{"prediction": ""} if one is None else prediction_facts(next(found)) for one in inputs]
+    return [{"prediction": ""} if one is None else _row_facts(one, next(found)) for one in inputs]
+
+
+def _row_facts(asked: Any, answer: Any) -> dict[str, Any]:
+    """The values that a row gets; the probabilities of its own choices are numbered from 1."""
+    facts = prediction_facts(answer)
+    if isinstance(asked, tuple) and isinstance(asked[-1], tuple):
+        chances = facts["probabilities"].values()
+        facts["probabilities"] = {str(i): one for i, one in enumerate(chances, start=1)}
+    return facts
 
 
 # ------------------------------------------------------------------ resuming

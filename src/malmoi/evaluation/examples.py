@@ -47,7 +47,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
         rows: Iterable[DataRow] = (row for path in file_list(sources) for row in task.rows(path))
     else:
         rows = rows_of(sources)
-    found, bad = _sorted_out(task, rows)
+    read, bad = _sorted_out(task, rows)
+    found = [example for example in read if not _undecided(task, example)]
     if len(bad) > 1 and not found:
         raise MalmoiError(f"None of the {len(bad):,} rows can be used: {bad[0]}.")
     if bad and not skip_bad:
@@ -59,7 +60,17 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
         )
     if not found:
         raise MalmoiError(f"There are no examples in {source_name(sources)}.")
-    return Examples(tuple(found), tuple(_notes(task, found, bad)))
+    notes = list(_notes(task, found, bad))
+    if len(found) < len(read):
+        notes.append(
+            f"{len(read) - len(found):,} of {plural(len(read), 'row')} have no gold label "
+            f"({task.no_label!r}) and are left out."
+        )
+    return Examples(tuple(found), tuple(notes))
+
+
+def _undecided(task: Task, example: Example) -> bool:
+    return task.no_label is not None and example.label == task.no_label
 
 
 def generate_examples(task: Task, seed: int) -> Examples:
@@ -119,17 +130,19 @@ def _disagreements(
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
     kind = kind_of(task)
     if bad:
-        yield f"{plural(len(bad), 'bad row')} skipped, such as {bad[0]}"
+        yield f"{plural(len(bad), 'bad row')} skipped, such as {bad[0]}."
     empty = [e.place for e in found if not e.text.strip()]
     if empty:
-        yield f"{plural(len(empty), 'empty text')}, the first at {empty[0]}"
+        yield f"{plural(len(empty), 'empty text')}, the first at {empty[0]}."
     counts = Counter(e.id for e in found if e.id)
     twice = [e for e in found if counts[e.id] > 1]
     if twice:
-        sentence = f"{twice[-1].place}: the id {twice[-1].id!r} comes {counts[twice[-1].id]} times"
+        last, times = twice[-1], counts[twice[-1].id]
         if isinstance(kind, HeadKind) and kind.by_id:
-            raise MalmoiError(f"{sentence}; ids must differ.")
-        yield sentence
+            raise MalmoiError(
+                f"{last.place}: the id {last.id!r} comes {times} times; ids must differ."
+            )
+        yield f"{last.place}: the id {last.id!r} comes {times} times."
     if kind.text_labels:
         yield from _contradictions(found)
     if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
@@ -148,7 +161,7 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
         yield (
             f"{plural(len(others), 'repeated text')} with a different label: "
             f"{before.place} says {_shown(before.label)}, {others[0].place} "
-            f"{_shown(others[0].label)}"
+            f"{_shown(others[0].label)}."
         )
 
 
@@ -165,8 +178,8 @@ def _misspelt(counts: Counter[str]) -> Iterable[str]:
         if close and not any(letter.isdigit() for letter in name):  # class 1 is not class 10
             right = common[close[0]]
             yield (
-                f"The label {name!r} ({count:,} times) looks like a typo of {right!r} "
-                f"({counts[right]:,} times), and is learnt as a label of its own"
+                f"The label {name!r} ({plural(count, 'row')}) looks like a typo of {right!r} "
+                f"({plural(counts[right], 'row')}), and is learnt as a label of its own."
             )
 
 
@@ -176,7 +189,8 @@ def require_labels(examples: Sequence[Example]) -> None:
     if missing:
         raise MalmoiError(
             f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be "
-            "learnt or scored; give the column of the labels: --label COLUMN."
+            "learnt or scored. malmoi predict reads rows without labels; --label (label=…) names "
+            "the column of labels of your own table."
         )
 
 

@@ -7,17 +7,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, custom_task
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, TAGGING, custom_task
 from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
-from malmoi.evaluation.task import KIND_ALIASES, Task
-from malmoi.evaluation.tasks import named_task
+from malmoi.evaluation.task import KIND_ALIASES, Example, Task, read_columns
+from malmoi.evaluation.tasks import TASKS, named_task
 from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
-from malmoi.text.rows import RowSource, file_list, is_files, text_lines
+from malmoi.text.rows import (
+    BadRow,
+    RowSource,
+    any_rows,
+    file_list,
+    has_rows,
+    is_files,
+    text_lines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +96,8 @@ def _published_format(kind: str | None, data: RowSource) -> str | None:
     if ".json" in files[0].suffixes:
         start = "".join(head)[:HEAD_CHARACTERS]
         nested = start.lstrip().startswith("{") and '"paragraphs"' in start and '"qas"' in start
-        return ("squad2" if '"is_impossible"' in start else "squad") if nested else None
+        known = {"KorQuAD_v1": "korquad", '"is_impossible"': "squad2", "": "squad"}
+        return next(name for mark, name in known.items() if mark in start) if nested else None
     words = [line.split() for line in head if line.strip() and not line.startswith(DOCUMENT_MARK)]
     tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
     return "conll2003" if len(words) > 1 and tagged else None
@@ -104,6 +113,47 @@ def tuned_task(model: Model) -> str | None:
     name = str(read_object(record).get("task")) if known else None
     ranks = name in (None, RETRIEVAL.name) and model.task_head is SIMILARITY.output
     return SIMILARITY.name if ranks else name
+
+
+def public_task(model: Model) -> Task | None:
+    """The public task that a model was fine-tuned for, if it was one."""
+    name = tuned_task(model)
+    return named_task(name) if name is not None and name in TASKS else None
+
+
+def prediction_format(model: Model, path: Path) -> Task | None:
+    """The public task that a model was fine-tuned for, if the file is in its own format.
+
+    A table with the columns of its texts is read like any other table.
+    """
+    task = public_task(model)
+    if task is None or task.kind == TAGGING.name:
+        return None
+    try:
+        first = next(any_rows(path), None) if has_rows(path) else None
+        if first is not None and all(one in first.values for one in input_columns(task)):
+            return None
+    except (MalmoiError, BadRow):
+        pass  # no table
+    try:
+        row = next(iter(task.rows(path)), None)
+        return None if row is None or not example_input(task.example(row)) else task
+    except (MalmoiError, BadRow):
+        return None
+
+
+def input_columns(task: Task) -> list[str]:
+    """The columns of a task's texts; a missing name stands for a format that is no table."""
+    found = read_columns(task)
+    return [found[name] for name in ("text", "pair") if name in found] or [""]
+
+
+def example_input(example: Example) -> Any:
+    """What `Model.predict` takes for an example: a text, a pair, or these with choices."""
+    texts = (example.text,) if example.pair is None else (example.text, example.pair)
+    if example.choices:
+        return (*texts, example.choices)
+    return texts[0] if len(texts) == 1 else texts
 
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class HeadKind(Kind):
 
 
 def _check_label(task: Task, example: Example) -> str:
-    known = not task.labels or example.label is None or example.label in task.labels
+    known = not task.labels or example.label in (None, task.no_label, *task.labels)
     return "" if known else f"the label {example.label!r} is not one of {', '.join(task.labels)}"
 
 

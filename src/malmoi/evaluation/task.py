@@ -5,7 +5,7 @@ Everything that depends on the kind of task is in `kinds.py`.
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ class Task:
     about: str = ""
     metrics: tuple[str, ...] = ()  # the first selects; empty: those of the kind
     labels: tuple[str, ...] = ()  # in order; empty: those of the training data, sorted
+    no_label: str | None = None  # written where there is none: such rows are left out, with a note
     files: tuple[str, str] = ("train*", "dev*")  # patterns in a folder: training, development
     both_orders: bool = False  # the pair is symmetric: a GPT reads both orders (GPT-1 §3.3)
     prompt: str = "{text}"  # with {text} and {pair}
@@ -118,24 +119,40 @@ class Columns:
         return self.label
 
 
-def columns(
-    text: str, pair: str | None = None, label: str = "label", id: str | None = None
-) -> ExampleMaker:
-    """Returns a function that makes an example from the named columns of a row."""
+@dataclass(frozen=True)
+class columns:
+    """Makes an example from the named columns of a row."""
 
-    def example(row: DataRow) -> Example:
-        second = None if pair is None else row.text(pair)
-        return Example(row.text(text), second, row.label(label), id=str(row[id]) if id else "")
+    text: str
+    pair: str | None = None
+    label: str = "label"
+    id: str | None = None
 
-    return example
+    def __call__(self, row: DataRow) -> Example:
+        second = None if self.pair is None else row.text(self.pair)
+        number = str(row[self.id]) if self.id else ""
+        return Example(row.text(self.text), second, self.label_of(row), id=number)
+
+    def label_of(self, row: DataRow) -> Any:
+        return row.label(self.label)
 
 
-def numbers(
-    text: str, pair: str | None = None, label: str = "score", id: str | None = None
-) -> ExampleMaker:
+@dataclass(frozen=True)
+class numbers(columns):
     """Like `columns`, for numeric labels."""
-    named = columns(text, pair, label, id)
-    return lambda row: replace(named(row), label=row.number(label))
+
+    label: str = "score"
+
+    def label_of(self, row: DataRow) -> Any:
+        return row.number(self.label)
+
+
+def read_columns(task: Task) -> dict[str, str]:
+    """The columns of a task's table by their roles (text, pair, label…), if it is one."""
+    if task.columns or not isinstance(task.example, columns):
+        return dict(task.columns)
+    named = {name: getattr(task.example, name) for name in ("text", "pair", "label")}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def label_columns(by: Columns) -> ExampleMaker:

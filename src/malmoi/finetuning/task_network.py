@@ -11,7 +11,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
-from malmoi.evaluation.task import Task
+from malmoi.evaluation.task import Task, read_columns
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
@@ -81,8 +81,8 @@ def build_task_network(
 
 def task_facts(task: Task) -> dict[str, Any]:
     """What a model's folder says of its task."""
-    columns = {"columns": dict(task.columns)} if task.columns else {}
-    return {"task": task.name, "kind": task.kind, **columns}
+    columns = read_columns(task)
+    return {"task": task.name, "kind": task.kind, **({"columns": columns} if columns else {})}
 
 
 def _reading_settings(

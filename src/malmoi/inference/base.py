@@ -9,7 +9,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.inference.predict import Predictor, end_tokens
-from malmoi.inference.predictors import TASK_HEADS, TaskHead, entailment_class, task_heads
+from malmoi.inference.predictors import CHOICE, TASK_HEADS, TaskHead, entailment_class, task_heads
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -102,6 +102,13 @@ class LoadedModel:
                 f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: "
                 f"{can}."
             )
+
+    @property
+    def input_columns(self) -> dict[str, str]:
+        """The columns that a fine-tuned model reads of a row: text, pair, and any choices."""
+        names = ("text", "pair", "choices") if self.task_head is CHOICE else ("text", "pair")
+        known = Predictor.of(self.checkpoint).columns
+        return {name: known[name] for name in names if name in known}
 
     @property
     def _ends(self) -> frozenset[int]:

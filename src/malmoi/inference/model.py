@@ -379,6 +379,6 @@ class Model(ZeroShot, Interpretation):
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
-        inputs = row_texts([texts] if alone else texts, reading.columns)
+        inputs = row_texts([texts] if alone else texts, self.input_columns)
         found = self.task_head.predict(reading, inputs)
         return found[0] if alone else found

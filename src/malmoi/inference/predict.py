@@ -199,13 +199,26 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
     names = [columns.get("text", "text"), *([columns["pair"]] if "pair" in columns else [])]
     if isinstance(row.get(names[0]), list):  # a conversation
         return row[names[0]]
+    choices = row_choices(row, columns)
     for name in names:
         if not isinstance(row.get(name), str):
             had = ", ".join(map(str, row))
             raise UsageError(
                 f"A row has no text in column {name!r}, which this model reads; it has: {had}."
             )
-    return row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
+    texts = tuple(row[name] for name in names)
+    return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
+
+
+def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    """The choices of a row, in one list or in columns of their own; none without such columns."""
+    if "choices" not in columns:
+        return ()
+    names = columns["choices"].split(",")
+    given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
+    if not isinstance(given, Sequence) or None in given:
+        raise UsageError(f"A row has no choices in {', '.join(names)}, which this model reads.")
+    return (tuple(map(str, given)),)
 
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
@@ -247,6 +260,10 @@ def _pooled(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
 
 def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
     """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
+    if any(isinstance(one, str) or isinstance(one[-1], str) for one in questions):
+        raise UsageError(
+            "This model chooses between answers: give (text, choices), or --choice for each."
+        )
     found = []
     for (*_, choices), scores in zip(questions, score_choices(reading, questions), strict=True):
         chances = (scores / reading.temperature).softmax(-1).tolist()

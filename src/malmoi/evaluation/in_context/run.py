@@ -126,12 +126,11 @@ def _result(
     graded = kind.grade(exam, questions)
     cut = sum(question.cut for question in questions)
     truncated = (
-        [f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit"]
+        [f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit."]
         if cut
         else []
     )
-    drawn = notes if shots.count or shots.as_many_as_fit else ()
-    notes = (*drawn, *truncated, *graded.notes)
+    notes = (*notes, *truncated, *graded.notes)
     return InContextResult(task.name, shots, graded, questions, exam, notes)
 
 
@@ -150,10 +149,11 @@ def split_rows(
     source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
-    if source is None:
+    shown = any(shots.count or shots.as_many_as_fit for shots in parse_shots(asking.shots))
+    if source is None and shown:
         notes.append(
-            "examples are drawn from the other rows of the data, as there is no file of training "
-            "rows (train)"
+            "Examples are drawn from the other rows of the data, as there is no file of training "
+            "rows (--train, train=…)."
         )
     return _some(found.rows, asking), pool.rows, notes
 

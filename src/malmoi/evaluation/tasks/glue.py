@@ -20,11 +20,8 @@ def cola_rows(path: Path) -> Iterator[DataRow]:
 
 
 def snli_rows(path: Path) -> Iterator[DataRow]:
-    """Reads SNLI's .jsonl or .txt; pairs without a gold label (-) are left out, as usual."""
-    jsonl = ".jsonl" in path.suffixes
-    for row in json_line_rows(path) if jsonl else table_rows(path):
-        if row.values.get("gold_label") != "-":
-            yield row
+    """Reads SNLI's .jsonl or .txt."""
+    yield from json_line_rows(path) if ".jsonl" in path.suffixes else table_rows(path)
 
 
 def scitail_rows(path: Path) -> Iterator[DataRow]:
@@ -156,6 +153,7 @@ SNLI = replace(
     rows=snli_rows,
     example=columns("sentence1", "sentence2", "gold_label", id="pairID"),
     about="entailment, contradiction or neither, of image captions (Bowman et al. 2015)",
+    no_label="-",  # its annotators disagreed
     files=("*train*", "*dev*"),
 )
 SCITAIL = replace(
