@@ -1,30 +1,37 @@
-"""The search within a budget: the worse are stopped early, the best averaged, nothing repeated."""
+"""The search within a budget: only clear gains count, all rows train the result, no repeats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.finetuning.comparison import Gain, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.search import MAX_FULL_RUNS, Search, greedy_soup
+from malmoi.finetuning.run import run_trial
+from malmoi.finetuning.search import MIN_LAST_RUNS, Search
+from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.trials import TrialLimit, TrialRun, read_trials
-from malmoi.model import Network, initialise, preset
+from malmoi.model import Network, preset
 from tiny_models import tiny_bert
 
 WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")
+ERROR = 0.02  # of every gain
 
 
 class Trainer:
-    """Stands for training: a run's value is its rate's, a little better for later seeds."""
+    """Stands for training: twice the rate gains `short` in a trial and `full` in a full run."""
 
-    def __init__(self, *, dies_at: int = -1, completed: float = 1.0) -> None:
+    def __init__(
+        self, short: float = 0.0, full: float = 0.0, *, dies_at: int = -1, completed: float = 1.0
+    ) -> None:
+        self.gains = {"short": short, "full": full, "last": 0.0}
         self.asked: list[tuple[str, float, int]] = []
         self.dies_at = dies_at
         self.completed = completed
@@ -35,100 +42,169 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.asked.append((folder.name, settings.lr, settings.seed))
         assert (settings.best, settings.minutes, settings.init_seed) == (False, 0.0, 7)
-        better = 1e3 * settings.lr + settings.rdrop / 100 + settings.seed / 1000
+        faster = settings.lr == 2e-4 and not settings.rdrop and settings.layer_decay == 1
+        assert settings.seed == 7 or folder.name.startswith("last")
+        value = 0.5 + faster * self.gains[folder.name.partition("-")[0]]
         cut = self.completed < 1 and not limit.judged_if_cut
-        model = Checkpoint(Network(tiny(), {}), None)
-        return TrialRun(model, None if cut else better, 1, self.completed)
+        outcome = None if cut else Outcome({"accuracy": value}, [], [])
+        return TrialRun(Checkpoint(Network(tiny(), {}), None), outcome, 1, self.completed)
 
 
 def tiny() -> Any:
     return preset("bert-tiny", vocab=60, context=16, width=16, depth=1, heads=2)
 
 
-def search_in(out: Path, train: Trainer) -> Search:
-    settings = FinetuneConfig(best=True, minutes=1.0, lr=1e-4, seed=7)
-    return Search(settings, 1, "accuracy", out, train)
+def search_in(out: Path, train: Trainer, minutes: float = 1.0) -> Search:
+    settings = FinetuneConfig(best=True, minutes=minutes, lr=1e-4, seed=7)
+
+    def gain(base: Outcome, other: Outcome) -> Gain:
+        return Gain(other.metrics["accuracy"] - base.metrics["accuracy"], ERROR)
+
+    return Search(settings, 1, "accuracy", out, train, train, gain)
 
 
-def test_the_better_third_is_trained_in_full(tmp_path: Path) -> None:
-    train = Trainer()
-    search = search_in(tmp_path, train)
-    runs = search.run()
-    short = [trial for trial in search.trials if trial.share < 1]
-    full = [trial for trial in search.trials if trial.share == 1]
-    assert len(short) == 7
-    assert len(full) == len(runs) == MAX_FULL_RUNS
-    assert [dict(trial.changes) for trial in full[:3]] == [
-        {"lr": 2e-4, "rdrop": 1.0},
-        {"lr": 2e-4},
-        {"layer_decay": 0.8, "lr": 2e-4},
-    ]
-    assert [trial.seed for trial in full] == [7 + i // 3 for i in range(12)]
-    values = [run.value for run in runs]
-    assert values == sorted(values, reverse=True)
+@pytest.mark.parametrize(
+    ("short", "full", "kinds", "chosen"),
+    [
+        (0.01, 0.05, {"short"}, {}),  # less than the error: no challenger
+        (0.05, 0.01, {"short", "full"}, {}),  # a challenger that does not win
+        (0.05, 0.05, {"short", "full"}, {"lr": 2e-4}),
+    ],
+)
+def test_only_clear_gains_replace_the_defaults(
+    tmp_path: Path, short: float, full: float, kinds: set[str], chosen: dict[str, float]
+) -> None:
+    search = search_in(tmp_path, Trainer(short, full))
+    best, *others = search.choose()
+    assert best.changes == chosen
+    assert {} in [best.changes, *(one.changes for one in others)]
+    assert {trial.name.partition("-")[0] for trial in search.trials} == kinds
+    if "full" in kinds:
+        assert [dict(trial.changes) for trial in search.trials[-2:]] == [{}, {"lr": 2e-4}]
     assert list(read_trials(tmp_path).values()) == search.trials
-    assert not list((tmp_path / "trials").glob("short-*"))
 
 
-def test_a_killed_search_repeats_nothing(tmp_path: Path) -> None:
-    whole = Trainer()
-    search_in(tmp_path / "whole", whole).run()
-    cut = Trainer(dies_at=9)
+def test_the_last_runs_differ_in_settings_and_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    search = search_in(tmp_path, Trainer(-0.05))  # twice the rate is clearly worse
+    chosen = [dict(one.changes) for one in search.choose()]
+    assert chosen[:2] == [{}, {"layer_decay": 0.8, "lr": 2e-4}]
+    assert {"lr": 2e-4} not in chosen
+    search.run_on_all(search.choose())
+    last = [trial for trial in search.trials if trial.name.startswith("last")]
+    assert [dict(trial.changes) for trial in last] == chosen
+    assert [trial.seed for trial in last] == list(range(7, 7 + len(chosen)))
+
+
+def test_runs_of_the_defaults_alone_differ_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    search = search_in(tmp_path, Trainer())
+    assert len(search.run_on_all([search.default])) == MIN_LAST_RUNS
+    assert [trial.seed for trial in search.trials] == list(range(7, 7 + MIN_LAST_RUNS))
+
+
+@pytest.mark.parametrize("dies_at", [3, 6, 9])  # in a short trial, a full and a last run
+def test_a_killed_search_repeats_nothing(tmp_path: Path, dies_at: int) -> None:
+    def run(train: Trainer, name: str) -> Search:
+        search = search_in(tmp_path / name, train)
+        search.run_on_all(search.choose())
+        return search
+
+    whole = Trainer(0.05, 0.05)
+    done = run(whole, "whole")
+    cut, rest = Trainer(0.05, 0.05, dies_at=dies_at), Trainer(0.05, 0.05)
     with pytest.raises(KeyboardInterrupt):
-        search_in(tmp_path / "cut", cut).run()
-    rest = Trainer()
-    search_in(tmp_path / "cut", rest).run()
-    assert rest.asked[:2] == cut.asked[7:]  # full runs are only read again
-    assert cut.asked + rest.asked[2:] == whole.asked
+        run(cut, "cut")
+    resumed = run(rest, "cut")
+    read = [one for one in cut.asked if one in rest.asked]  # from their folders, not trained again
+    assert {name for name, _, _ in read} <= {"short-0", "full-0", "last-0"}
+    assert cut.asked + [one for one in rest.asked if one not in read] == whole.asked
+    assert [t.name for t in resumed.trials] == [t.name for t in done.trials]
+
+
+@pytest.mark.parametrize("seconds", [3, 14, 20, 45, 60, 100, 600])
+def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    now = 0.0
+    monkeypatch.setattr("malmoi.finetuning.search.time.monotonic", lambda: now)
+    train = Trainer(0.05, 0.05)
+
+    def take_time(settings: FinetuneConfig, folder: Path, limit: TrialLimit) -> TrialRun:
+        nonlocal now
+        needed = 14 * settings.epochs / FinetuneConfig().epochs  # and a second to evaluate
+        train.completed = min(1.0, limit.seconds / needed)
+        now += train.completed * needed + 1
+        return replace(train(settings, folder, limit), after=1.0)
+
+    search = search_in(tmp_path, Trainer(), minutes=seconds / 60)
+    search.train = search.train_on_all = take_time
+    search.judged = 3
+    runs = search.run_on_all(search.choose())
+    assert now + search.judged <= 1.15 * seconds + 4  # short ones end after the first evaluations
+    assert len(runs) >= MIN_LAST_RUNS or search.left < 28
 
 
 def test_a_short_budget_is_one_run_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search = search_in(tmp_path, Trainer(completed=0.1))
-    search.settings = FinetuneConfig(best=True, minutes=1e-9, lr=1e-4, seed=7)
-    search.run()
+    search = search_in(tmp_path, Trainer(completed=0.1), minutes=1e-9)
+    search.run_on_all(search.choose())
     found = [(t.name, t.share, dict(t.changes)) for t in search.trials]
-    assert found == [("short-1", 0.025, {}), ("full-2", 0.1, {})]
+    assert found == [("short-0", 0.025, {}), ("last-0", 0.1, {})]
     assert "ended after 10% of the epochs of a single run; --minutes" in caplog.text
 
 
-def test_a_run_that_does_not_help_is_left_out_of_the_mean() -> None:
-    runs = [Checkpoint(initialise(Network(tiny(), {}), seed), None) for seed in range(3)]
-    name = "trunk.embed.token.weight"
-    start = [run.network.state_dict()[name].clone() for run in runs]
-    values = iter((0.1, 0.9))  # with the second run, then with the third
+def test_the_error_of_a_gain_is_that_of_the_differences() -> None:
+    chance = np.random.default_rng(0)
+    first, second = chance.random(500) < 0.7, chance.random(500) < 0.75
 
-    def evaluate(one: Checkpoint) -> Outcome:
-        return Outcome({"accuracy": next(values)}, [], [])
+    def outcome(right: Any) -> Outcome:
+        return Outcome({}, [], [ExamplePrediction(bool(one), 1.0) for one in right])
 
-    soup, count = greedy_soup([TrialRun(run, 0.5, 1) for run in runs], "accuracy", evaluate)
-    assert count == 2
-    assert torch.allclose(soup.network.state_dict()[name], (start[0] + start[2]) / 2, atol=1e-6)
+    def accuracy(one: Outcome, places: Any) -> float:
+        return float(np.mean([one.said[i].prediction for i in places]))
+
+    found = paired_gain(accuracy, outcome(first), outcome(second))
+    differences = second.astype(float) - first
+    assert found.value == pytest.approx(differences.mean())
+    assert found.error == pytest.approx(differences.std(ddof=1) / 500**0.5, rel=0.3)
+    assert paired_gain(accuracy, outcome(first), outcome(first)) == Gain(0.0, 0.0)
 
 
-def test_from_rows_to_a_folder(tmp_path: Path) -> None:
+def rows_of(count: int) -> list[dict[str, str]]:
+    chance = np.random.default_rng(0)
+    return [
+        {"text": f"{WORDS[n]} {' '.join(chance.choice(WORDS[4:], 4))}", "label": "ny"[int(n < 2)]}
+        for n in chance.integers(4, size=count).tolist()
+    ]
+
+
+def test_from_rows_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, set[tuple[int, int]]] = {}
+
+    def observed(work: FinetuneData, settings: Any, folder: Path, limit: TrialLimit) -> TrialRun:
+        kind = folder.name.partition("-")[0]
+        sizes.setdefault(kind, set()).add((len(work.train), len(work.held)))
+        return run_trial(work, settings, folder, limit)
+
+    monkeypatch.setattr("malmoi.finetuning.search.run_trial", observed)
     base, out = tmp_path / "bert", tmp_path / "out"
     tiny_bert(base, [" ".join(WORDS)] * 3, 60, context=16, width=16, depth=1, heads=2)
-    chance = np.random.default_rng(0)
-    rows = [
-        {"text": f"{WORDS[n]} {' '.join(chance.choice(WORDS[4:], 4))}", "label": "ny"[int(n < 2)]}
-        for n in chance.integers(4, size=220).tolist()
-    ]
+    rows = rows_of(270)
     how: dict[str, Any] = {"best": True, "minutes": 0.01, "epochs": 4, "device": "cpu"}
     events: list[malmoi.Progress] = []
     done = malmoi.finetune(
-        base, "classification", rows[:200], out, rows[200:], progress=events.append, **how
+        base, "classification", rows[:250], out, rows[250:], progress=events.append, **how
     )
-    assert done.protocol.selects == ("setting", "temperature")
+    protocol = done.protocol
+    assert (protocol.trained_on, protocol.compared_on, protocol.selected_on) == (250, 50, 0)
+    assert "50 rows of them held out while settings are compared" in protocol.describe()
+    assert (sizes["short"], sizes["last"]) == ({(200, 50)}, {(250, 0)})
     report = json.loads((out / "report.json").read_text("utf-8"))
-    assert {trial["name"].partition("-")[0] for trial in report["trials"]} == {"short", "full"}
+    assert {trial["name"].partition("-")[0] for trial in report["trials"]} >= {"short", "last"}
     page = (out / "report.html").read_text("utf-8")
     assert all(f"<td>{trial['name']}</td>" in page for trial in report["trials"])
     assert malmoi.load(out).predict("good film").label in "ny"
     assert not (out / "trials").exists()
     assert {event.unit for event in events if event.verb == "finetune"} == {"seconds"}
-    again = malmoi.finetune(base, "classification", rows[:200], out, rows[200:], **how)
+    again = malmoi.finetune(base, "classification", rows[:250], out, rows[250:], **how)
     assert (again.metrics, again.steps) == (done.metrics, done.steps)
     with pytest.raises(UsageError, match="best needs a time budget"):
         malmoi.finetune(base, "classification", rows, tmp_path / "o", best=True)

@@ -86,7 +86,9 @@ def finetune_command(
         None, "Metric for model selection: accuracy, f1_macro, mcc…", shown="the task's"
     ),
     best: bool = option(
-        False, "Spend --minutes on trials of settings; average the best.", "--best"
+        False,
+        "Spend --minutes: compare settings, then train on all rows several times and average.",
+        "--best",
     ),
     grid: bool = option(
         False, "Search BERT's grid of learning rates, batches and epochs.", "--grid"

@@ -19,7 +19,7 @@ from malmoi.evaluation.examples import load_examples, require_labels, unseen_lab
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.evaluation.tasks import named_task
 from malmoi.evaluation.translation import evaluate_translation
@@ -137,18 +137,29 @@ def predict_and_score(task: Task, examples: Sequence[Example], reading: Predicto
     kind = head_kind(task)
     gold = [kind.gold(example.label, reading.labels) for example in examples]
     predictions = kind.predict(reading, examples)
-    metrics = _measures(task, gold, [one.prediction for one in predictions], reading)
-    return Outcome({**kind.measure(examples, predictions), **metrics}, gold, predictions)
+    metrics = score_examples(task, examples, gold, predictions, reading.labels)
+    return Outcome(metrics, gold, predictions)
+
+
+def score_examples(
+    task: Task,
+    examples: Sequence[Example],
+    gold: Sequence[Any],
+    said: Sequence[ExamplePrediction],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """The task's metrics, and the kind's further ones, of predictions for examples."""
+    return {**head_kind(task).measure(examples, said), **_measures(task, gold, said, labels)}
 
 
 def _measures(
-    task: Task, gold: Sequence[Any], predictions: Sequence[Any], reading: Predictor
+    task: Task, gold: Sequence[Any], said: Sequence[ExamplePrediction], labels: Sequence[str]
 ) -> dict[str, float]:
     """Computes metrics; macro averages cover all labels if an item may have several or none."""
     kind = head_kind(task)
-    labels = reading.labels if kind.text_labels and not kind.exclusive else ()
+    labels = labels if kind.text_labels and not kind.exclusive else ()
     names = [name for name in metric_names(task) if name in METRICS]
-    return score_predictions(names, gold, predictions, labels)
+    return score_predictions(names, gold, [one.prediction for one in said], labels)
 
 
 def check_task_fits(task: Task, reading: Predictor) -> None:
@@ -209,7 +220,7 @@ def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str
     predictions = [kind.decide(one, chosen) for one in plain.said]
     if kind.calibrated:  # the same predictions, less or more certain
         return replace(plain, said=predictions, chosen=dict(chosen))
-    metrics = _measures(task, plain.labels, [one.prediction for one in predictions], reading)
+    metrics = _measures(task, plain.labels, predictions, reading.labels)
     without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
     return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
 

@@ -89,7 +89,7 @@ def run_all(
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with run_folder_lock(out):
-        if settings.best and work.held and work.words is None:
+        if settings.best and work.words is None:
             runs = [search_settings(work, settings, out, overwrite=overwrite)]
         else:
             runs = [

@@ -20,6 +20,7 @@ from malmoi.system.language import plural, translate
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
+COMPARED_SHARE = 0.2  # of the rows, while a search compares settings: its last runs train on all
 MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
 MAX_SELECTION_ROWS = 2000
 LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held out
@@ -44,6 +45,7 @@ class Protocol(Config):
     judged_on: int  # rows used only for evaluation
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # settings selected on the held-out rows
+    compared_on: int = 0  # training rows held out while a search compares settings
     judged_twins: int = 0  # evaluation rows whose text is also a training row, except for typos
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
@@ -53,6 +55,9 @@ class Protocol(Config):
         if self.selected_on:
             rows = plural(self.selected_on, "held-out row")
             chosen = translate(f"{rows} for selection: {names}") + "; "
+        if self.compared_on:
+            rows = plural(self.compared_on, "row")
+            chosen += translate(f"{rows} of them held out while settings are compared") + "; "
         return translate(
             f"Training on {plural(self.trained_on, 'row')}; {chosen}evaluation on "
             f"{plural(self.judged_on, 'row')} ({translate(self.judged_rows)})."
@@ -71,7 +76,7 @@ def selected_settings(
     """The settings that need held-out rows; a temperature alone does not."""
     kind = head_kind(task)
     needs = {
-        "setting": settings.grid or settings.best,
+        "setting": settings.grid,
         "epoch": settings.patience > 0,
         "threshold": kind.thresholds(rows),
     }
@@ -90,6 +95,15 @@ def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, need
         return min(high, max(low, round(count * TEMPERATURE_SHARE)))
     rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round(count * SELECTION_SHARE)))
     return rows if rows <= count * LARGEST_SELECTION_SHARE else 0
+
+
+def compared_rows(count: int, held: int, settings: FinetuneConfig) -> int:
+    """Number of `count` training rows that a search holds out besides the `held` ones."""
+    if not settings.best:
+        return 0
+    share = settings.holdout or COMPARED_SHARE
+    rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round((count + held) * share)))
+    return max(0, rows - held) if rows <= (count + held) * LARGEST_SELECTION_SHARE else 0
 
 
 def judged_rows(count: int, settings: FinetuneConfig) -> int:

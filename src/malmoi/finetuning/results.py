@@ -142,7 +142,7 @@ def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dic
 def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
     """Reads a finished run's predictions, if they belong to these evaluation rows."""
     try:
-        lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
+        lines = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
         rows = [json.loads(line) for line in lines]
         seen = [[row["id"], row["text"]] for row in rows]
         found = [

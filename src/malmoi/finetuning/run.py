@@ -116,14 +116,19 @@ def run_trial(
     """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed."""
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
-    measure = work.primary_metric
     if begin_run(out, work.record(settings), overwrite=False):
         known = load_finished(unjudged, settings, out)
-        return TrialRun(known.checkpoint, known.held[measure], known.steps)
+        return TrialRun(known.checkpoint, known.outcome, known.steps)
     checkpoint = _new_model(work, settings)
     reading = work.predictor(checkpoint)
+
+    def evaluate() -> Outcome:
+        return judge_held_out(work.task, work, reading)
+
     loss_module = LossModule(checkpoint.network, make_objective(work, settings))
-    trainer = FinetuneTrainer(loss_module, _items(work, reading), settings, out, None, measure)
+    items = _items(work, reading)
+    watch = evaluate if settings.patience and work.held else None
+    trainer = FinetuneTrainer(loss_module, items, settings, out, watch, work.primary_metric)
     trainer.limit = max(limit.seconds, MIN_TRIAL_SECONDS)
     trainer.fit()
     _raise_if_stopped(trainer, work, settings, checkpoint)
@@ -133,11 +138,12 @@ def run_trial(
         row = trainer.clock.usual_step / settings.batch
         expected = len(work.held) * row / EVALUATED_PER_TRAINED
         return TrialRun(checkpoint, None, trainer.step, completed, expected)
-    done = trainer.judge(lambda: judge_held_out(work.task, work, reading), "held out")
+    done = trainer.judge(evaluate, "held out") if work.held else Outcome({}, [], [])
+    trainer.log.close()
     run = FinishedRun(settings, checkpoint, done, trainer.step, done.metrics)
     complete_run(unjudged, run, out)
     after = time.monotonic() - trained
-    return TrialRun(checkpoint, done.metrics[measure], trainer.step, completed, after)
+    return TrialRun(checkpoint, done, trainer.step, completed, after)
 
 
 def _run_prompt(

@@ -1,11 +1,12 @@
-"""Search within a time budget: short trials of settings, full runs of the best, and their mean.
+"""Search within a time budget: trials compare settings, and the last runs train on all rows.
 
 The first trial has a tenth of the budget. If a quarter of the epochs fits into it, other settings
-are tried for as long, and the better third is trained for all epochs, with new seeds while time is
-left (successive halving, Jamieson & Talwalkar 2016); else the rest of the budget is one run of the
-default settings. A run that reaches its time limit has decayed its rate by then. The weights of the
-full runs are averaged one by one, best first, as long as the held-out rows agree (greedy soup,
-Wortsman et al. 2022). A finished trial is recorded in search.json and not repeated.
+are tried as long. One that beats the defaults on the held-out rows by more than the standard error
+of the difference has to win a full run too before it replaces them. What is left of the budget
+trains on all rows, the held-out ones included: the winner and the settings that are not clearly
+worse, with the same new layers and other orders of the rows. The result is the mean of their
+weights. A run that reaches its time limit has decayed its rate by then. Finished trials are
+recorded in search.json and not repeated.
 """
 
 import logging
@@ -20,12 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from malmoi.checkpoint import Checkpoint
-from malmoi.evaluation.evaluate import judge_held_out
 from malmoi.evaluation.predictions import Outcome
+from malmoi.finetuning.averaging import FIT_ROWS, mean_if_it_fits
+from malmoi.finetuning.comparison import Gain, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_finished
 from malmoi.finetuning.run import run_trial
@@ -40,53 +38,56 @@ from malmoi.finetuning.trials import (
     read_trials,
     write_trials,
 )
-from malmoi.metrics import goodness
 from malmoi.system.language import plural, translate
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
 
+SHORT, FULL, LAST = "short", "full", "last"  # trials, and the last runs, on all rows
 SHORT_SHARE = 0.25  # of the epochs
 FIRST_TIME = 0.1  # share of the budget for the first trial
 TRIAL_TIME = 0.3  # for all short trials
-PROMOTED = 3  # one of this many short trials becomes a full run
-MAX_FULL_RUNS = 12
-MIN_RUN_TIME = 0.6  # of the longest full run: with less time left, no other is started
+MIN_LAST_RUNS = 4  # if there is time: more orders of the rows, or settings, give a better mean
+MIN_RUN_TIME = 0.6  # of the first last run: with less time left, no other is started
+UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
-
+Changes = Mapping[str, Any]  # of the default settings
 Train = Callable[[FinetuneConfig, Path, TrialLimit], TrialRun]
 
 
-def candidates(settings: FinetuneConfig, depth: int) -> list[dict[str, Any]]:
+def candidates(settings: FinetuneConfig, depth: int) -> list[Changes]:
     """Changes of the default settings, the most promising first."""
     faster: dict[str, Any] = {"lr": 2 * settings.lr}
     agreeing: dict[str, Any] = {"rdrop": 0.0 if settings.rdrop else 1.0}
     top: int | None = depth - 1 if settings.layers_transferred is None else None
-    found: list[dict[str, Any]] = [
-        {},
-        agreeing,
-        faster,
-        {"lr": settings.lr / 2},
-        {**faster, **agreeing},
+    found: list[Changes] = [
         {"layer_decay": 0.8, **faster},
-        {"batch": 2 * settings.batch, **faster},
+        {"lr": settings.lr / 2},
+        faster,
+        agreeing,
+        {**faster, **agreeing},
     ]
     return found + ([{"layers_transferred": top}] if depth > 1 else [])
 
 
 @dataclass
 class Search:
-    """The trials of one fine-tuning in its folder; `train` does one run."""
+    """The trials and the last runs of one fine-tuning in its folder."""
 
     settings: FinetuneConfig
     depth: int
     measure: str
     out: Path
-    train: Train
+    train: Train  # one run with rows held out
+    train_on_all: Train
+    gain: Callable[[Outcome, Outcome], Gain]  # of the second over the first
     judged: float = 0.0  # evaluation rows per held-out row
     setup: float = 0.0  # seconds of the budget that are over when the search starts
     trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.found = read_trials(self.out)  # finished before the search was stopped
 
     @property
     def budget(self) -> float:
@@ -96,101 +97,132 @@ class Search:
     def spent(self) -> float:
         return self.setup + sum(trial.seconds for trial in self.trials)
 
-    def run(self) -> list[TrialRun]:
-        """Does the trials; returns the full runs, the best first."""
-        found = read_trials(self.out)
-        best = self._try_settings(found)
-        done: list[tuple[Trial, TrialRun]] = []
-        longest = 0.0
-        while len(done) < MAX_FULL_RUNS:
-            left = self._left(len(done) + 1)
-            if done and left < MIN_RUN_TIME * longest:
-                break
-            again, which = divmod(len(done), len(best))
-            done.append(self._full(best[which].changes, self.settings.seed + again, left, found))
-            longest = max(longest, done[-1][0].seconds)
-        if done[0][0].share < SHORT_SHARE:
-            self._explain_cut(done[0][0])
-        done.sort(key=lambda pair: self._goodness(pair[0]), reverse=True)
-        return [run for _, run in done]
+    @property
+    def left(self) -> float:
+        """Seconds left for training before the result is evaluated."""
+        judging = self.trials[0].after * self.judged if self.trials else 0.0
+        return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    def _try_settings(self, found: Mapping[str, Trial]) -> list[Trial]:
-        """Short trials, as many as fit; returns the better third."""
-        options = candidates(self.settings, self.depth)
+    @property
+    def default(self) -> Trial:
+        """The default settings, as if they had been tried."""
+        return Trial("default", {}, self.settings.seed, 1.0, None, 1.0)
+
+    def choose(self) -> list[Trial]:
+        """Settings for the last runs: the winner, and others that are not clearly worse.
+
+        The winner is the defaults, or what beats them in a short trial and in a full run.
+        """
         limit = TrialLimit(FIRST_TIME * self.budget, judged_if_cut=False)
-        first = self._short(options[0], limit, found)
-        tried = [first]
-        for changes in options[1:] if first.value is not None else []:
+        first, run = self._run(f"{SHORT}-0", {}, limit)
+        if run is None or run.outcome is None:
+            return [first]
+        tried = [first, *self._try_others(first, run.outcome)]
+        best = max(tried, key=lambda one: one.clear_gain)
+        if best.clear_gain and not self._wins_in_full(best):
+            best = first
+        return [best, *(one for one in tried if one is not best and _may_join(one, best))]
+
+    def _try_others(self, first: Trial, base: Outcome) -> Iterator[Trial]:
+        """Short trials of other settings, as many as fit."""
+        for i, changes in enumerate(candidates(self.settings, self.depth), start=1):
             left = TRIAL_TIME * self.budget - self.spent
             if left < first.seconds:
                 break
-            tried.append(self._short(changes, TrialLimit(left), found))
-        ranked = sorted(tried, key=self._goodness, reverse=True)
-        return ranked[: -(-len(ranked) // PROMOTED)]
+            yield self._run(f"{SHORT}-{i}", changes, TrialLimit(left), base)[0]
 
-    def _goodness(self, trial: Trial) -> float:
-        return -math.inf if trial.value is None else goodness(self.measure, trial.value)
+    def _wins_in_full(self, challenger: Trial) -> bool:
+        """Whether other settings clearly beat the defaults in a full run, if there is time for it.
 
-    def _left(self, runs: int) -> float:
-        """Seconds left for training before this many runs' means and the result are evaluated."""
-        judging = self.trials[0].after * (runs + self.judged)
-        return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
+        The last runs come first: their mean gains more than most settings do.
+        """
+        first = self.trials[0]
+        whole = (first.seconds - first.after) / SHORT_SHARE + first.after
+        if self.left < whole * (2 + MIN_LAST_RUNS):
+            return False
+        _, run = self._run(f"{FULL}-0", {}, TrialLimit(self.left))
+        base = None if run is None else run.outcome
+        done, _ = self._run(f"{FULL}-1", challenger.changes, TrialLimit(self.left), base)
+        return done.clear_gain > 0
+
+    def run_on_all(self, chosen: Sequence[Trial]) -> list[TrialRun]:
+        """Trains on all rows, in another order each time, while there is time for a run."""
+        first, run = self._run(f"{LAST}-0", chosen[0].changes, TrialLimit(self.left))
+        done = [run]
+        for i in range(1, max(len(chosen), MIN_LAST_RUNS)):
+            one = chosen[i % len(chosen)]
+            if self.left * chosen[0].seconds > MIN_RUN_TIME * first.seconds * one.seconds:
+                limit = TrialLimit(self.left)
+                done.append(self._run(f"{LAST}-{i}", one.changes, limit, again=i)[1])
+        if first.share < UNCUT:
+            self._explain_cut(first)
+        return [run for run in done if run is not None]
 
     def _explain_cut(self, full: Trial) -> None:
         trained = full.seconds - full.after
-        seconds = self.budget - self._left(1) + trained / max(full.share, 1e-6) - trained
+        seconds = self.budget - self.left + trained / max(full.share, 1e-6) - trained
         logger.warning(
             f"{plural(self.settings.minutes, 'minute')} ended after {full.share:.0%} of the epochs "
             f"of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
         )
 
-    def _short(
-        self, changes: Mapping[str, Any], limit: TrialLimit, found: Mapping[str, Trial]
-    ) -> Trial:
-        name = f"short-{len(self.trials) + 1}"
-        if name in found:
-            self.trials.append(found[name])
-            return found[name]
-        trial = Trial(name, dict(changes), self.settings.seed, SHORT_SHARE, 0.0, 0.0)
-        trial, _ = self._trial(trial, limit)
-        shutil.rmtree(self.out / "trials" / name)
-        return trial
+    def _run(
+        self,
+        name: str,
+        changes: Changes,
+        limit: TrialLimit,
+        base: Outcome | None = None,
+        again: int = 0,
+    ) -> tuple[Trial, TrialRun | None]:
+        """One run, or what is left of it in the folder; it is compared with `base`, if given."""
+        kind = name.partition("-")[0]
+        folder = self.out / "trials" / name
+        known = self.found.get(name)
+        run = None
+        if known is None or folder.exists():
+            share = SHORT_SHARE if kind == SHORT else 1.0
+            trial = Trial(name, dict(changes), self.settings.seed + again, share, None, 0.0)
+            began = time.monotonic()
+            train = self.train_on_all if kind == LAST else self.train
+            with self._overall_progress():
+                run = train(self._settings(trial), folder, limit)
+            known = known or self._finished(trial, run, time.monotonic() - began, base)
+        self.trials.append(known)
+        write_trials(self.out, self.trials)
+        if base is not None or (run is not None and run.outcome is None):
+            shutil.rmtree(folder, ignore_errors=True)  # nothing will be compared with it
+        return known, run
 
-    def _full(
-        self, changes: Mapping[str, Any], seed: int, left: float, found: Mapping[str, Trial]
-    ) -> tuple[Trial, TrialRun]:
-        name = f"full-{len(self.trials) + 1}"
-        trial = Trial(name, dict(changes), seed, 1.0, 0.0, 0.0)
-        if name not in found:
-            return self._trial(trial, TrialLimit(left))
-        self.trials.append(found[name])  # its folder is read, not trained again
-        done = self.train(self._settings(trial), self.out / "trials" / name, TrialLimit(left))
-        return found[name], done
-
-    def _trial(self, trial: Trial, limit: TrialLimit) -> tuple[Trial, TrialRun]:
-        began = time.monotonic()
-        with self._overall_progress():
-            run = self.train(self._settings(trial), self.out / "trials" / trial.name, limit)
-        trial = replace(
+    def _finished(self, trial: Trial, run: TrialRun, seconds: float, base: Outcome | None) -> Trial:
+        """The trial with its results, which are logged."""
+        value = None if run.outcome is None else run.outcome.metrics.get(self.measure)
+        gain = None if base is None or run.outcome is None else self.gain(base, run.outcome)
+        self._tell(trial, value, gain, seconds)
+        return replace(
             trial,
             share=trial.share * run.completed,
-            value=run.value,
-            seconds=time.monotonic() - began,
+            value=value,
+            seconds=seconds,
             after=run.after,
+            gain=gain,
         )
-        self.trials.append(trial)
-        write_trials(self.out, self.trials)
+
+    def _tell(self, trial: Trial, value: float | None, gain: Gain | None, seconds: float) -> None:
         described = translate(f"{trial.name}: {describe_changes(trial.changes)}, seed {trial.seed}")
-        if trial.value is None:
+        if trial.share == SHORT_SHARE and value is None:
             logger.info(
                 f"{described}: a quarter of the epochs takes more than a tenth of the time, so "
                 "that no other settings are tried."
             )
+        elif value is None:
+            logger.info(f"{described}: all training rows, {seconds:.1f} s.")
+        elif gain is None:
+            logger.info(f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s.")
         else:
             logger.info(
-                f"{described}: held-out {self.measure} {trial.value:.4f} in {trial.seconds:.1f} s."
+                f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s "
+                f"({gain} beside the default settings)."
             )
-        return trial, run
 
     def _settings(self, trial: Trial) -> FinetuneConfig:
         s = replace(
@@ -221,42 +253,16 @@ class Search:
             yield
 
 
-def greedy_soup(
-    runs: Sequence[TrialRun], measure: str, evaluate: Callable[[Checkpoint], Outcome]
-) -> tuple[Checkpoint, int]:
-    """The mean of the runs' weights, each added only if the held-out metric does not get worse.
-
-    `runs` has the best first. Returns the model and how many runs it is the mean of.
-    """
-    soup = runs[0].checkpoint
-    best = goodness(measure, runs[0].value or 0.0)
-    count = 1
-    for run in runs[1:]:
-        kept = {name: tensor.clone() for name, tensor in soup.network.state_dict().items()}
-        soup.network.load_state_dict(mixed(kept, run.checkpoint.network.state_dict(), count))
-        value = goodness(measure, evaluate(soup).metrics[measure])
-        if value >= best:
-            best = value
-            count += 1
-        else:
-            soup.network.load_state_dict(kept)
-    return soup, count
-
-
-def mixed(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The mean of `count` networks with another one added."""
-    return {
-        name: torch.lerp(tensor, other[name].to(tensor), 1 / (count + 1))
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in mean.items()
-    }
+def _may_join(one: Trial, best: Trial) -> bool:
+    """Whether runs may be averaged with the best: not clearly worse, from the same weights."""
+    same_start = ("layers_transferred" in one.changes) == ("layers_transferred" in best.changes)
+    return same_start and (one.gain is None or not one.gain.clear_loss)
 
 
 def search_settings(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
 ) -> FinishedRun:
-    """Spends the time budget on trials and averages the best; only the result is evaluated."""
+    """Spends the time budget on trials and on runs of what they chose; evaluates their mean."""
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
         shutil.rmtree(out / "trials", ignore_errors=True)
@@ -264,27 +270,28 @@ def search_settings(
     if begin_run(out, work.record(settings), overwrite=overwrite):
         return load_finished(work, settings, out)
     logger.info(work.protocol.describe())
-    measure = work.primary_metric
+    tried = work.for_trials(settings)
     search = Search(
         settings,
         work.start.network.config.distinct,
-        measure,
+        work.primary_metric,
         out,
+        partial(run_trial, tried),
         partial(run_trial, work),
-        judged=len(work.dev) / len(work.held),
+        partial(paired_gain, held_out_score(tried)),
+        judged=(len(work.dev) + len(work.held) + 2 * FIT_ROWS) / max(1, len(tried.held)),
         setup=time.monotonic() - work.began,
     )
-    runs = search.run()
+    chosen = search.choose() if tried.held else [search.default]
+    runs = search.run_on_all(chosen)
     with work.computing(settings):
-        checkpoint, members = greedy_soup(
-            runs, measure, lambda one: judge_held_out(work.task, work, work.predictor(one))
-        )
+        checkpoint, members = mean_if_it_fits(work, [one.checkpoint for one in runs])
     steps = sum(one.steps for one in runs)
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
     logger.info(
-        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of "
-        f"{plural(members, 'run')} has {measure} "
-        f"{run.held[measure]:.4f} on the held-out rows."
+        f"{len(search.trials)} runs in {search.spent:.0f} s; the result is the mean of "
+        f"{plural(members, 'run')} on all training rows, the first with "
+        f"{describe_changes(chosen[0].changes)}."
     )
     shutil.rmtree(out / "trials")
     return run

@@ -31,6 +31,7 @@ from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import (
     Protocol,
     Rows,
+    compared_rows,
     file_names,
     hold_out,
     judged_rows,
@@ -109,6 +110,14 @@ class FinetuneData(Split):
         """Encodes the training examples, cached for runs with the same view."""
         return lru_cache(maxsize=1)(lambda view: encode_examples(self.task, self.train, view))
 
+    def for_trials(self, settings: FinetuneConfig) -> "FinetuneData":
+        """These data with more training rows held out, if settings are to be compared by them."""
+        count = compared_rows(len(self.train), len(self.held), settings)
+        if not count:
+            return self
+        rest, compared = hold_out(self.task, self.train, count, settings.seed)
+        return replace(self, train=rest, held=(*self.held, *compared))
+
     def as_trained(self, checkpoint: Checkpoint) -> "FinetuneData":
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
@@ -149,7 +158,7 @@ def load_data(
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
-    return FinetuneData(
+    found = FinetuneData(
         task=task,
         train=rows,
         dev=judged,
@@ -169,6 +178,8 @@ def load_data(
             trained_files=file_names(rows),
         ),
     )
+    compared = len(rows) - len(found.for_trials(settings).train)
+    return replace(found, protocol=replace(found.protocol, compared_on=compared))
 
 
 def _hold_out_to_select(

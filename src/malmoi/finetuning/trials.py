@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.evaluation.predictions import Outcome
+from malmoi.finetuning.comparison import Gain
 from malmoi.system.files import write_text
+from malmoi.system.language import translate
 from malmoi.system.untrusted import JsonObject, read_object
 
 RECORD = "search.json"
@@ -24,6 +27,12 @@ class Trial:
     value: float | None  # None: not evaluated, since nothing is compared with it
     seconds: float
     after: float = 0.0  # seconds of it after training: evaluation on the held-out rows, saving
+    gain: Gain | None = None  # over the default settings, trained as long
+
+    @property
+    def clear_gain(self) -> float:
+        """Its gain over the default settings if that is more than its error, else 0."""
+        return self.gain.value if self.gain is not None and self.gain.clear else 0.0
 
     @property
     def table_row(self) -> tuple[str, ...]:
@@ -31,15 +40,15 @@ class Trial:
         share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
         changes = describe_changes(self.changes)
         value = "–" if self.value is None else f"{self.value:.4f}"
-        return (self.name, changes, str(self.seed), share, value, seconds)
+        return (self.name, changes, str(self.seed), share, value, str(self.gain or "–"), seconds)
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The result of a run: its model, and its metric on the held-out rows."""
+    """The result of a run: its model, and its predictions of the held-out rows."""
 
     checkpoint: Checkpoint
-    value: float | None  # None: not evaluated
+    outcome: Outcome | None  # None: not evaluated
     steps: int
     completed: float = 1.0  # share of its steps; less if the time limit came first
     after: float = 0.0  # seconds after training
@@ -55,7 +64,7 @@ class TrialLimit:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     names = [f"{name} {value:g}" for name, value in changes.items()]
-    return ", ".join(names) or "the default settings"
+    return ", ".join(names) or translate("the default settings")
 
 
 def read_trials(out: Path) -> dict[str, Trial]:
@@ -64,7 +73,7 @@ def read_trials(out: Path) -> dict[str, Trial]:
     if not path.is_file():
         return {}
     found = JsonObject(read_object(path), str(path)).list_of("trials", dict)
-    trials = [Trial(**{str(name): value for name, value in one.items()}) for one in found]
+    trials = [Trial(**{**one, "gain": one["gain"] and Gain(**one["gain"])}) for one in found]
     return {trial.name: trial for trial in trials}
 
 

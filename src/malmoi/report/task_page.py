@@ -26,7 +26,10 @@ MAX_RIGHT = 8
 MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
 FEWEST_CALIBRATED = 30  # predictions: fewer draw no line
 FEWEST_IN_BIN = 5  # the share of fewer is noise
-TRIAL_COLUMNS = ("trial", "settings", "seed", "share of the epochs", "held-out rows", "seconds")
+TRIAL_COLUMNS = (
+    "trial", "settings", "seed", "share of the epochs", "held-out rows", "gain over the defaults",
+    "seconds",
+)  # fmt: skip
 COMPARED_COLUMNS = ("way to classify", "accuracy", "log-loss")
 
 Row = Mapping[str, Any]  # of predictions.jsonl
