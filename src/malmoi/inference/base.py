@@ -15,17 +15,9 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 # available without fine-tuning: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
+LANGUAGE_ABILITIES = ("generate", "stream", "chat", "score", "perplexity", "bits_per_byte")
 ABILITIES = {
-    "lm": (
-        "generate",
-        "stream",
-        "chat",
-        "score",
-        "perplexity",
-        "bits_per_byte",
-        "logits",
-        *ZERO_SHOT_ABILITIES,
-    ),
+    "lm": (*LANGUAGE_ABILITIES, "logits", *ZERO_SHOT_ABILITIES),
     "mlm": ("fill", "logits", "classify"),
     **{one.head: ("predict",) for one in TASK_HEADS},
 }

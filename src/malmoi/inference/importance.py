@@ -29,6 +29,7 @@ Row = str | tuple[str, str]  # a text, or a text and its label
 MASKED_SHARE = 0.15  # of a BERT's tokens (Devlin et al. 2019 §3.1)
 VARIANT_TOKENS = 2048  # tokens of the variants in one batch
 SCORED_TOKENS = 1024  # tokens whose scores over the vocabulary are held at the same time
+SWITCHED_SITES: tuple[Site, ...] = ("head", "attention", "mlp")
 PATCHED_SITES: tuple[Site, ...] = ("residual", "attention", "mlp")
 
 
@@ -191,8 +192,7 @@ def _off(layer: int, parts: Sequence[int], heads: int, width: int) -> dict[Place
 
         return zero
 
-    sites: tuple[Site, ...] = ("head", "attention", "mlp")
-    return {(site, layer): tap(site) for site in sites}
+    return {(site, layer): tap(site) for site in SWITCHED_SITES}
 
 
 def _sums(subject: Subject, hidden: Tensor, batch: Batch, metric: Metric) -> Tensor:
@@ -252,8 +252,9 @@ def _gated(gates: Tensor, heads: int) -> dict[Place, Tap]:
         one = gates[layer, heads if site == "attention" else heads + 1]
         return lambda x: x * one
 
-    sites: tuple[Site, ...] = ("head", "attention", "mlp")
-    return {(site, layer): tap(site, layer) for layer in range(len(gates)) for site in sites}
+    return {
+        (site, layer): tap(site, layer) for layer in range(len(gates)) for site in SWITCHED_SITES
+    }
 
 
 # ------------------------------------------------------------------ patching between two sentences
