@@ -12,6 +12,7 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.prompt import truncate_text
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
@@ -304,11 +305,7 @@ def choice_pairs(
 def _cut(tokenizer: Tokenizer, text: str, others: Sequence[str], max_tokens: int) -> str:
     """The beginning of a text that leaves room for a question and the longest of its choices."""
     question, *choices = map(len, tokenizer.ids(list(others)))
-    room = max_tokens - FRAME_TOKENS - question - max(choices)
-    offsets = tokenizer.encode(text, specials=False).offsets
-    if len(offsets) <= room:
-        return text
-    return text[: offsets[room - 1][1]] if room > 0 else ""
+    return truncate_text(tokenizer, text, max_tokens - FRAME_TOKENS - question - max(choices))
 
 
 @torch.inference_mode()

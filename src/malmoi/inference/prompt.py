@@ -57,6 +57,14 @@ def require_fit(encoding: Encoding, context: int) -> Encoding:
     return encoding
 
 
+def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
+    """The beginning of a text that has at most `room` tokens."""
+    offsets = tokenizer.encode(text, specials=False).offsets
+    if len(offsets) <= room:
+        return text
+    return text[: offsets[room - 1][1]] if room > 0 else ""
+
+
 def mask_token(tokenizer: Tokenizer) -> int:
     """The id of the tokenizer's [MASK]; raises an error if it has none."""
     if tokenizer.specials.mask is None:

@@ -16,6 +16,7 @@ from malmoi.inference.embed import embed_texts
 from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.predict import Prediction, Predictor, score_classes
 from malmoi.inference.predictors import entailment_class
+from malmoi.inference.prompt import truncate_text
 from malmoi.inference.verbalizer import CONTENT_FREE, content_free_bias, word_logprobs
 from malmoi.tokenizer import Tokenizer
 
@@ -132,8 +133,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
     room -= len(tokenizer.encode(_put(form, text=""), specials=False).tokens) + 2
     if room < 1:
         raise UsageError("This model's context is too short to summarise anything.")
-    offsets = tokenizer.encode(text, specials=False).offsets
-    return _put(form, text=text if len(offsets) <= room else text[: offsets[room - 1][1]])
+    return _put(form, text=truncate_text(tokenizer, text, room))
 
 
 def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
