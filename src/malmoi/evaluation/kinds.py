@@ -88,9 +88,9 @@ class HeadKind(Kind):
     )
     # whether these rows need a threshold, and the one to take if no rows could be held out
     thresholds: Callable[[Sequence[Example]], bool] = lambda rows: False
+    unselected: Mapping[str, Any] = field(default_factory=dict)
     # instead of `objective`: given which tokens a sentence encoder pools
     sentence_objective: Callable[[str], Objective] | None = None
-    unselected: Mapping[str, Any] = field(default_factory=dict)
     # further metrics of examples and their predictions
     measure: Callable[[Sequence[Example], Sequence[ExamplePrediction]], dict[str, float]] = (
         lambda examples, said: {}
