@@ -96,11 +96,6 @@ def _facts(
     """Base model, data, date, settings and duration."""
     network = work.start.network
     shape = f"{network.config.depth} × {network.config.width}, {count_parameters(network):,}"
-    budget = next(
-        f"{getattr(settings, name):g} {translate(name)}"
-        for name in ("minutes", "steps", "epochs")
-        if getattr(settings, name)
-    )
     last = log[-1] if log else {}
     return [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
@@ -115,7 +110,7 @@ def _facts(
             translate("rows to evaluate on"),
             f"{len(work.dev):,} ({', '.join(file_names(work.dev))})",
         ),
-        (translate("budget"), budget),
+        (translate("budget"), translate(settings.describe_budget())),
         (translate("batch"), str(settings.batch)),
         (translate("learning rate"), f"{settings.lr:g}"),
         (translate("seed"), str(settings.seed)),

@@ -11,7 +11,7 @@ from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_numb
 from malmoi.report.console import format_duration
 from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
+from malmoi.system.language import plural, translate
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.pace import verdict
 from malmoi.training.recipe import BUDGETS, Recipe
@@ -99,7 +99,7 @@ def write_report(out: Path, recipe: Recipe) -> None:
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
     """The run's settings and provenance, shown beside its curves."""
     c = recipe.train
-    budget = next(f"{getattr(c, n):,g} {n}" for n in BUDGETS if getattr(c, n))
+    budget = next(plural(getattr(c, n), n.removesuffix("s")) for n in BUDGETS if getattr(c, n))
     return [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("folder"), str(out)),
