@@ -88,7 +88,7 @@ def prepared(network: Network, rows: int, overlap: bool | None) -> DecodeSteps:
     draw = torch.Generator().manual_seed(rows)
     prompts = torch.randint(0, network.config.vocab, (rows, PROMPT), generator=draw).tolist()
     prefill_rows(network, slots, list(range(rows)), prompts, [0] * rows)
-    with pretend(replace(this_machine(), gpu_fused=False)):
+    with pretend(replace(this_machine(), fused=False)):
         steps = DecodeSteps(network, slots, TokenSelector(network, None), "captured")
     if overlap is not None:
         from malmoi.inference.generation.fused_step import FusedStep
@@ -154,7 +154,7 @@ def engine_rows(bench: Bench) -> Iterator[Result]:
     texts: list[list[list[int]]] = []
     for name, fused in (("modules", False), ("fused", True)):
         with (
-            pretend(replace(this_machine(), gpu_fused=fused)),
+            pretend(replace(this_machine(), fused=fused)),
             Engine(model, slots=1, capacity=CAPACITY) as engine,
         ):
             texts.append(served(engine, drawn(1, PROMPT, 0), 128))  # records the graph

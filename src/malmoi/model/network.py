@@ -31,7 +31,7 @@ from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transfo
 
 
 class Network(nn.Module):
-    """A trunk and named heads; calling it runs only the requested heads.
+    """A trunk and named heads, without initial weights; calling it runs only the requested heads.
 
     `heads` maps a name to its number of classes (0 if fixed); a pooler is added for the heads that
     need one. With `features` the trunk is frozen and a small model reads its layers.
@@ -48,14 +48,15 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.features = features
-        self.trunk = _trunk(config, features)
-        self.reader = FeatureReader(config, features) if features else None
-        self.pooler: nn.Module | None = Pooler(config) if pooler else None
-        if features:
-            self.pooler = MeanPooler()
-        self.heads = nn.ModuleDict()
-        for name, classes in heads.items():
-            self.add(name, classes)
+        with _SkipInit():
+            self.trunk = _trunk(config, features)
+            self.reader = FeatureReader(config, features) if features else None
+            self.pooler: nn.Module | None = Pooler(config) if pooler else None
+            if features:
+                self.pooler = MeanPooler()
+            self.heads = nn.ModuleDict()
+            for name, classes in heads.items():
+                self.add(name, classes)
 
     @property
     def device(self) -> torch.device:
@@ -305,8 +306,9 @@ def _draw(
 class _SkipInit(TorchFunctionMode):
     """Skips every call of torch.nn.init.
 
-    On the meta device there is nothing to initialise, yet torch would run its Python reference of
-    each distribution, whose first use imports the compiler: 2 s of every start.
+    A network's weights are drawn by `initialise` or read, so those that torch draws are never used;
+    drawing 110M of them takes a second. On the meta device torch would even run its Python
+    reference of each distribution, whose first use imports the compiler: 2 s of every start.
     """
 
     def __torch_function__(

@@ -64,8 +64,7 @@ class Machine:
     compiler: str | None = None  # path of a C compiler; torch.compile needs one for C++
     mkl: bool | None = None  # None: as torch was built
     triton: bool | None = None  # None: as installed
-    fused: bool = True  # all layers of quantised weights are one call
-    gpu_fused: bool = False  # a GPU decodes few rows with fused kernels; not measured yet
+    fused: bool = True  # all layers of quantised weights are one call; a GPU decodes in few kernels
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
@@ -219,8 +218,7 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
     "no-mkl": lambda machine, _: replace(machine, mkl=False),
     "no-triton": lambda machine, _: replace(machine, triton=False),
-    "no-fused": lambda machine, _: replace(machine, fused=False, gpu_fused=False),
-    "gpu-fused": lambda machine, _: replace(machine, gpu_fused=True),
+    "no-fused": lambda machine, _: replace(machine, fused=False),
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
     "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
     "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),
