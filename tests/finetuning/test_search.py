@@ -195,7 +195,7 @@ def test_from_rows_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     protocol = done.protocol
     assert (protocol.trained_on, protocol.compared_on, protocol.selected_on) == (250, 50, 0)
-    assert "50 rows of them held out while settings are compared" in protocol.describe()
+    assert "50 of them held out while settings are compared" in protocol.describe()
     assert (sizes["short"], sizes["last"]) == ({(200, 50)}, {(250, 0)})
     report = json.loads((out / "report.json").read_text("utf-8"))
     assert {trial["name"].partition("-")[0] for trial in report["trials"]} >= {"short", "last"}

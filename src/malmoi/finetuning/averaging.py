@@ -16,7 +16,7 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.metrics import goodness
 
 logger = logging.getLogger(__name__)
-FIT_ROWS = 500  # training rows
+FIT_ROWS = 100  # training rows
 WORST_FIT = 0.1  # of the first run's metric: if the mean loses more, the runs are apart
 
 

@@ -56,7 +56,7 @@ class Protocol(Config):
             rows = plural(self.selected_on, "held-out row")
             chosen = translate(f"{rows} for selection: {names}") + "; "
         if self.compared_on:
-            rows = plural(self.compared_on, "row")
+            rows = f"{self.compared_on:,}"
             chosen += translate(f"{rows} of them held out while settings are compared") + "; "
         return translate(
             f"Training on {plural(self.trained_on, 'row')}; {chosen}evaluation on "

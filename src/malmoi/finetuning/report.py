@@ -40,6 +40,8 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
     )
     if p.selected_on:
         made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+    if p.compared_on:
+        made += f" Settings were compared on {p.compared_on:,} training rows, then held out."
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if work.word_baseline is not None:
         rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
