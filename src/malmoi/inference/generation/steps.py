@@ -29,8 +29,8 @@ STEPS_AHEAD = 8  # steps submitted together
 # plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
 # compiled: the same with compiled code, which takes up to a minute for each shape.
 StepMode = Literal["plain", "captured", "compiled"]
-# Each row adds its own arithmetic: on an H200 one row takes 0.39 to 0.51 of the modules' time, eight
-# 1.3 to 1.9, which puts the break-even at three to five.
+# Each row adds its own arithmetic: on an H200 one row takes 0.39 to 0.51 of the modules' time and
+# eight take 1.3 to 1.9, which puts the break-even at three to five.
 MAX_GPU_FUSED_ROWS = 2
 
 
