@@ -423,7 +423,7 @@ def onnx_session(folder: Path, tokens: torch.Tensor) -> Work:
 
 
 def train_rows(cpu: CPU) -> Iterator[Row]:
-    from malmoi.model import Network, count_parameters, without_weights
+    from malmoi.model import Network, count_parameters
     from malmoi.model.families import gpt2
     from train_cpu import SHAPE, measure, ours, theirs
 
@@ -436,7 +436,7 @@ def train_rows(cpu: CPU) -> Iterator[Row]:
     }
     found = measure(ways, size, cpu.pick(2, 4), cpu.pick(1, 3), cpu.now)
     config = gpt2(**SHAPE)
-    with without_weights():
+    with torch.device("meta"):
         weights = count_parameters(Network(config, {"lm": 0}))
     used = flops_per_token(config, weights, SHAPE["context"]) * found["ours"] / cpu.flops
     what = f"training a GPT of 4 × 256, {precision}"

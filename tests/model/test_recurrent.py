@@ -9,7 +9,7 @@ from torch import Tensor
 
 import malmoi
 from malmoi.errors import UsageError
-from malmoi.model import KVCache, Network, count_parameters, initialise, preset, without_weights
+from malmoi.model import KVCache, Network, count_parameters, initialise, preset
 from malmoi.model.families import elmo, lstm
 from malmoi.model.features import FeatureConfig, FeatureReader
 from malmoi.training.losses import ForwardPass, objective
@@ -95,7 +95,7 @@ def test_a_state_continues_a_text_beyond_the_context() -> None:
 
 def test_sizes() -> None:
     def size(name: str) -> int:
-        with without_weights():
+        with torch.device("meta"):
             return count_parameters(Network(preset(name), {"lm": 0}))
 
     # 4 gates of 2,048 units from 2,048 inputs and states, 2 biases; 768 in and out; 40,478 tokens

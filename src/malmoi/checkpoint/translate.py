@@ -13,7 +13,7 @@ from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model import FeatureConfig, Network, initialise, without_weights
+from malmoi.model import FeatureConfig, Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
 from malmoi.model.int8 import QuantizedLinear, plain_state
 from malmoi.model.int8_row import Packed
@@ -164,7 +164,7 @@ def empty(
     pooler: bool,
     features: FeatureConfig | None = None,
 ) -> Network:
-    with without_weights():
+    with torch.device("meta"):
         return Network(config, heads, pooler=pooler, features=features)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from malmoi.model.families import preset
     from malmoi.model.features import FeatureConfig
     from malmoi.model.kv_cache import FusedDecodeCache, KVCache
-    from malmoi.model.network import Network, count_parameters, initialise, without_weights
+    from malmoi.model.network import Network, count_parameters, initialise
     from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
     from malmoi.model.transformer import Activations
 else:
@@ -19,11 +19,11 @@ else:
         families="preset",
         features="FeatureConfig",
         kv_cache="FusedDecodeCache KVCache",
-        network="Network count_parameters initialise without_weights",
+        network="Network count_parameters initialise",
         patterns="PATTERNS Layout parse_pattern",
         transformer="Activations",
     )
 
 __all__ = ["PATTERNS", "count_parameters", "initialise", "parse_pattern", "preset"]
 __all__ += ["Activations", "Bounds", "FeatureConfig", "FusedDecodeCache", "KVCache", "Layout"]
-__all__ += ["Network", "without_weights"]
+__all__ += ["Network"]

@@ -1,8 +1,7 @@
 """The network: a trunk, a pooler and named heads; and how its weights are initialised."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -322,10 +321,3 @@ class _SkipInit(TorchFunctionMode):
         if getattr(func, "__module__", "") == "torch.nn.init":
             return given["tensor"] if "tensor" in given else args[0]
         return func(*args, **given)
-
-
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """Creates modules on the meta device, uninitialised, inside the `with` block."""
-    with torch.device("meta"), _SkipInit():
-        yield

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-from malmoi.model import Network, without_weights
+import torch
+
+from malmoi.model import Network
 from malmoi.planning.flops import flops, keys_seen
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte
@@ -28,7 +30,7 @@ def patterns(context: int) -> dict[str, list[str]]:
 
 def training_flops(recipe: Recipe) -> float:
     """FLOPs per token."""
-    with without_weights():
+    with torch.device("meta"):
         network = Network(recipe.model, {"lm": 0})
     return flops(network, recipe).exact
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from malmoi.config import ModelConfig
-from malmoi.model import Network, count_parameters, without_weights
+from malmoi.model import Network, count_parameters
 from malmoi.system.machine import per_device, pick_device
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
 from malmoi.training.losses import objective
@@ -97,14 +97,14 @@ def resolve_for_estimate(
 
 def meta_network(recipe: Recipe) -> Network:
     """Builds the network on the meta device, without memory for its weights."""
-    with without_weights():
+    with torch.device("meta"):
         return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
 
 
 def exact_parameters(c: ModelConfig) -> int:
     """The weights as papers count them: an encoder's without the heads it is pre-trained with."""
     encoder = c.pool != "last"
-    with without_weights():
+    with torch.device("meta"):
         network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
     return count_parameters(network)
 
@@ -120,7 +120,7 @@ def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int,
 
 
 def optimizer_bytes(
-    network: Network, recipe: Recipe, size: Callable[[Tensor], int] = Tensor.numel
+    network: Network, recipe: Recipe, size: Callable[[torch.Tensor], int] = torch.Tensor.numel
 ) -> int:
     """Two fp32 moments per weight, one with Muon; `size` is the share of weights held here."""
     matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
