@@ -4,8 +4,9 @@
 
 A BERT of MiniLM's shape with random weights, made-up sentences of 5 to 30 words, evaluated on 100
 more; every run is a process of its own. "to the first step" begins with the process and has the
-imports, reading, encoding, the model and its first update; "after" has the evaluation, the
-calibration, the report and the saved folder. The last line is JSON.
+imports, of which torch's own and the start of CUDA are given, reading, encoding, the model and its
+first update; "after" has the evaluation, the calibration, the report and the saved folder. The last
+line is JSON.
 """
 
 import argparse
@@ -24,15 +25,20 @@ RUN = """
 import json, sys, time
 began, model, rows, dev, out, steps = float(sys.argv[1]), *sys.argv[2:]
 marks = []
-import malmoi
+import torch
 imported = time.time()
+if torch.cuda.is_available():
+    torch.cuda.init()
+    torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")  # loads cuBLAS
+ready = time.time()
+import malmoi
 from malmoi.system.progress import listening
 with listening(lambda event: event.verb == "finetune" and marks.append(time.time())):
     options = {"steps": int(steps)} if int(steps) else {}
     malmoi.finetune(model, "classification", rows, out, dev=dev, **options)
 ended = time.time()
 print(json.dumps({
-    "import": imported - began, "to the first step": marks[0] - began,
+    "torch": imported - began, "CUDA": ready - imported, "to the first step": marks[0] - began,
     "learning": marks[-1] - marks[0], "after": ended - marks[-1], "all": ended - began,
 }))
 """
