@@ -56,11 +56,11 @@ class FeatureView:
             reading.tokenizer,
             labels,
             reading.max_tokens,
-            reading.stride,
-            reading.both,
-            reading.network.config.pool == "last",
-            reading.choice_apart,
-            reading.ends,
+            stride=reading.stride,
+            both=reading.both,
+            last=reading.network.config.pool == "last",
+            choice_apart=reading.choice_apart,
+            ends=reading.ends,
         )
 
 

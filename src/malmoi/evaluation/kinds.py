@@ -469,9 +469,9 @@ def custom_task(  # noqa: PLR0913  # one per column
         chosen.name,
         any_rows,
         chosen.columns(by),
-        "your own columns",
-        tuple(metrics) or chosen.metrics,
-        () if isinstance(label, str) else tuple(label),
+        about="your own columns",
+        metrics=tuple(metrics) or chosen.metrics,
+        labels=() if isinstance(label, str) else tuple(label),
         prompt=chosen.template(by),
         columns=_named_columns(by),
     )

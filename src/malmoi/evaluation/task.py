@@ -82,9 +82,8 @@ class Task:
     max_answer_tokens: int = 32  # maximum length of a generated answer
     # `pair` has a gap _: score what fills it and the rest, or the rest alone
     gap: Literal["", "fill", "rest"] = ""
-    columns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of text and pair, if the file is a table
+    # of text and pair, if the file is a table
+    columns: Mapping[str, str] = field(default_factory=dict)
     # generates the rows of a task that has no file
     generated: Callable[[random.Random], Iterable[DataRow]] | None = None
 

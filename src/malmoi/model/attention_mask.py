@@ -121,9 +121,8 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
     B, H, T, K = scores.shape
     if mask.blocks is not None:
         b, h, q, k = (torch.arange(n, device=scores.device) for n in (B, H, T, K))
-        return cast(
-            Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k)
-        )
+        b, h, q = b[:, None, None, None], h[:, None, None], q[:, None]
+        return cast(Tensor, mask.blocks.mask_mod(b, h, q, k))
     if (reordered := mask.tiles or mask.parts) is not None:
         return reordered.pattern.mask(Layout(1, T, K), scores.device)
     places = torch.arange(K, device=scores.device)

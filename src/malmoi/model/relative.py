@@ -1,7 +1,6 @@
 """Transformer-XL (Dai et al. 2019): relative positions, and a memory of earlier segments.
 
-B batch, H heads, T tokens of a segment, M remembered tokens, K = M + T keys, E width of a head, D
-width.
+B batch, H heads, T tokens of a segment, M remembered, K = M + T keys, E head width, D width.
 """
 
 from typing import cast

@@ -242,9 +242,8 @@ class Transformer(nn.Module):
             layout = layout.with_prefix(prefix.size(3))
             positions = positions + prefix.size(3)
             kept = [(PrefixKV(*pair), 0) for pair in zip(prefix, kept, strict=True)]
-        return self._layers(
-            self.embed(tokens, positions, segments), layout, positions, bounds, kept, activations
-        )
+        x = self.embed(tokens, positions, segments)
+        return self._layers(x, layout, positions, bounds, kept, activations)
 
     def prompt_kv(self, vectors: Tensor) -> Tensor:
         """Keys and values of vectors [n, E] in every layer: [depth, 2, G, n, E]."""
@@ -252,9 +251,8 @@ class Transformer(nn.Module):
         record = KVRecorder()
         where = torch.arange(n, device=vectors.device)[None]
         kept: list[LayerCache] = [(record, i) for i in range(self.config.depth)]
-        self._layers(
-            self.embed.place(vectors[None], where, None), Layout(1, n, n), where, None, kept, None
-        )
+        x = self.embed.place(vectors[None], where, None)
+        self._layers(x, Layout(1, n, n), where, None, kept, None)
         return torch.stack(record.layers)
 
     def _after_vectors(
@@ -372,14 +370,16 @@ class Transformer(nn.Module):
         where = self._positions(tokens, keep, past, cache) if positions is None else positions
         if cache is not None:
             cache.grow(where.expand(B, T), keep)
+        plain = Layout(B, T, past + T, past, query_documents=documents, key_documents=documents)
         if not moved:
-            plain = Layout(B, T, past + T, past)
-            return replace(plain, query_documents=documents, key_documents=documents), where
+            return plain, where
         where = where.expand(B, T)
         if cache is None:
-            return Layout(B, T, T, 0, where, where, keep, documents, documents), where
+            return replace(plain, query_positions=where, key_positions=where, keep=keep), where
+        known = cache.positions[:, : cache.used]
         kept = cache.keep[:, : cache.used] if cache.padded else None
-        return Layout(B, T, cache.used, 0, where, cache.positions[:, : cache.used], kept), where
+        held = Layout(B, T, cache.used, query_positions=where, key_positions=known, keep=kept)
+        return held, where
 
     def _positions(
         self, tokens: Tensor, keep: Tensor | None, past: int, cache: KVCache | None

@@ -351,9 +351,9 @@ class Trainer:
             sequence,
             self.budget.seconds,
             self.recipe.phases,
-            self.group.world,
-            SMALLER_RECIPES.get(self.recipe.samples, "bert"),
-            smallest_batch(self.recipe),
+            world=self.group.world,
+            sized=SMALLER_RECIPES.get(self.recipe.samples, "bert"),
+            smallest=smallest_batch(self.recipe),
         )
 
     def _probe(self, size: int) -> None:

@@ -90,9 +90,9 @@ def new_sequences(
             generator,
             limit := min(config.max_new_tokens, context - len(prompt)),
             config.sampling,
-            config.constraint.new_state(limit) if config.constraint is not None else None,
-            logprobs,
-            echo,
+            constraint_state=config.constraint and config.constraint.new_state(limit),
+            top=logprobs,
+            echo=echo,
         )
         for prompt in prompts
         for generator in random_generators(config.seed, config.n)
