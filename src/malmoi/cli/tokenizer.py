@@ -1,8 +1,9 @@
 """Train a tokenizer, or see how one splits a text."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +14,9 @@ from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free, write_text
 from malmoi.system.language import plural, translate
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 20_000_000  # of text that new tokens are learnt from
 
@@ -98,20 +102,35 @@ def extend_command(
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
     write_checkpoint(grown, out)
     _copy_recipe(Path(model), out, found.tokenizer.vocab_size)
-    rates = [
-        sum(map(len, words.ids(texts))) / max(1, sum(map(len, texts)))
-        for words in (tokenizer, found.tokenizer)
-    ]
+    before, now = (_fit(words, texts) for words in (tokenizer, found.tokenizer))
     result = {
         "folder": str(out),
         "added": len(found.pieces),
         "vocab": found.tokenizer.vocab_size,
-        "tokens_per_character": [round(rate, 4) for rate in rates],
+        "tokens_per_character": [round(before[0], 4), round(now[0], 4)],
+        "unknown": [round(before[1], 4), round(now[1], 4)],
     }
-    print_json(result) if json else print_result(
-        f"{out}: {len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
-        f"{rates[0]:.3f} tokens per character before, {rates[1]:.3f} now"
+    if json:
+        print_json(result)
+        return
+    shown = translate(
+        f"{len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
+        f"{before[0]:.3f} tokens per character before, {now[0]:.3f} now."
     )
+    unknown = f"Of the tokens, {before[1]:.1%} were unknown before, {now[1]:.1%} now."
+    print_result(f"{out}: {shown}" + (f" {translate(unknown)}" if before[1] else ""))
+    if (out / "recipe.json").is_file():
+        folder, text = shlex.quote(str(out)), shlex.quote(data[0])
+        say(f"Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10")
+
+
+def _fit(words: "Tokenizer", texts: list[str]) -> tuple[float, float]:
+    """Tokens per character, and the share of unknown ones."""
+    rows = words.ids(texts)
+    tokens = sum(map(len, rows))
+    unk = words.specials.unk
+    unknown = 0 if unk is None else sum(row.count(unk) for row in rows)
+    return tokens / max(1, sum(map(len, texts))), unknown / max(1, tokens)
 
 
 def _copy_recipe(model: Path, out: Path, vocab: int) -> None:
