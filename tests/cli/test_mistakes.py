@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification"],
         "a.csv",
         encoded(f'text,label\n{GOOD}"open,pos\nnext,neg\n'),
-        "a.csv:10: 1 fields where there should be 2 (a quote that opens here continues to line 11)",
+        "a.csv:10: 1 field where there should be 2 (a quote that opens here continues to line 11)",
     ),
     "an answer elsewhere": (
         ["answer"],
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["answer"],
         "a.jsonl",
         encoded(lines(*[{**ASKED, "label": "Rome", "id": "x"}] * 2)),
-        "a.jsonl:2: the id 'x' comes 2 times; ids must differ",
+        "a.jsonl:2: the id 'x' comes 2 times, but ids must differ",
     ),
     "a tag without its word": (
         ["conll2003"],

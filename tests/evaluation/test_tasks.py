@@ -417,7 +417,7 @@ def test_one_class_and_doubled_ids(tmp_path: Path) -> None:
         label_names(chosen, rows)
     squad = json.loads(FILES["squad"][0])
     squad["data"][0]["paragraphs"] *= 2
-    with pytest.raises(MalmoiError, match=r"the id '1' comes 2 times; ids must differ"):
+    with pytest.raises(MalmoiError, match=r"the id '1' comes 2 times, but ids must differ"):
         load_examples(named_task("squad"), write(tmp_path / "s.json", json.dumps(squad)))
 
 

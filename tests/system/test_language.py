@@ -170,6 +170,9 @@ def test_where_and_what_are_translated_apart(korean: None) -> None:
     assert translate(said) == "레시피가 잘못되었습니다: train.lr은 양수여야 합니다. 받은 값: -1."
     said = "a.csv:3: the label in 'stars' is missing"
     assert translate(said) == "a.csv:3: 'stars' 열에 라벨이 없습니다"
+    said = "a.csv:3: 1 field where there should be 2; a.csv:4: 4 fields where there should be 2."
+    fields = "필드가 2개여야 하는데"
+    assert translate(said) == f"a.csv:3: {fields} 1개입니다; a.csv:4: {fields} 4개입니다."
 
 
 def test_help_and_errors_are_korean(korean: None, capsys: pytest.CaptureFixture[str]) -> None:

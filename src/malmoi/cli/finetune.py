@@ -239,7 +239,7 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
         doubt = (
             f"This model is no better than always predicting {label!r}, which is right for {share}."
         )
-    elif words is not None and accuracy <= words:
+    elif words is not None and accuracy <= words and accuracy < 1:
         doubt = f"Counting words (naive Bayes) is at least as good: right for {words:.1%}."
     elif measure.endswith("f1") and value < LEARNT_F1:
         name = measure.replace("_", " ")

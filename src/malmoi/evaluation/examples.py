@@ -140,7 +140,7 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
         last, times = twice[-1], counts[twice[-1].id]
         if isinstance(kind, HeadKind) and kind.by_id:
             raise MalmoiError(
-                f"{last.place}: the id {last.id!r} comes {times} times; ids must differ."
+                f"{last.place}: the id {last.id!r} comes {times} times, but ids must differ."
             )
         yield f"{last.place}: the id {last.id!r} comes {times} times."
     if kind.text_labels:
@@ -203,7 +203,7 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        shown = f"the label {label!r}" if label != () else "no label"
+        shown = f"the label {label!r:.60}" if label != () else "no label"
         raise MalmoiError(
             f"All {len(examples):,} rows (from {examples[0].place} on) have {shown}: there is "
             "nothing to learn."

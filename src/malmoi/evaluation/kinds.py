@@ -409,8 +409,8 @@ def by_metric(task: Task, metric: str) -> Task:
         fits |= {"accuracy", "f1_macro", "f1_micro", "matthews"}
     if name not in fits:
         raise UsageError(
-            f"The metric {metric!r} is not one of {task.name}'s.{nearest(metric, fits)} Use one "
-            f"of {', '.join(sorted(fits))}."
+            f"The metric {metric!r} is not one of {task.name}'s. Use one of "
+            f"{', '.join(sorted(fits))}."
         )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 

@@ -173,7 +173,8 @@ def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -
     with work.computing(settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
-    logger.info(f"Before fine-tuning: {', '.join(f'{k} {v:.4g}' for k, v in found.items())}.")
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
+    logger.info(f"Before fine-tuning: {shown}.")
     return {f"{name}_untuned": found[name] for name in metric_names(work.task)[:2]}
 
 

@@ -18,6 +18,7 @@ PLACE = re.compile(r"\{(\d)\}")
 # "{0} rows": the value is a number, so that the column of "text = rows" is no count
 COUNT = re.compile(r"\{0\} (?!is )(?:[a-z]+ ){0,2}[a-z]+")
 PARTICLE = re.compile(r"은\(는\)|이\(가\)|을\(를\)|과\(와\)|\((?:으|이)\)")
+BAD_ROW = re.compile(r"(?:(?!: )[^;])*?:\d+: ")  # file.csv:3: what is wrong
 # not read aloud before a particle: quotes, and parentheses with their contents
 SILENT = re.compile(r"(?:[\"'`“”‘’\]]|\([^()]*\))+$")
 
@@ -76,6 +77,11 @@ def _translated(text: str) -> str:
         return text
     if text in catalogue():
         return catalogue()[text]
+    listed = text.split("; ")
+    if not SENTENCE_END.search(text) and all(map(BAD_ROW.match, listed[:-1] or listed)):
+        found = "; ".join(map(_problem, listed))
+        if found != text:
+            return found
     # "where: what is wrong": each part is translated separately
     where, colon, what = text.partition(": ")
     if where in catalogue():
@@ -88,6 +94,14 @@ def _translated(text: str) -> str:
     if len(sentences) > 1:
         return " ".join(map(_translated, sentences))
     return f"{_clause(where)}{colon}{_clause(what)}" if colon else text
+
+
+def _problem(text: str) -> str:
+    """What is wrong with a row, after its place, which is kept."""
+    place = BAD_ROW.match(text)
+    where, what = ("", text) if place is None else (place[0], text[place.end() :])
+    bare = what.removesuffix(".")
+    return f"{where}{_clause(bare)}{what[len(bare) :]}"
 
 
 def _filled(korean: str, values: Mapping[str, str]) -> str:

@@ -165,7 +165,10 @@ def _answers(rows: Sequence[Mapping[str, Any]], found: GuessedColumns) -> bool:
 def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
     """The first valid rows of a table."""
     try:
-        rows = [row.values for row in islice(rows_of(data), READ_ROWS) if row.values]
+        read = list(islice(rows_of(data), READ_ROWS))
+        rows = [row.values for row in read if row.values]
+        if read and not rows:
+            _ = read[0].checked  # says what is wrong with it
     except BadRow as error:
         raise MalmoiError(f"{error}.") from error
     if not rows:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.system.language import plural
 from malmoi.system.untrusted import parse
 from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, missing_header, tab_dialect
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
@@ -146,8 +147,13 @@ def table_rows(
         several = reader.line_num - before > 1
         before = reader.line_num
         if len(values) != len(names) and values:
-            quote = f" (a quote that opens here continues to line {before})" if several else ""
-            why = f"{len(values)} fields where there should be {len(names)}{quote}"
+            fields = plural(len(values), "field")
+            why = f"{fields} where there should be {len(names)}"
+            if several:
+                why = (
+                    f"{fields} where there should be {len(names)} (a quote that opens here "
+                    f"continues to line {before})"
+                )
             yield BrokenRow({}, place, why)
         elif values:
             yield DataRow(dict(zip(names, values, strict=True)), place)
@@ -295,7 +301,7 @@ def file_list(data: RowSource) -> list[Path]:
 
 def source_name(data: RowSource) -> str:
     """The data as an error message names it."""
-    return ", ".join(map(str, file_list(data))) if is_files(data) else "the data"
+    return (is_files(data) and ", ".join(map(str, file_list(data)))) or "the data"
 
 
 def records_of(table: Any) -> list[dict[str, Any]]:
