@@ -76,6 +76,16 @@ def run(folder: Path, number: int, steps: int) -> dict[str, Any]:
     return {name: round(seconds, 2) for name, seconds in found.items()}
 
 
+def measure(rows: int, repeat: int, steps: int) -> list[dict[str, Any]]:
+    """As many runs in a row; 0 steps: the defaults' epochs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_model(folder / "bert")
+        write_rows(folder / "train.csv", rows, 0)
+        write_rows(folder / "dev.csv", 100, 1)
+        return [run(folder, i, steps) for i in range(repeat)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -84,12 +94,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="[the defaults' epochs]")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_model(folder / "bert")
-        write_rows(folder / "train.csv", given.rows, 0)
-        write_rows(folder / "dev.csv", 100, 1)
-        rows = [run(folder, i, given.steps) for i in range(given.repeat)]
+    rows = measure(given.rows, given.repeat, given.steps)
     for row in rows:
         print(row)
     print(json.dumps({"rows": given.rows, "runs": rows}))

@@ -1,14 +1,15 @@
-"""One table for a GPU: training and decoding beside transformers, and the card's own limits.
+"""One table for a GPU: training, decoding and serving beside transformers, and the card's limits.
 
-    PYTHONPATH=src python bench/gpu_table.py [--out DIR] [--seconds 120]
-        [--rows gpt2 bert decode medium xl] [--without graphs,kernel,prefix] [--limit tiny]
+    PYTHONPATH=src python bench/gpu_table.py [--out DIR] [--seconds 900]
+        [--rows decode xl-decode streams start bert gpt2 medium xl]
+        [--without graphs,kernel,prefix] [--limit tiny]
 
-GPT-2 124M at 1,024 tokens without dropout, BERT-base at 128 and 512 (real tokens of packed text)
-and greedy decoding of one and 64 requests; only if asked for, GPT-2 355M and 1.5B. A training row
-is the trainer's own run; its bare step, the same passes again and again, is beside it. transformers
-is compiled, in bf16 with a fused AdamW, on full rows. Text and weights are made up. What does not
-fit into the seconds is not measured.
-`--limit tiny` is a dry run on a CPU.
+GPT-2 124M at 1,024 tokens without dropout, 355M and 1.5B, BERT-base at 128 and 512 (real tokens of
+packed text), greedy decoding of one and 64 requests, a decoding step of 1.5B, 64 and 256 streams
+through the engine and the server, and the start of a fine-tuning. A training row is the trainer's
+own run; its bare step, the same passes again and again, is beside it. transformers is compiled, in
+bf16 with a fused AdamW, on full rows. Text and weights are made up. What does not fit into the
+seconds is not measured. `--limit tiny` is a dry run on a CPU.
 """
 
 import argparse
@@ -29,6 +30,9 @@ from typing import Any
 import torch
 import transformers
 
+import finetune_start
+import fused_step
+import gpu_serve
 from engine import drawn, generated, made_up_tokenizer, served
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
@@ -268,14 +272,52 @@ def engine_rate(table: Table, model: Model, batch: int, count: int, off: str = "
         return table.rate(lambda i: work(2 + i), 3)
 
 
+def large_decode_rows(table: Table) -> Iterator[Row]:
+    """One row of GPT-2 1.5B; torch's modules are the peer of our kernels."""
+    limit = "tiny" if table.tiny else None
+    bench = fused_step.Bench(argparse.Namespace(limit=limit, steps=128, seconds=60))
+    modules, *fused = fused_step.step_rows(bench, "xl", 1)
+    best = max(fused, key=lambda way: way["tok/s"], default=modules)
+    theirs = modules["tok/s"] if fused else None
+    bound = f"MBU {best['MBU']:.0%}"
+    yield Row("a step of GPT-2 1.5B", "tok/s", best["tok/s"], "torch's modules", theirs, bound)
+
+
+def stream_rows(table: Table) -> Iterator[Row]:
+    """A closed loop of prompts of 16 to 128 tokens, 96 new ones."""
+    ours, peer = open_both(table)
+    size = gpu_serve.Size((4, 8), 2, 8) if table.tiny else gpu_serve.Size()
+    for streams in size.streams:
+        found = gpu_serve.measure(ours, peer, table.folder / "gpt", size, streams)
+        ways = {row["way"]: row for row in found if not row["errors"]}
+        peers = ways.get("transformers generate_batch", {}).get("tokens_per_second")
+        for name in ("engine", "server"):
+            if (row := ways.get(f"malmoi {name}")) is not None:
+                what, rate = f"{name}, {streams} streams", row["tokens_per_second"]
+                bound = f"first token p95 {row['first_token_ms_p95']:.0f} ms"
+                bound += f"; {row['share_of_engine']:.0%} of the engine" * (name == "server")
+                yield Row(what, "tok/s", rate, "transformers, generate_batch", peers, bound)
+
+
+def start_row(table: Table) -> Row:
+    """The second of two runs: the first compiles our C functions."""
+    rows, steps = (40, 2) if table.tiny else (1000, 0)
+    run = finetune_start.measure(rows, 2, steps)[-1]
+    bound = f"torch {run['torch']:.1f}, CUDA {run['CUDA']:.1f}; after learning {run['after']:.1f}"
+    first = run["to the first step"]
+    return Row(f"fine-tuning {rows:,} rows, to the first step", "s", first, "–", bound=bound)
+
+
 ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "decode": decode_rows,
+    "xl-decode": large_decode_rows,
+    "streams": stream_rows,
+    "start": lambda table: iter([start_row(table)]),
     "bert": lambda table: (bert_row(table, n) for n in ((16, 32) if table.tiny else (128, 512))),
     "gpt2": lambda table: iter([gpt2_row(table)]),
     "medium": lambda table: iter([large_row(table, "gpt2-medium", 32)]),
     "xl": lambda table: iter([large_row(table, "gpt2-xl", 16)]),
 }
-USUAL = ("decode", "bert", "gpt2")
 
 
 def main() -> None:
@@ -283,8 +325,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="a folder for gpu_table.json")
-    parser.add_argument("--seconds", type=float, default=120, help="no row begins later")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=USUAL)
+    parser.add_argument("--seconds", type=float, default=900, help="no row begins later")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=", ".join(SWITCHES))
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     given = parser.parse_args()
