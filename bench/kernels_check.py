@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from _timing import Work, benchmark_parser, timed
+from malmoi.corpus.columns import TextColumn
 from malmoi.corpus.duplicates import signature
 from malmoi.corpus.filter import text_stats
 from malmoi.corpus.ngrams import HashedTexts, hash_words
@@ -205,7 +206,7 @@ def text_checks(clock: Clock) -> Iterator[Check]:
         "words hashed, 200 kB": lambda: hash_words(whole).hashes.tolist(),
         "n-grams of 5": lambda: hash_words(whole).ngrams(5).tolist(),
         "what the filter counts": lambda: np.array(
-            text_stats(HashedTexts.of(texts), (0.2, 0.18, 0.16))[1:]
+            text_stats(HashedTexts.of(TextColumn.of(texts)), (0.2, 0.18, 0.16))[1:]
         ).tolist(),
         "MinHash of 128": lambda: signature(ngrams, 128).tolist(),
         "words cut and numbered": ids_of_words,

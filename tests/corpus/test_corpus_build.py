@@ -1,8 +1,10 @@
 """A corpus from raw text: each step against brute force or a law, and a build that was stopped."""
 
 import gzip
+import io
 import json
 from collections import Counter
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from malmoi.cli import run_command
 from malmoi.corpus import mix, ngrams
 from malmoi.corpus import steps as stages
 from malmoi.corpus.build import run_build
-from malmoi.corpus.clean import clean, clean_each
+from malmoi.corpus.clean import clean, clean_columns
+from malmoi.corpus.columns import Shard, TextColumn, text_columns
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, cut_overlaps, hash_runs, overlap_words
 from malmoi.corpus.duplicates import (
@@ -33,6 +36,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock
 from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import Progress, listening
+from malmoi.text.documents import Document, DocumentBatch
 
 DEFAULT = CorpusConfig()
 ENGLISH = (
@@ -57,7 +61,8 @@ def prose(seed: int, words: int = 120) -> str:
     return " ".join(word + "." * (place % 9 == 8) for place, word in enumerate(chosen))
 
 
-hashed = ngrams.HashedTexts.of
+def hashed(texts: list[str]) -> ngrams.HashedTexts:
+    return ngrams.HashedTexts.of(TextColumn.of(texts))
 
 
 def broken(text: str, config: CorpusConfig) -> str:
@@ -93,17 +98,21 @@ def test_word_ngrams_are_equal_where_the_words_are(text: str, length: int) -> No
     assert len(set(found.ngrams(length).tolist())) == len(set(runs))
 
 
-def test_a_long_text_has_the_words_of_its_pieces() -> None:
-    whole = ngrams.hash_words(prose(1, 300))
-    cut = ngrams.hash_words(prose(1, 300), chunk=100)
-    assert (cut.hashes == whole.hashes).all()
-    assert (cut.starts == whole.starts).all()
+def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = TextColumn.of([prose(1, 300), "x" * 500, "", prose(2, 20)])
+    whole = ngrams.HashedTexts.of(texts)
+    monkeypatch.setattr(ngrams, "PIECE_CHARACTERS", 100)
+    with pretend(parse_machine("no-compiler")):
+        cut = ngrams.HashedTexts.of(texts)
+    for name in ("hashes", "starts", "ends"):
+        assert (getattr(cut.words, name) == getattr(whole.words, name)).all()
+    assert cut.lasts.tolist() == whole.lasts.tolist()
 
 
 @given(st.lists(st.text(alphabet="ab가 .", max_size=20), max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_ngrams_of_a_batch_do_not_cross_texts(texts: list[str]) -> None:
-    for together, text in zip(ngrams.hash_each(texts), texts, strict=True):
+    for together, text in zip(ngrams.hash_each(text_columns(texts)), texts, strict=True):
         alone = ngrams.hash_words(text)
         for name in ("hashes", "starts", "ends"):
             assert (getattr(together, name) == getattr(alone, name)).all()
@@ -123,12 +132,63 @@ def test_c_computes_what_is_computed_without_it(text: str, length: int) -> None:
         together = (*text_stats(texts, (0.1, 0.1, 0.1))[1:], *signatures_of(texts, DEFAULT))
         parts = [found.hashes, found.starts, found.ends, runs, signature(runs, 37), *together]
         known = BenchmarkSets({length: np.unique(hash_runs(found, length))})
-        spans = known.overlaps(texts.without(["", "dropped", "", "", ""]))
-        return [*(part.tolist() for part in parts), spans, list(clean_each(texts.texts))]
+        spans = known.overlaps(texts.where(np.array([True, False, True, True, True])))
+        return [
+            *(part.tolist() for part in parts),
+            spans,
+            [list(part) for part in clean_columns(texts.texts)],
+        ]
 
     with pretend(parse_machine("no-compiler")):
         wanted = all_of_it()
     assert all_of_it() == wanted
+
+
+# ------------------------------------------------------------------ columns
+
+DOCUMENTS = st.lists(
+    st.builds(
+        Document,
+        st.text('a가\U0001f600 "\\\n\t\x01\x7f', max_size=9),
+        st.sampled_from(["web", "책"]),
+        st.text(max_size=3),
+        st.sampled_from(["", "http://a.org"]),
+    ),
+    max_size=6,
+)
+
+
+def shard_of(documents: list[Document]) -> Shard:
+    return Shard.of([DocumentBatch(d.source, [d.text], [d.place], d.url) for d in documents])
+
+
+@given(DOCUMENTS, st.dictionaries(st.integers(0, 5), DOCUMENTS, max_size=3), st.integers(0, 63))
+@settings(max_examples=100, deadline=None)
+def test_a_shard_does_what_a_list_of_documents_does(
+    documents: list[Document], others: dict[int, list[Document]], chosen: int
+) -> None:
+    changes = {row: new for row, new in others.items() if row < len(documents)}
+    expected = [new for row, old in enumerate(documents) for new in changes.get(row, [old])]
+    shard = shard_of(documents).changed(changes)
+    wanted = [bool(chosen >> row % 6 & 1) for row in range(len(expected))]
+    file = io.BytesIO()
+    shard.where(np.array(wanted, bool)).save(file)
+    file.seek(0)
+    for found in (shard.where(np.array(wanted, bool)), Shard.load(file)):
+        assert [found[row] for row in range(len(found))] == list(compress(expected, wanted))
+        assert [*found.texts.line_breaks()] == [text.count("\n") for text in found.texts]
+        assert [*found.texts.characters] == [len(text) for text in found.texts]
+
+
+@given(DOCUMENTS)
+@settings(max_examples=50, deadline=None)
+def test_documents_are_written_as_json_dumps_writes_them(documents: list[Document]) -> None:
+    rows = [
+        {"text": d.text, "source": d.source, "place": d.place} | ({"url": d.url} if d.url else {})
+        for d in documents
+    ]
+    found = [line for part in shard_of(documents).batches() for line in stages.json_lines(part)]
+    assert found == [(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows]
 
 
 # ------------------------------------------------------------------ clean, filter, quality

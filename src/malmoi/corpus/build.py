@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from malmoi.corpus import mix
 from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
+from malmoi.corpus.columns import Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
@@ -29,14 +30,14 @@ from malmoi.corpus.executors import Execution, Pool, ShardJob
 from malmoi.corpus.language import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
-from malmoi.corpus.quality import QualityScorer, sample_documents
+from malmoi.corpus.quality import QualityScorer, sample_texts
 from malmoi.corpus.stats import StepStats, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
-from malmoi.text.documents import Document, read_documents
+from malmoi.text.documents import DocumentBatch, read_documents
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,9 @@ def _forget(out: Path) -> None:
         path.unlink()
 
 
-STEP_FILES = {"select": "clean", "clean": "clean"}
-STEP_FILES |= {"menus": "sift", "filter": "sift", "quality": "sift"}
-STEP_FILES |= {"dedup": "clear", "decontaminate": "clear"}
+STEP_FILES = {"select": "cleaned", "clean": "cleaned"}
+STEP_FILES |= {"menus": "filtered", "filter": "filtered", "quality": "filtered"}
+STEP_FILES |= {"dedup": "final", "decontaminate": "final"}
 
 
 @dataclass(frozen=True)
@@ -196,17 +197,14 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
         for step, stage in STEP_FILES.items()
     }
     told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
-    # shards finished by an earlier version have no such count
-    control = total_control_names(
-        found for n in shards if (found := plan.work.account(n, "clear").get("control"))
-    )
+    control = total_control_names(plan.work.account(n, "final")["control"] for n in shards)
     return {"bad": about["bad"], "steps": told, "control": control, "mix": _mix(plan, shards)}
 
 
 def _work_on_part(plan: CorpusPlan) -> None:
     """Processes this part's shards up to the next step that needs the other parts."""
     shards = range(_read(plan)["shards"])
-    for step, do_next in (("clean", _filter), ("sift", _finalize)):
+    for step, do_next in (("cleaned", _filter), ("filtered", _finalize)):
         left = sum(not plan.work.is_done(n, step) for n in shards)
         if left:
             logger.info(
@@ -224,14 +222,14 @@ def _work_on_part(plan: CorpusPlan) -> None:
 def _filter(plan: CorpusPlan, shards: range) -> None:
     with folder_lock(plan.work.folder / "shared", wait=True):
         _prepare(plan, shards)
-    left = _left(plan, "sift", shards)
+    left = _left(plan, "filtered", shards)
     _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
 
 
 def _finalize(plan: CorpusPlan, shards: range) -> None:
     with folder_lock(plan.work.folder / "shared", wait=True):
         twins = _find_duplicates(plan, shards)
-    left = _left(plan, "clear", shards)
+    left = _left(plan, "final", shards)
     _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
 
 
@@ -252,7 +250,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     """Splits the sources into shards of raw documents and cleans them."""
     path = plan.work.folder / "read.json"
     # another part may have read all sources, and cleaned only its own shards
-    if path.is_file() and not _left(plan, "clean", range(read_account(path)["shards"])):
+    if path.is_file() and not _left(plan, "cleaned", range(read_account(path)["shards"])):
         return read_account(path)
     if plan.config.links:
         with (
@@ -274,25 +272,34 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
 
 
 def _clean_jobs(plan: CorpusPlan, found: Counter[str], pool: Pool) -> Iterator[ShardJob]:
-    for number, documents in enumerate(_shards(plan.sources, plan.config.shard, pool)):
-        found.update(shards=1, documents=len(documents))
-        if plan.execution.owns(number) and not plan.work.is_done(number, "clean"):
-            yield stages.clean_shard, (plan.work, number, documents)
+    for number, batches in enumerate(_shards(plan.sources, plan.config.shard, pool)):
+        found.update(shards=1, documents=sum(len(batch.texts) for batch in batches))
+        if plan.execution.owns(number) and not plan.work.is_done(number, "cleaned"):
+            yield stages.clean_shard, (plan.work, number, Shard.of(batches))
 
 
-def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[list[Document]]:
-    documents: list[Document] = []
-    characters = 0
+def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[list[DocumentBatch]]:
+    """The documents of one shard after another: as many as reach `size` characters."""
+    shard: list[DocumentBatch] = []
+    left = size
     for source in sources:
-        for text, _, place, url in source.reader.read(pool.submit, PAGES_AHEAD * pool.ahead):
-            documents.append(Document(text, source.name, place, url))
-            characters += len(text)
-            if characters >= size:
-                yield documents
-                documents = []
-                characters = 0
-    if documents:
-        yield documents
+        for batch in source.reader.batches(pool.submit, PAGES_AHEAD * pool.ahead):
+            rest = batch._replace(source=source.name)
+            while sum(map(len, rest.texts)) >= left:
+                last, rest = rest.split(_reach(rest.texts, left))
+                yield [*shard, last]
+                shard = []
+                left = size
+            left -= sum(map(len, rest.texts))
+            shard.append(rest)
+    if any(batch.texts for batch in shard):
+        yield shard
+
+
+def _reach(texts: Sequence[str], characters: int) -> int:
+    """How many of the texts have so many characters together."""
+    totals = accumulate(map(len, texts))
+    return next(number for number, total in enumerate(totals, 1) if total >= characters)
 
 
 # ------------------------------------------------------------------ steps that need all shards
@@ -316,7 +323,7 @@ def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
     lines: dict[str, Counter[str]] = {}
     documents = Counter[str]()
     for number in shards:
-        account = work.account(number, "clean")
+        account = work.account(number, "cleaned")
         documents.update(account["sources"])
         for source, found in account["lines"].items():
             lines.setdefault(source, Counter()).update(found)
@@ -326,19 +333,19 @@ def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
 def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
     """Trains the classifier on reference text against raw text, both cleaned."""
     number = plan.config.examples
-    raw = chain.from_iterable(plan.work.documents(n, "clean") for n in shards)
-    size = sum(sum(plan.work.account(n, "clean")["sources"].values()) for n in shards)
+    raw = chain.from_iterable(plan.work.documents(n, "cleaned").texts for n in shards)
+    size = sum(sum(plan.work.account(n, "cleaned")["sources"].values()) for n in shards)
     c = plan.config
     good = read_documents(plan.quality_reference, documents=c.documents, text=c.text)
-    chosen = [clean(text) for text in sample_documents(good, sum(1 for _ in good), number)]
-    return QualityScorer.fit(chosen, sample_documents(raw, size, number), c.seed)
+    sampled = sample_texts((one.text for one in good), sum(1 for _ in good), number)
+    return QualityScorer.fit(list(map(clean, sampled)), sample_texts(raw, size, number), c.seed)
 
 
 def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
     """Labels every document of every shard: 0 unique, 1 exact duplicate, 2 near duplicate."""
     work = plan.work
     path = plan.work.folder / "twins.npy"
-    sizes = [work.account(n, "sift")["documents"] for n in shards]
+    sizes = [work.account(n, "filtered")["documents"] for n in shards]
     if not path.is_file():
         logger.info("Looking for duplicates …")
         with atomic_write(path) as file:
@@ -366,7 +373,7 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
 
 def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     """Writes the corpus in several passes, so that copies of a document are far apart."""
-    accounts = [plan.work.account(n, "clear") for n in shards]
+    accounts = [plan.work.account(n, "final") for n in shards]
     names = [name for account in accounts for name in account["source"]]
     characters = np.array([size for part in accounts for size in part["characters"]], np.int64)
     draws = np.array([draw for part in accounts for draw in part["draws"]], np.uint64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.clean import clean, clean_each
+from malmoi.corpus.clean import clean, clean_columns
 from malmoi.corpus.decontaminate import overlap_words
 from malmoi.corpus.ngrams import HashArray, hash_each, hash_words, is_among
 from malmoi.evaluation.contamination import Overlaps
@@ -35,7 +35,7 @@ def _seen(known: HashArray, length: int, corpus: Sequence[str]) -> NDArray[np.bo
     seen = np.zeros(len(known), bool)
     reader = read_documents(corpus)
     number = 0
-    for number, words in enumerate(hash_each(clean_each(one.text for one in reader)), 1):
+    for number, words in enumerate(hash_each(clean_columns(one.text for one in reader)), 1):
         found = words.ngrams(length)
         seen[np.searchsorted(known, found[is_among(found, known)])] = True
         if number % DOCUMENTS_PER_REPORT == 0:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from malmoi.corpus.columns import TextColumn
 from malmoi.system.language import plural
-from malmoi.text.documents import Document
 
 NAMES = re.compile(
     r"<\|[^\s|<>]{1,40}\|>"  # <|endoftext|>, <|im_start|>, <|eot_id|>, …
@@ -20,11 +20,11 @@ NAMES = re.compile(
 SHOWN = 5  # names listed in the sentence
 
 
-def count_control_names(documents: Iterable[Document]) -> dict[str, Any]:
-    """Counts the documents that contain any such name, and each name."""
+def count_control_names(texts: TextColumn) -> dict[str, Any]:
+    """Counts the texts that contain any such name, and each name."""
     # most texts have neither of the signs that such a name begins with
-    likely = (one.text for one in documents if "<" in one.text or "[" in one.text)
-    found = [set(NAMES.findall(text)) for text in likely]
+    likely = (text for text in texts.all_encoded() if b"<" in text or b"[" in text)
+    found = [set(NAMES.findall(text.decode())) for text in likely]
     return {
         "documents": sum(map(bool, found)),
         "names": Counter(name for names in found for name in names),

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -12,16 +12,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.clean import clean_each
+from malmoi.corpus.clean import clean_columns
+from malmoi.corpus.columns import IndexArray, Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
+    BASE,
     HashArray,
     HashedTexts,
     HashedWords,
-    IndexArray,
     is_among,
     native_ngrams,
-    text_groups,
 )
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
@@ -33,7 +33,6 @@ from malmoi.text.sources import format_of
 MIN_OVERLAP_WORDS = 8
 MAX_OVERLAP_WORDS = 13
 PERCENTILE = 5  # of the examples' lengths gives the n-gram length, within those bounds
-BASE = 0x9E3779B97F4A7C15  # of the hash of a run, a polynomial modulo 2⁶⁴
 TABLE_BITS = 20  # first bits of a run's hash
 BenchmarkRow = list[str]  # the texts of one row
 Spans = list[tuple[int, int]]
@@ -103,8 +102,8 @@ class BenchmarkSets:
         found: dict[int, list[HashArray]] = {}
         for path in paths:
             rows = list(read_benchmark_rows(path))
-            groups = text_groups(clean_each(text for row in rows for text in row))
-            texts = [HashedTexts.of(group) for group in groups]
+            columns = clean_columns(text for row in rows for text in row)
+            texts = [HashedTexts.of(column) for column in columns]
             sizes = chain.from_iterable((part.lasts - part.firsts).tolist() for part in texts)
             length = overlap_words([sum(islice(sizes, len(row))) for row in rows if row])
             found.setdefault(length, []).extend(_runs_within(part, length) for part in texts)
@@ -117,14 +116,11 @@ class BenchmarkSets:
         spans: dict[int, Spans] = {}
         for length in self.runs:
             hits = self._hits(texts.words, length)
-            owner = np.searchsorted(texts.lasts, hits, side="right").clip(max=len(texts.texts) - 1)
+            owner = np.searchsorted(texts.lasts, hits, side="right").clip(max=len(texts) - 1)
             # not across two texts, or in one that is left out
             whole = (texts.firsts[owner] <= hits) & (hits + length <= texts.lasts[owner])
-            hits, owner = hits[whole], owner[whole]
-            begins = texts.words.starts[hits] - texts.begins[owner]
-            ends = texts.words.ends[hits + length - 1] - texts.begins[owner]
-            for text, a, b in zip(owner.tolist(), begins.tolist(), ends.tolist(), strict=True):
-                spans.setdefault(text, []).append((a, b))
+            for text, begin, end in _spans(texts.words, hits[whole], owner[whole], length):
+                spans.setdefault(text, []).append((begin, end))
         return {text: _joined(found) for text, found in spans.items()}
 
     def _hits(self, words: HashedWords, length: int) -> IndexArray:
@@ -174,9 +170,20 @@ def hash_runs(words: HashedWords, length: int) -> HashArray:
 def _runs_within(texts: HashedTexts, length: int) -> HashArray:
     """The hashes of the runs of all texts, none across two."""
     runs = hash_runs(texts.words, length)
-    owner = np.repeat(np.arange(len(texts.texts)), texts.lasts - texts.firsts)
+    owner = np.repeat(np.arange(len(texts)), texts.lasts - texts.firsts)
     found: HashArray = runs[owner[: len(runs)] == owner[len(owner) - len(runs) :]]
     return found
+
+
+def _spans(
+    words: HashedWords, hits: IndexArray, owner: IndexArray, length: int
+) -> Iterator[tuple[int, int, int]]:
+    """The text, begin and end of each stretch of runs that touch; `hits` are in order."""
+    begins, ends = words.starts[hits], words.ends[hits + length - 1]
+    apart = np.flatnonzero((owner[1:] != owner[:-1]) | (begins[1:] > ends[:-1]))
+    firsts, lasts = np.append(-1, apart) + 1, np.append(apart, len(hits) - 1)
+    found = (owner[firsts], begins[firsts], ends[lasts]) if len(hits) else (hits, hits, hits)
+    return zip(*(column.tolist() for column in found), strict=True)
 
 
 def _joined(spans: Spans) -> Spans:
@@ -199,22 +206,18 @@ def cut_overlaps(text: str, overlaps: Spans, margin: int) -> list[str]:
 
 
 def decontaminated(
-    documents: Sequence[Document],
-    overlaps: Sequence[Spans],
-    c: CorpusConfig,
-    stats: StepStats,
-) -> list[Document]:
-    """The documents without their overlaps; the pieces around one become documents."""
-    after = []
-    for document, spans in zip(documents, overlaps, strict=True):
-        if not spans:
-            after.append(document)
-            continue
+    shard: Shard, overlaps: Mapping[int, Spans], c: CorpusConfig, stats: StepStats
+) -> Shard:
+    """The documents without their overlaps, by row; the pieces around one become documents."""
+    changes: dict[int, list[Document]] = {}
+    for row, spans in overlaps.items():
+        document = shard[row]
         left = cut_overlaps(document.text, spans, c.margin)
         large = [piece for piece in left if len(piece) >= c.piece] if len(left) <= c.pieces else []
         nothing = "too many pieces" if len(left) > c.pieces else "nothing left"
         stats.count_rule("cut" if large else nothing, document)
-        for number, piece in enumerate(large, 1):
-            place = f"{document.place}#{number}"
-            after.append(document._replace(text=piece, place=place))
-    return stats.count(documents, after)
+        changes[row] = [
+            document._replace(text=piece, place=f"{document.place}#{number}")
+            for number, piece in enumerate(large, 1)
+        ]
+    return stats.count(shard, shard.changed(changes))

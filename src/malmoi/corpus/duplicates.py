@@ -4,7 +4,6 @@ Only hashes are held, 4 bytes each and 8 for the whole text: 0.52 GB for a milli
 hashes, and up to 1.7 GB while they are compared.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -12,13 +11,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.corpus.columns import IndexArray
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
+    BASE,
     HashArray,
     HashedTexts,
-    IndexArray,
     native_ngrams,
     random_odd,
+    seeded_hash,
 )
 from malmoi.system.bits import mix_bits
 
@@ -29,27 +30,35 @@ DuplicateIndices = NDArray[np.int64]
 
 def signatures_of(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
     """A hash of each text's words in order, and its MinHash signature."""
-    hashes = group.words.hashes
-    bounds = zip(group.firsts.tolist(), group.lasts.tolist(), strict=True)
-    exact = np.array(
-        [
-            _hash_of(hashes[first:last].tobytes() or text.encode("utf-8", "surrogatepass"))
-            for text, (first, last) in zip(group.texts, bounds, strict=True)
-        ],
-        np.uint64,
-    )
+    exact = _exact_hashes(group)
     runs = group.words.ngrams(config.run)
     counts = group.lasts - group.firsts - config.run + 1
     signatures = minhash(runs, group.firsts, counts.clip(0), config.hashes)
     for place in np.flatnonzero(counts < 1).tolist():  # shorter than a run: one of all its words
-        words = group.part(place)
-        one = words.ngrams(len(words)) if len(words) else exact[place : place + 1]
+        all_words = group.part(place)
+        one = all_words.ngrams(len(all_words)) if len(all_words) else exact[place : place + 1]
         signatures[place] = signature(one, config.hashes)
     return exact, signatures
 
 
-def _hash_of(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+def _exact_hashes(group: HashedTexts) -> HashArray:
+    """A polynomial in the hashes of a text's words, modulo 2⁶⁴; without words, its own hash."""
+    native = native_ngrams()
+    exact = np.empty(len(group), np.uint64)
+    if native is None:
+        parts = (group.part(row).hashes for row in range(len(group)))
+        exact[:] = [_polynomial(hashes) for hashes in parts]
+    else:
+        arrays = (group.words.hashes, group.firsts, group.lasts, exact)
+        native[6](len(group), BASE, *(array.ctypes.data for array in arrays))
+    for row in np.flatnonzero(group.firsts == group.lasts).tolist():
+        exact[row] = seeded_hash(group.texts[row], 0)
+    return exact
+
+
+def _polynomial(hashes: HashArray) -> np.uint64:
+    powers = np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]
+    return np.uint64((hashes * powers).sum())
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:

@@ -7,18 +7,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.corpus.columns import IndexArray, TextColumn
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.language import is_in_language
 from malmoi.corpus.ngrams import (
     HashedTexts,
     HashedWords,
-    IndexArray,
     are_letters,
     code_points,
     letter_table,
     native_ngrams,
     random_odd,
 )
+from malmoi.corpus.stats import Reasons
 
 MIN_LINES = 4  # with fewer lines, shares of lines mean nothing
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
@@ -29,7 +30,7 @@ Flags = NDArray[np.bool_]
 class TextStats(NamedTuple):
     """Some texts, and what the rules count in each."""
 
-    texts: Sequence[str]
+    texts: TextColumn
     characters: IndexArray
     words: IndexArray
     word_characters: IndexArray
@@ -49,19 +50,18 @@ def text_stats(texts: HashedTexts, max_run: Sequence[float]) -> TextStats:
     """Counts in each text, which `max_run` shares of its characters make repetitive."""
     native = native_ngrams()
     if native is None:
-        parts = map(texts.part, range(len(texts.texts)))
+        parts = map(texts.part, range(len(texts)))
         rows = [_counted(*both, max_run) for both in zip(texts.texts, parts, strict=True)]
         return TextStats(texts.texts, *np.array(rows).T)
-    found = np.empty((len(texts.texts), len(TextStats._fields) - 1), np.int64)
-    lines = max(text.count("\n") for text in texts.texts) + 1
-    room = max(lines, int((texts.lasts - texts.firsts).max()))
+    column, words = texts.texts, texts.words
+    found = np.empty((len(texts), len(TextStats._fields) - 1), np.int64)
+    room = int(max(column.line_breaks().max() + 1, (texts.lasts - texts.firsts).max()))
     slots = np.empty((1 << (room + room // 2 + 1).bit_length(), 2), np.uint64)
-    words = (texts.words.hashes, texts.words.starts, texts.words.ends)
-    places = (texts.begins, texts.sizes, texts.firsts, texts.lasts)
+    places = (words.hashes, words.starts, words.ends, texts.firsts, texts.lasts)
     tables = (_kinds(), random_odd(4, seed=1), np.array(max_run, np.float64), slots, found)
-    arrays = (texts.codes, *words, *places, *tables)
-    native[3](len(texts.texts), *(array.ctypes.data for array in arrays))
-    return TextStats(texts.texts, *found.T)
+    arrays = (column.begins, column.ends, *places, *tables)
+    native[3](len(texts), column.data, *(array.ctypes.data for array in arrays))
+    return TextStats(column, *found.T)
 
 
 def _counted(text: str, words: HashedWords, max_run: Sequence[float]) -> list[int]:
@@ -89,8 +89,8 @@ def _kinds() -> NDArray[np.uint8]:
     ellipses = [sign for sign in ELLIPSES if len(sign) == 1]
     bullets = [sign for sign in BULLETS if len(sign) == 1]
     before_space = [sign[0] for sign in BULLETS if len(sign) == 2]
-    counted = [" ", "\n", ".", "#", *ellipses]
-    for place, signs in enumerate((counted, ellipses, bullets, before_space), 1):
+    counted = ["\n", ".", "#", *ellipses]
+    for place, signs in enumerate((counted, ellipses, bullets, before_space, " "), 1):
         found[[ord(sign) for sign in signs]] |= 1 << place
     return found
 
@@ -116,10 +116,9 @@ def _covered(words: HashedWords, length: int) -> int:
 
 
 def another_language(s: TextStats, c: CorpusConfig) -> Flags:
-    # a text that is too short is dropped for that
-    ask = (s.words >= c.min_words) & (c.language != "")
-    which = zip(s.texts, ask.tolist(), strict=True)
-    return np.array([asked and not is_in_language(text, c.language) for text, asked in which], bool)
+    if not c.language:
+        return np.zeros(len(s.texts), bool)
+    return np.array([not is_in_language(text, c.language) for text in s.texts])
 
 
 def word_length(s: TextStats, c: CorpusConfig) -> Flags:
@@ -131,9 +130,9 @@ def _share(lines: IndexArray, s: TextStats) -> NDArray[np.float64]:
     return np.where(s.lines >= MIN_LINES, lines / np.maximum(s.lines, 1), 0.0)
 
 
+TOO_SHORT = "too short"  # the first rule, which needs no more than the number of words
 # in this order; the first rule that applies is counted
 FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], Flags]] = {
-    "too short": lambda s, c: s.words < c.min_words,
     "too long": lambda s, c: (s.words > c.max_words) & (c.max_words > 0),
     "another language": another_language,
     "length of words": word_length,
@@ -147,10 +146,12 @@ FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], Flags]] = {
 }
 
 
-def broken_rules(texts: HashedTexts, config: CorpusConfig) -> list[str]:
+def broken_rules(texts: HashedTexts, config: CorpusConfig) -> Reasons:
     """The first rule that each text breaks, or ""."""
-    stats = text_stats(texts, config.max_run)
-    found = np.full(len(texts.texts), "", object)
-    for name, rule in reversed(FILTER_RULES.items()):
-        found[rule(stats, config)] = name
-    return list(found)
+    is_long = texts.lasts - texts.firsts >= config.min_words
+    found = np.where(is_long, "", TOO_SHORT).astype(object)
+    if is_long.any():
+        stats = text_stats(texts.where(is_long), config.max_run)
+        for name, rule in reversed(FILTER_RULES.items()):
+            found[np.flatnonzero(is_long)[rule(stats, config)]] = name
+    return found

@@ -8,7 +8,7 @@ import csv
 import json
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from malmoi.corpus.columns import Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.documents import Document
 from malmoi.text.formats import read_lines, whole_rows
 from malmoi.text.sources import FileSource, format_of
 
@@ -161,17 +161,17 @@ def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
 
 
 def selected(
-    documents: Sequence[Document],
+    shard: Shard,
     links: LinkList | None,
     blocked: frozenset[str],
     min_score: float,
     stats: StepStats,
-) -> list[Document]:
+) -> Shard:
     """The documents whose domain is not blocked and whose URL was linked with enough score."""
 
-    def reason(document: Document) -> str:
-        if document.url and is_blocked(domain_of(document.url), blocked):
+    def reason(url: str) -> str:
+        if url and is_blocked(domain_of(url), blocked):
             return "blocked domain"
-        return links.reason_against(document.url, min_score) if links else ""
+        return links.reason_against(url, min_score) if links else ""
 
-    return stats.kept(documents, list(map(reason, documents)))
+    return stats.kept(shard, np.array(list(map(reason, shard.urls)), object))

@@ -1,5 +1,5 @@
 /* Hashes of words and n-grams, what the filter counts, and MinHash: the same numbers as ngrams.py, filter.py and duplicates.py compute
-   without it. */
+   without it. Texts are valid UTF-8: text t is the bytes of `data` from begins[t] to before ends[t]. */
 
 #include <stdint.h>
 #include <string.h>
@@ -13,24 +13,46 @@ static inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* The words of a text of code points: hashes, starts and ends; returns their number. `values` is 0 for what is in no word; places are
-   counted from `offset`. */
-int64_t malmoi_hash_words(const uint32_t *codes, int64_t n, int64_t offset, const uint64_t *values, const uint64_t *factors,
-                          uint64_t *hashes, int64_t *starts, int64_t *ends) {
+/* The character at a place, which moves on to the next; LAST_CODE stands for all beyond the basic plane. */
+static inline uint32_t next_code(const uint8_t *data, int64_t *at) {
+  const uint8_t *s = data + *at;
+  if (s[0] < 0x80) return *at += 1, s[0];
+  if (s[0] < 0xE0) return *at += 2, (uint32_t)(s[0] & 0x1F) << 6 | (s[1] & 0x3F);
+  if (s[0] < 0xF0) return *at += 3, (uint32_t)(s[0] & 0x0F) << 12 | (uint32_t)(s[1] & 0x3F) << 6 | (s[2] & 0x3F);
+  return *at += 4, LAST_CODE;
+}
+
+static inline int begins_character(uint8_t byte) { return (byte & 0xC0) != 0x80; }
+
+/* The words of the texts: hashes, and starts and ends in characters of their text; lasts[t] is the number of words up to the end of
+   text t. `values` is 0 for what is in no word. Returns the number of words. */
+int64_t malmoi_hash_words(int64_t texts, const uint8_t *data, const int64_t *begins, const int64_t *ends, const uint64_t *values,
+                          const uint64_t *factors, uint64_t *hashes, int64_t *word_starts, int64_t *word_ends, int64_t *lasts) {
   int64_t found = 0;
-  for (int64_t i = 0; i < n;) {
-    uint64_t sum = 0, value;
-    const int64_t start = i;
-    for (; i < n && (value = values[codes[i] < LAST_CODE ? codes[i] : LAST_CODE]); i++) sum += value * factors[(i - start) & (PLACES - 1)];
-    if (i == start) {
-      i++;
-      continue;
+  for (int64_t t = 0; t < texts; t++) {
+    for (int64_t i = begins[t], place = 0; i < ends[t];) {
+      uint64_t sum = 0, value = 1;
+      const int64_t start = place;
+      while (i < ends[t] && (value = values[next_code(data, &i)])) sum += value * factors[(place++ - start) & (PLACES - 1)];
+      if (place > start) {
+        hashes[found] = mix(sum);
+        word_starts[found] = start;
+        word_ends[found++] = place;
+      }
+      place += !value; /* the character after the word */
     }
-    hashes[found] = mix(sum);
-    starts[found] = start + offset;
-    ends[found++] = i + offset;
+    lasts[t] = found;
   }
   return found;
+}
+
+/* A hash of all words of each text: the polynomial in `base` with their hashes as coefficients. */
+int64_t malmoi_hash_texts(int64_t texts, uint64_t base, const uint64_t *words, const int64_t *firsts, const int64_t *lasts, uint64_t *found) {
+  for (int64_t t = 0; t < texts; t++) {
+    found[t] = 0;
+    for (int64_t i = firsts[t]; i < lasts[t]; i++) found[t] = (found[t] + words[i]) * base;
+  }
+  return texts;
 }
 
 /* The hash of every `length` consecutive words. */
@@ -74,26 +96,38 @@ static int64_t covered(const uint64_t *words, const int64_t *starts, const int64
   return most > 1 ? most * (ends[first + n - 1] - starts[first]) : 0;
 }
 
+static inline uint64_t hash_bytes(const uint8_t *data, int64_t size) {
+  uint64_t hash = size, next;
+  for (; size > 0; data += 8, size -= 8) {
+    next = 0;
+    memcpy(&next, data, size < 8 ? size : 8);
+    hash = (hash ^ next) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 32;
+  }
+  return mix(hash);
+}
+
+/* Where the next `breaks` line breaks in a row begin, or `size`. */
+static int64_t part_end(const uint8_t *text, int64_t at, int64_t size, int64_t breaks) {
+  for (const uint8_t *found; (found = memchr(text + at, '\n', size - at)); at = found - text + 1)
+    if (breaks == 1 || (found + 1 < text + size && found[1] == '\n')) return found - text;
+  return size;
+}
+
 /* Characters in parts of a text that occurred before in it, where `breaks` line breaks separate parts. */
-static int64_t repeated(const uint32_t *codes, int64_t size, int64_t breaks, int64_t parts, Slot *slots) {
+static int64_t repeated(const uint8_t *text, int64_t size, int64_t breaks, int64_t parts, Slot *slots) {
   const int64_t mask = clear(slots, parts);
-  int64_t begin = 0, found = 0;
-  uint64_t hash = 0;
-  for (int64_t i = 0; i <= size; i++) {
-    if (i < size && (codes[i] != '\n' || (breaks == 2 && (i + 1 == size || codes[i + 1] != '\n')))) {
-      hash = (hash ^ codes[i]) * 0x9E3779B97F4A7C15u;
-      continue;
-    }
-    const int64_t length = i - begin;
-    const uint64_t key = mix(hash);
+  int64_t found = 0;
+  for (int64_t begin = 0, end; begin <= size; begin = end + breaks) {
+    end = part_end(text, begin, size, breaks);
+    const int64_t length = end - begin;
+    const uint64_t key = hash_bytes(text + begin, length);
     Slot *slot = slots + (key & mask);
-    while (slot->count && (slot->key != key || slot->count != length || memcmp(codes + slot->first, codes + begin, length * sizeof *codes)))
+    while (slot->count && (slot->key != key || slot->count != length || memcmp(text + slot->first, text + begin, length)))
       slot = slot - slots == mask ? slots : slot + 1;
-    if (slot->count) found += length;
+    if (slot->count)
+      for (int64_t i = begin; i < end; i++) found += begins_character(text[i]);
     slot->key = key, slot->first = (int32_t)begin, slot->count = (int32_t)length;
-    i += breaks - 1;
-    begin = i + 1;
-    hash = 0;
   }
   return found;
 }
@@ -124,58 +158,57 @@ static int64_t repeated_run(const uint64_t *words, const int64_t *starts, const 
   return 0;
 }
 
-enum { LETTER = 1, COUNTED = 2, ELLIPSIS = 4, BULLET = 8, BULLET_BEFORE_SPACE = 16 }; /* kinds of characters */
+enum { LETTER = 1, COUNTED = 2, ELLIPSIS = 4, BULLET = 8, BULLET_BEFORE_SPACE = 16, SPACE = 32 }; /* kinds of characters */
 enum { CHARACTERS, WORDS, WORD_CHARACTERS, LETTERS, SPACES, SYMBOLS, LINES, BULLETS, ELLIPSES, REPEATED_LINES, REPEATED_PARAGRAPHS, REPEATED_RUN, COLUMNS };
 
-static inline uint8_t kind(const uint8_t *kinds, uint32_t code) { return kinds[code < LAST_CODE ? code : LAST_CODE]; }
-
-static void count_line(const uint32_t *codes, int64_t size, const uint8_t *kinds, int64_t *found) {
+static void count_line(const uint8_t *line, int64_t size, const uint8_t *kinds, int64_t *found) {
   if (!size) return;
-  const uint8_t first = kind(kinds, codes[0]), last = kind(kinds, codes[size - 1]);
+  int64_t second = 0, last = size - 1;
+  while (!begins_character(line[last])) last--;
+  const uint8_t first = kinds[next_code(line, &second)];
   found[LINES]++;
-  found[BULLETS] += first & BULLET || (first & BULLET_BEFORE_SPACE && size > 1 && codes[1] == ' ');
-  found[ELLIPSES] += last & ELLIPSIS ||
-                     (size > 2 && codes[size - 1] == '.' && codes[size - 2] == '.' && codes[size - 3] == '.');
+  found[BULLETS] += first & BULLET || (first & BULLET_BEFORE_SPACE && second < size && line[second] == ' ');
+  found[ELLIPSES] += kinds[next_code(line, &last)] & ELLIPSIS || (size > 2 && !memcmp(line + size - 3, "...", 3));
 }
 
-/* What the filter counts in each text (`TextStats` in filter.py). Text t has sizes[t] characters from begins[t] on and the words from
-   firsts[t] to before lasts[t]; `slots` has room for more than the words and the lines of any text. */
-int64_t malmoi_text_stats(int64_t texts, const uint32_t *codes, const uint64_t *words, const int64_t *starts, const int64_t *ends,
-                          const int64_t *begins, const int64_t *sizes, const int64_t *firsts, const int64_t *lasts, const uint8_t *kinds,
-                          const uint64_t *factors, const double *shares, Slot *slots, int64_t *found) {
+/* What the filter counts in each text (`TextStats` in filter.py). Text t has the words from firsts[t] to before lasts[t]; `slots` has room
+   for more than the words and the lines of any text. */
+int64_t malmoi_text_stats(int64_t texts, const uint8_t *data, const int64_t *begins, const int64_t *ends, const uint64_t *words,
+                          const int64_t *word_starts, const int64_t *word_ends, const int64_t *firsts, const int64_t *lasts,
+                          const uint8_t *kinds, const uint64_t *factors, const double *shares, Slot *slots, int64_t *found) {
   for (int64_t t = 0; t < texts; t++, found += COLUMNS) {
-    const uint32_t *text = codes + begins[t];
-    const int64_t size = sizes[t], first = firsts[t], count = lasts[t] - first;
-    int64_t letters = 0, breaks = 0, blank_lines = 0, line = 0;
+    const uint8_t *text = data + begins[t];
+    const int64_t size = ends[t] - begins[t], first = firsts[t], count = lasts[t] - first;
+    int64_t characters = 0, letters = 0, spaces = 0, breaks = 0, blank_lines = 0, line = 0;
     memset(found, 0, COLUMNS * sizeof *found);
-    found[CHARACTERS] = size;
-    found[WORDS] = count;
-    for (int64_t i = first; i < first + count; i++) found[WORD_CHARACTERS] += ends[i] - starts[i];
-    for (int64_t i = 0; i < size; i++) {
-      const uint8_t is = kind(kinds, text[i]);
+    for (int64_t i = first; i < first + count; i++) found[WORD_CHARACTERS] += word_ends[i] - word_starts[i];
+    for (int64_t i = 0; i < size; characters++) {
+      const int64_t at = i;
+      const uint8_t is = kinds[next_code(text, &i)];
       letters += is & LETTER;
+      spaces += is / SPACE;
       if (!(is & COUNTED)) continue;
-      if (text[i] == ' ') {
-        found[SPACES]++;
-      } else if (text[i] == '\n') {
-        found[SPACES]++;
+      if (text[at] == '\n') {
         breaks++;
-        blank_lines += i > 0 && text[i - 1] == '\n';
-        count_line(text + line, i - line, kinds, found);
-        line = i + 1;
-      } else if (text[i] == '.') { /* three make one ellipsis */
-        const int64_t begin = i;
-        while (i + 1 < size && text[i + 1] == '.') i++;
-        found[SYMBOLS] += (i + 1 - begin) / 3;
+        blank_lines += at > 0 && text[at - 1] == '\n';
+        count_line(text + line, at - line, kinds, found);
+        line = i;
+      } else if (text[at] == '.') { /* three make one ellipsis */
+        while (i < size && text[i] == '.') i++;
+        characters += i - at - 1;
+        found[SYMBOLS] += (i - at) / 3;
       } else {
         found[SYMBOLS]++;
       }
     }
+    found[CHARACTERS] = characters;
+    found[WORDS] = count;
     found[LETTERS] = letters;
+    found[SPACES] = spaces + breaks;
     count_line(text + line, size - line, kinds, found);
     if (breaks) found[REPEATED_LINES] = repeated(text, size, 1, breaks + 1, slots);
     if (blank_lines) found[REPEATED_PARAGRAPHS] = repeated(text, size, 2, breaks + 1, slots);
-    found[REPEATED_RUN] = repeated_run(words + first, starts + first, ends + first, count, factors, shares, size, slots);
+    found[REPEATED_RUN] = repeated_run(words + first, word_starts + first, word_ends + first, count, factors, shares, characters, slots);
   }
   return texts;
 }
@@ -223,22 +256,39 @@ int64_t malmoi_find_runs(const uint64_t *words, int64_t count, const uint64_t *p
   return found;
 }
 
-/* For each text, whether cleaning could change it. `plain` is true for characters that cleaning never changes, and for line breaks. */
-int64_t malmoi_may_change(int64_t texts, const uint32_t *codes, const int64_t *begins, const int64_t *sizes, const uint8_t *plain,
-                          uint8_t *found) {
+/* Cleans the texts of plain characters, which need nothing but their white space normalised: none at either end, else one space or up
+   to two line breaks. Other texts are copied as they are, and is_plain[t] is 0. Returns the number of bytes written. */
+int64_t malmoi_clean(int64_t texts, const uint8_t *data, const int64_t *begins, const int64_t *ends, const uint8_t *plain, uint8_t *clean,
+                     int64_t *clean_ends, int64_t *characters, uint8_t *is_plain) {
+  int64_t size = 0;
   for (int64_t t = 0; t < texts; t++) {
-    const uint32_t *text = codes + begins[t];
-    uint32_t before = '\n', last = '\n'; /* the beginning is like an empty line */
-    uint8_t same = sizes[t] > 0;
-    for (int64_t i = 0; i < sizes[t] && same; i++) {
-      const uint32_t code = text[i];
-      same = code < LAST_CODE && plain[code];
-      if (code == ' ') same &= last != ' ' && last != '\n';
-      if (code == '\n') same &= last != ' ' && (last != '\n' || before != '\n');
-      before = last;
-      last = code;
+    const int64_t begin = begins[t], end = ends[t];
+    int64_t found = 0, copied = begin, i = begin; /* what is before `copied` is written */
+    uint8_t same = 1;
+    while (i < end && same) {
+      const int64_t at = i;
+      const uint32_t code = next_code(data, &i);
+      if (code != ' ' && code != '\n') {
+        same = plain[code];
+        found++;
+        continue;
+      }
+      int64_t breaks = code == '\n';
+      for (; i < end && (data[i] == ' ' || data[i] == '\n'); i++) breaks += data[i] == '\n';
+      const int64_t wanted = at == begin || i == end ? 0 : breaks > 1 ? 2 : 1;
+      found += wanted;
+      if (i - at == wanted && (!breaks || breaks == wanted)) continue;
+      memcpy(clean + size, data + copied, at - copied);
+      size += at - copied;
+      memset(clean + size, breaks ? '\n' : ' ', wanted);
+      size += wanted;
+      copied = i;
     }
-    found[t] = !same || last == ' ' || last == '\n';
+    is_plain[t] = same;
+    if (!same) size = (t ? clean_ends[t - 1] : 0), copied = begin;
+    memcpy(clean + size, data + copied, end - copied);
+    clean_ends[t] = size += end - copied;
+    characters[t] = found;
   }
-  return texts;
+  return size;
 }

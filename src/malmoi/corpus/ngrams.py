@@ -6,30 +6,31 @@ process and on every machine, and all words of a text are hashed at once.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.corpus.columns import IndexArray, TextColumn
 from malmoi.system.bits import mix_bits
 from malmoi.system.machine import this_machine
 from malmoi.system.native import native_functions
 
-PIECE_CHARACTERS = 1 << 20  # characters hashed together
-BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together
+PIECE_CHARACTERS = 1 << 20  # characters hashed together in numpy
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
 NATIVE = (
-    ("malmoi_hash_words", 8),
+    ("malmoi_hash_words", 10),
     ("malmoi_ngrams", 5),
     ("malmoi_signatures", 8),
     ("malmoi_text_stats", 14),
     ("malmoi_find_runs", 10),
-    ("malmoi_may_change", 6),
+    ("malmoi_clean", 9),
+    ("malmoi_hash_texts", 6),
 )
+BASE = 0x9E3779B97F4A7C15  # of hashes of many words, polynomials modulo 2⁶⁴
 HashArray = NDArray[np.uint64]
-IndexArray = NDArray[np.int64]
 CodePoints = NDArray[np.uint32]
 
 
@@ -62,44 +63,34 @@ class HashedWords:
 
 @dataclass(frozen=True)
 class HashedTexts:
-    """Some texts and the words of all of them, by their places in the joined text."""
+    """Some texts and their words; places of words are counted from the beginning of their text."""
 
-    texts: list[str]
-    codes: CodePoints  # of the joined text
+    texts: TextColumn
     words: HashedWords
-    begins: IndexArray  # text t has sizes[t] characters from begins[t] on
-    sizes: IndexArray
-    firsts: IndexArray  # and the words firsts[t] to lasts[t]
+    firsts: IndexArray  # text t has the words firsts[t] to lasts[t]
     lasts: IndexArray
 
     @classmethod
-    def of(cls, texts: list[str]) -> "HashedTexts":
-        joined = "\n".join(texts)
-        codes = code_points(joined)
-        words = hash_words(joined, codes=codes)
-        begins, sizes = text_places(texts)
-        firsts = np.searchsorted(words.starts, begins)
-        return cls(texts, codes, words, begins, sizes, firsts, np.append(firsts[1:], len(words)))
+    def of(cls, texts: TextColumn) -> "HashedTexts":
+        native = native_ngrams()
+        words, lasts = _plain_words(texts) if native is None else _native_words(native[0], texts)
+        return cls(texts, words, np.append(0, lasts)[:-1], lasts)
 
-    def without(self, reasons: Sequence[str]) -> "HashedTexts":
-        """The texts that there is no reason to drop."""
-        left = [place for place, why in enumerate(reasons) if not why]
-        texts = [self.texts[place] for place in left]
-        places = (self.begins[left], self.sizes[left], self.firsts[left], self.lasts[left])
-        return HashedTexts(texts, self.codes, self.words, *places)
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def where(self, wanted: NDArray[np.bool_]) -> "HashedTexts":
+        """The texts that are wanted."""
+        if wanted.all():
+            return self
+        bounds = (self.firsts[wanted], self.lasts[wanted])
+        return HashedTexts(self.texts.take(wanted), self.words, *bounds)
 
     def part(self, number: int) -> HashedWords:
-        """The words of one text, by their places in it."""
+        """The words of one text."""
         here = slice(self.firsts[number], self.lasts[number])
-        begin = self.begins[number]
         words = self.words
-        return HashedWords(words.hashes[here], words.starts[here] - begin, words.ends[here] - begin)
-
-
-def text_places(texts: Sequence[str]) -> tuple[IndexArray, IndexArray]:
-    """Where each text begins in the joined text, and its size."""
-    sizes = np.array([len(text) for text in texts], np.int64)
-    return np.cumsum(sizes + 1) - sizes - 1, sizes
+        return HashedWords(words.hashes[here], words.starts[here], words.ends[here])
 
 
 def native_ngrams() -> tuple[Callable[..., int], ...] | None:
@@ -154,51 +145,52 @@ def are_letters(codes: CodePoints) -> NDArray[np.bool_]:
     return letter_table()[np.minimum(codes, LAST_CODE)]
 
 
-def hash_words(
-    text: str, chunk: int = PIECE_CHARACTERS, codes: CodePoints | None = None
-) -> HashedWords:
-    """Hashes all words of a text, whose code points may be known."""
-    codes = code_points(text) if codes is None else codes
-    parts = [_words(codes[begin:end], begin) for begin, end in _pieces(text, chunk)]
-    if len(parts) == 1:
-        return HashedWords(*parts[0])
+def hash_words(text: str) -> HashedWords:
+    """Hashes all words of a text."""
+    return HashedTexts.of(TextColumn.of([text])).words
+
+
+def hash_each(texts: Iterable[TextColumn]) -> Iterator[HashedWords]:
+    """Hashes the words of each text."""
+    for column in texts:
+        yield from map(HashedTexts.of(column).part, range(len(column)))
+
+
+def _native_words(call: Callable[..., int], texts: TextColumn) -> tuple[HashedWords, IndexArray]:
+    """The words of texts, and each text's last."""
+    size = int((texts.characters // 2 + 1).sum())
+    hashes = np.empty(size, np.uint64)
+    starts, ends = np.empty((2, size), np.int64)
+    lasts = np.empty(len(texts), np.int64)
+    tables = (_values(), random_odd(64, seed=2))
+    arrays = (texts.begins, texts.ends, *tables, hashes, starts, ends, lasts)
+    found = call(len(texts), texts.data, *(array.ctypes.data for array in arrays))
+    return HashedWords(hashes[:found], starts[:found], ends[:found]), lasts
+
+
+def _plain_words(texts: TextColumn) -> tuple[HashedWords, IndexArray]:
+    """The same in numpy: of all texts joined, a piece at a time."""
+    joined = "\n".join(texts)
+    codes = code_points(joined)
+    parts = [_words(codes[begin:end], begin) for begin, end in _pieces(joined, PIECE_CHARACTERS)]
     hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return HashedWords(hashes, starts, ends)
-
-
-def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
-    """Hashes the words of each text; short texts are hashed together."""
-    for group in text_groups(texts):
-        yield from map(HashedTexts.of(group).part, range(len(group)))
-
-
-def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    group: list[str] = []
-    size = 0
-    for text in texts:
-        size += len(text)
-        if size > BATCH_CHARACTERS and group:
-            yield group
-            group = []
-            size = len(text)
-        group.append(text)
-    if group:
-        yield group
+    begins = (texts.characters + 1).cumsum() - texts.characters - 1
+    lasts = np.searchsorted(starts, begins + texts.characters)
+    offsets = np.repeat(begins, np.diff(lasts, prepend=0))
+    return HashedWords(hashes, starts - offsets, ends - offsets), lasts
 
 
 def _pieces(text: str, size: int) -> Iterator[tuple[int, int]]:
     begin = 0
     while len(text) - begin > size:
-        end = text.rfind(" ", begin + size // 2, begin + size) + 1 or begin + size
+        end = text.rfind(" ", begin + size // 2, begin + size) + 1
+        end = end or text.find(" ", begin + size) + 1 or len(text)  # no word is cut
         yield begin, end
         begin = end
     yield begin, len(text)
 
 
 def _words(codes: CodePoints, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
-    native = native_ngrams()
-    if native is not None:
-        return _native_words(native[0], codes, offset)
     values = _values()[np.minimum(codes, LAST_CODE)]
     inside = np.zeros(len(values) + 2, bool)
     inside[1:-1] = values != 0
@@ -211,15 +203,3 @@ def _words(codes: CodePoints, offset: int) -> tuple[HashArray, IndexArray, Index
     places = np.arange(starts[0], len(codes)) - np.repeat(starts, sizes)
     values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
     return mix_bits(np.add.reduceat(values, starts)), starts + offset, ends + offset
-
-
-def _native_words(
-    call: Callable[..., int], codes: CodePoints, offset: int
-) -> tuple[HashArray, IndexArray, IndexArray]:
-    size = len(codes) // 2 + 1
-    hashes = np.empty(size, np.uint64)
-    starts, ends = np.empty((2, size), np.int64)
-    arrays = (_values(), random_odd(64, seed=2), hashes, starts, ends)
-    addresses = (array.ctypes.data for array in arrays)
-    found = call(codes.ctypes.data, len(codes), offset, *addresses)
-    return hashes[:found], starts[:found], ends[:found]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashedTexts, hash_words, seeded_hash
+from malmoi.corpus.stats import Reasons
 from malmoi.errors import UsageError
-from malmoi.text.documents import Document
 
 FEATURE_BITS = 18  # 2^18 features
 TRAINING_EPOCHS = 5
@@ -84,17 +84,17 @@ def evenly_spaced(texts: Sequence[str], number: int) -> list[str]:
     return [texts[len(texts) * place // number] for place in range(number)]
 
 
-def sample_documents(documents: Iterable[Document], total: int, number: int) -> list[str]:
-    """About `number` of `total` documents, evenly spaced."""
-    spaced = islice(documents, 0, None, max(total // number, 1))
-    return [document.text for document in islice(spaced, number)]
+def sample_texts(texts: Iterable[str], total: int, number: int) -> list[str]:
+    """About `number` of `total` texts, evenly spaced."""
+    return list(islice(islice(texts, 0, None, max(total // number, 1)), number))
 
 
-def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig) -> list[str]:
+def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig) -> Reasons:
     """Keeps good texts, and some others: those with pareto(9) > 1 − score; "quality": dropped."""
     draws = (pareto_draw(text, config.pareto, config.seed) for text in texts.texts)
     found = zip(draws, map(scorer, texts.texts), strict=True)
-    return ["" if draw > 1 - score else "quality" for draw, score in found]
+    reasons = ["" if draw > 1 - score else "quality" for draw, score in found]
+    return np.array(reasons, object)
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:

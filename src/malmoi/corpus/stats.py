@@ -1,16 +1,19 @@
 """Statistics of each step: documents and characters in and out, and how often each rule applied."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.corpus.columns import Shard
 from malmoi.text.documents import Document
 
 EXAMPLES_PER_RULE = 3
 EXAMPLE_CHARACTERS = 80
-TEXT = attrgetter("text")
+Reasons = NDArray[np.object_]  # why each document is dropped; "": it is not
 
 
 @dataclass
@@ -22,24 +25,28 @@ class StepStats:
     rules: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
-    def kept(self, documents: Sequence[Document], reasons: Sequence[str]) -> list[Document]:
+    def kept(self, shard: Shard, reasons: Reasons) -> Shard:
         """The documents without a reason to drop them; counts all."""
-        for document, why in zip(documents, reasons, strict=True):
-            if why:
-                self.count_rule(why, document)
-        left = [one for one, why in zip(documents, reasons, strict=True) if not why]
-        return self.count(documents, left)
+        for rule, number in Counter(reasons.tolist()).items():
+            if rule:
+                self.rules[rule] += number
+                for row in np.flatnonzero(reasons == rule)[:EXAMPLES_PER_RULE].tolist():
+                    self._show(rule, shard[row])
+        return self.count(shard, shard.where(reasons == ""))
 
-    def count(self, before: Sequence[Document], after: list[Document]) -> list[Document]:
+    def count(self, before: Shard, after: Shard) -> Shard:
         """Counts the documents before and after the step, and returns the latter."""
-        for side, documents in enumerate((before, after)):
-            self.documents[side] += len(documents)
-            self.characters[side] += sum(map(len, map(TEXT, documents)))
+        for side, shard in enumerate((before, after)):
+            self.documents[side] += len(shard)
+            self.characters[side] += int(shard.texts.characters.sum())
         return after
 
     def count_rule(self, rule: str, document: Document) -> None:
         """Records that a rule removed the document, or part of it."""
         self.rules[rule] += 1
+        self._show(rule, document)
+
+    def _show(self, rule: str, document: Document) -> None:
         shown = self.examples.setdefault(rule, [])
         if len(shown) < EXAMPLES_PER_RULE:
             shown.append({"place": document.place, "text": document.text[:EXAMPLE_CHARACTERS]})

@@ -1,15 +1,14 @@
 """The steps of one shard, as jobs for several processes: each reads a work file, writes the next.
 
-NNNNN.STEP holds documents, a line of JSON about all of them and then their texts, one after
-another; NNNNN.STEP.json their statistics, which are written last and mark the job as done.
+NNNNN.STEP holds documents (`Shard.save`); NNNNN.STEP.json their statistics, which are written last
+and mark the job as done.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from itertools import accumulate, pairwise
 from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,21 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
+from malmoi.corpus.columns import Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import count_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
 from malmoi.corpus.filter import broken_rules
 from malmoi.corpus.links import LinkList, blocked_domains, selected
-from malmoi.corpus.ngrams import HashedTexts, seeded_hash, text_groups
+from malmoi.corpus.ngrams import HashedTexts, seeded_hash
 from malmoi.corpus.quality import QualityScorer, low_quality
-from malmoi.corpus.stats import StepStats
+from malmoi.corpus.stats import Reasons, StepStats
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.untrusted import collection_paused
-from malmoi.text.documents import Document
 
 Loaded = TypeVar("Loaded")
-DUPLICATE_REASONS = ("", "the same words", "similar words")  # by the numbers in twins.npy
+# by the numbers in twins.npy
+DUPLICATE_REASONS = np.array(["", "the same words", "similar words"], object)
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,14 @@ class BuildFolder:
     def account(self, number: int, step: str) -> dict[str, Any]:
         return read_account(self.path(number, f"{step}.json"))
 
-    def documents(self, number: int, step: str) -> list[Document]:
-        head, _, body = self.path(number, step).read_bytes().partition(b"\n")
-        text = body.decode()
-        sizes, *about = json.loads(head)
-        bounds = pairwise(accumulate(sizes, initial=0))
-        return list(map(Document, (text[begin:end] for begin, end in bounds), *about))
+    def documents(self, number: int, step: str) -> Shard:
+        with self.path(number, step).open("rb") as file:
+            return Shard.load(file)
 
-    def finish(
-        self, number: int, step: str, documents: Sequence[Document], account: dict[str, Any]
-    ) -> None:
+    def finish(self, number: int, step: str, shard: Shard, account: dict[str, Any]) -> None:
         """Writes the documents, then the statistics."""
-        texts, *about = zip(*documents, strict=True) if documents else ((), (), (), ())
         with atomic_write(self.path(number, step)) as file:
-            file.write(json.dumps([list(map(len, texts)), *about]).encode() + b"\n")
-            file.write("".join(texts).encode())
+            shard.save(file)
         write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
 
 
@@ -74,62 +67,52 @@ def read_account(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_document_file(path: Path, documents: Iterable[Document]) -> None:
-    with atomic_write(path) as file:
-        for one in documents:  # json.dumps would make an encoder for each
-            url = f', "url": {quoted(one.url)}' if one.url else ""
-            about = f'"source": {quoted(one.source)}, "place": {quoted(one.place)}{url}'
-            file.write(f'{{"text": {quoted(one.text)}, {about}}}\n'.encode())
-
-
 @collection_paused()
-def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
-    """Raw documents → .clean, those that are selected, and the short lines that could be menus."""
+def clean_shard(work: BuildFolder, number: int, shard: Shard) -> None:
+    """Raw documents → .cleaned, those that are selected, and the short lines of possible menus."""
     stats = StepStats()
     chosen = StepStats()
+    lines: dict[str, Counter[str]] = {}
     links, blocked = _selection(work)
     if links or blocked:
-        documents = selected(documents, links, blocked, work.config.min_score, chosen)
+        shard = selected(shard, links, blocked, work.config.min_score, chosen)
     if "clean" in work.config.steps:
-        documents = cleaned(documents, stats)
-    sizes = Counter(document.source for document in documents)
-    lines = {source: Counter[str]() for source in sizes}
-    for document in documents if "clean" in work.config.steps else ():
-        if found := short_lines(document, work.config):
-            lines[document.source].update(found)
+        shard = cleaned(shard, stats)
+        lines = short_lines(shard, work.config)
     often = {
         source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
     }
     tallies = {"select": chosen.to_dict(), "clean": stats.to_dict()}
-    work.finish(number, "clean", documents, tallies | {"lines": often, "sources": sizes})
+    others = {"lines": often, "sources": Counter(shard.sources)}
+    work.finish(number, "cleaned", shard, tallies | others)
 
 
 @collection_paused()
 def filter_shard(work: BuildFolder, number: int) -> None:
-    """.clean → .sift, without menus and documents that break a rule or score low; signatures."""
+    """.cleaned → .filtered, without menus and documents that break a rule or score low; hashes."""
     config = work.config
     tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
-    documents = work.documents(number, "clean")
+    shard = work.documents(number, "cleaned")
     if "clean" in config.steps:
-        documents = without_menus(documents, _menus(work.folder / "menus.json"), tallies["menus"])
+        shard = without_menus(shard, _menus(work.folder / "menus.json"), tallies["menus"]).packed()
     checks = _checks(work)
     against = work.folder / "against.npz"
     benchmarks = _benchmarks(against) if against.is_file() else BenchmarkSets({})
-    kept: list[Document] = []
+    kept: list[Shard] = []
     exact = [np.zeros(0, np.uint64)]
     signatures = [np.zeros((0, config.hashes), np.uint32)]
     overlaps: dict[int, Spans] = {}
-    for group in _groups(documents):
-        texts = HashedTexts.of([document.text for document in group])
+    for batch in shard.batches():
+        texts = HashedTexts.of(batch.texts)
         for step, reasons_against in checks.items():
             reasons = reasons_against(texts)
-            group = tallies[step].kept(group, reasons)
-            texts = texts.without(reasons)
-        if not group:
+            batch = tallies[step].kept(batch, reasons)
+            texts = texts.where(reasons == "")
+        if not len(batch):
             continue
-        found = benchmarks.overlaps(texts)
-        overlaps |= {len(kept) + place: spans for place, spans in found.items()}
-        kept += group
+        begin = sum(map(len, kept))
+        overlaps |= {begin + row: spans for row, spans in benchmarks.overlaps(texts).items()}
+        kept.append(batch)
         if "dedup" in config.steps:
             both = signatures_of(texts, config)
             exact.append(both[0])
@@ -137,14 +120,14 @@ def filter_shard(work: BuildFolder, number: int) -> None:
     with atomic_write(work.path(number, "marks.npz")) as file:
         np.savez(file, exact=np.concatenate(exact), signatures=np.concatenate(signatures))
     account = {step: stats.to_dict() for step, stats in tallies.items()}
-    others = {"documents": len(kept), "overlaps": overlaps}
-    work.finish(number, "sift", kept, account | others)
-    work.path(number, "clean").unlink()
+    others = {"documents": sum(map(len, kept)), "overlaps": overlaps}
+    work.finish(number, "filtered", Shard.joined(kept), account | others)
+    work.path(number, "cleaned").unlink()
 
 
-def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], list[str]]]:
+def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], Reasons]]:
     """The steps that drop texts, each a function to the reasons ("": none)."""
-    checks: dict[str, Callable[[HashedTexts], list[str]]] = {}
+    checks: dict[str, Callable[[HashedTexts], Reasons]] = {}
     if "filter" in work.config.steps:
         checks["filter"] = partial(broken_rules, config=work.config)
     if (path := work.folder / "quality.npy").is_file():
@@ -152,36 +135,42 @@ def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], list[str]]]:
     return checks
 
 
-def _groups(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
-    begin = 0
-    for group in text_groups(document.text for document in documents):
-        yield documents[begin : begin + len(group)]
-        begin += len(group)
-
-
 @collection_paused()
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
-    """.sift → .clear, without duplicates and overlaps with test sets."""
+    """.filtered → .final, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
-    reasons = [DUPLICATE_REASONS[reason] for reason in twins.tolist()]
-    documents = tallies["dedup"].kept(work.documents(number, "sift"), reasons)
+    shard = tallies["dedup"].kept(work.documents(number, "filtered"), DUPLICATE_REASONS[twins])
     if (work.folder / "against.npz").is_file():
-        found = work.account(number, "sift")["overlaps"]
-        overlaps = [found.get(str(place), []) for place, why in enumerate(reasons) if not why]
-        documents = decontaminated(documents, overlaps, work.config, tallies["decontaminate"])
+        found = work.account(number, "filtered")["overlaps"]
+        rows = np.flatnonzero(twins == 0).tolist()
+        overlaps = {row: found[str(old)] for row, old in enumerate(rows) if str(old) in found}
+        shard = decontaminated(shard, overlaps, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
-    sizes: dict[str, Any] = {"source": [d.source for d in documents]}
-    sizes["characters"] = [len(d.text) for d in documents]
-    draws = [seeded_hash(document.place, work.config.seed) for document in documents]
-    others = {"draws": draws, "control": count_control_names(documents)}
-    work.finish(number, "clear", documents, account | sizes | others)
-    work.path(number, "sift").unlink()
+    sizes = {"source": shard.sources, "characters": shard.texts.characters.tolist()}
+    draws = [seeded_hash(place, work.config.seed) for place in shard.places]
+    others = {"draws": draws, "control": count_control_names(shard.texts)}
+    work.finish(number, "final", shard, account | sizes | others)
+    work.path(number, "filtered").unlink()
 
 
 def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
-    """.clear → a shard of the corpus with the chosen documents."""
-    documents = zip(work.documents(number, "clear"), chosen.tolist(), strict=True)
-    write_document_file(path, (document for document, wanted in documents if wanted))
+    """.final → a shard of the corpus with the chosen documents."""
+    with atomic_write(path) as file:
+        for batch in work.documents(number, "final").where(chosen).batches():
+            file.writelines(json_lines(batch))
+
+
+def json_lines(shard: Shard) -> Iterator[bytes]:
+    """Each document in JSON; texts are escaped together, between bytes that no UTF-8 has."""
+    escaped = b"\xff".join(shard.texts.all_encoded())
+    codes = np.frombuffer(escaped, np.uint8)
+    for sign in ("\\", '"', *map(chr, {*codes[codes < ord(" ")].tolist()})):
+        escaped = escaped.replace(sign.encode(), quoted(sign)[1:-1].encode())
+    columns = (escaped.split(b"\xff"), shard.sources, shard.places, shard.urls)
+    for text, source, place, url in zip(*columns, strict=True):
+        more = f', "url": {quoted(url)}' if url else ""
+        rest = f'", "source": {quoted(source)}, "place": {quoted(place)}{more}}}\n'
+        yield b'{"text": "' + text + rest.encode()
 
 
 @cache

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from malmoi.text.lines import SAMPLE_BYTES, encoding_of, open_bytes
+from malmoi.text.lines import SAMPLE_BYTES, decode_sample, open_bytes
 
 
 class UnquotedTabs(csv.excel_tab):
@@ -76,7 +76,7 @@ def _sample(path: Path) -> tuple[str, str]:
     """The first whole lines of a file, and the very first."""
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
-    text = sample.decode(encoding_of(sample), "replace").replace("\r\n", "\n").lstrip("\ufeff")
+    text = decode_sample(sample)[1].replace("\r\n", "\n").lstrip("\ufeff")
     whole = text if len(sample) < SAMPLE_BYTES else text[: text.rfind("\n") + 1]
     return whole, whole.partition("\n")[0]
 

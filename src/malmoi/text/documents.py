@@ -13,7 +13,13 @@ from typing import NamedTuple, TypeVar
 
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, FoundDocument, ReadOptions
+from malmoi.text.formats import (
+    DOCUMENT_RULES,
+    MAX_DOCUMENT_CHARACTERS,
+    FoundDocument,
+    FoundLines,
+    ReadOptions,
+)
 from malmoi.text.sources import TextSource, format_of, resolve_source
 from malmoi.text.web import NO_TEXT, WEB_FORMATS, main_text
 
@@ -30,6 +36,20 @@ class Document(NamedTuple):
     source: str
     place: str
     url: str = ""
+
+
+class DocumentBatch(NamedTuple):
+    """Documents with one source and URL."""
+
+    source: str
+    texts: list[str]
+    places: list[str]
+    url: str
+
+    def split(self, end: int) -> "tuple[DocumentBatch, DocumentBatch]":
+        """The first documents, and the others."""
+        first = self._replace(texts=self.texts[:end], places=self.places[:end])
+        return first, self._replace(texts=self.texts[end:], places=self.places[end:])
 
 
 @dataclass
@@ -77,17 +97,31 @@ class DocumentReader:
     def __iter__(self) -> Iterator[Document]:
         return self.read()
 
-    def read(self, submit: Submit | None = None, ahead: int = 1) -> Iterator[Document]:
-        """The documents; `submit` extracts the text of web pages, up to `ahead` of them at once."""
+    def read(self) -> Iterator[Document]:
+        """The documents one by one."""
+        for name, texts, places, url in self.batches():
+            for text, place in zip(texts, places, strict=True):
+                yield Document(text, name, place, url)
+
+    def batches(self, submit: Submit | None = None, ahead: int = 1) -> Iterator[DocumentBatch]:
+        """The documents, many at once where that is faster.
+
+        `submit` extracts the text of web pages, up to `ahead` of them at once.
+        """
         self.problems = {}
         self.rules = {}
-        for name, (text, line, url, page) in _extracted(self._found(), submit or run_now, ahead):
-            if page is not None and not text:
-                self._bad(name, line, NO_TEXT)
-            for piece in _pieces(text):
-                yield Document(piece, name, f"{name}:{line}", url)
+        for name, found in _extracted(self._found(), submit or run_now, ahead):
+            if isinstance(found, FoundLines):
+                lines = [number for number, text in enumerate(found.texts, found.first) if text]
+                texts = list(filter(None, found.texts))
+                yield DocumentBatch(name, texts, [f"{name}:{line}" for line in lines], "")
+                continue
+            if found.page is not None and not found.text:
+                self._bad(name, found.line, NO_TEXT)
+            texts = list(_pieces(found.text))
+            yield DocumentBatch(name, texts, [f"{name}:{found.line}"] * len(texts), found.url)
 
-    def _found(self) -> Iterator[tuple[str, FoundDocument]]:
+    def _found(self) -> Iterator[tuple[str, FoundDocument | FoundLines]]:
         for source in self.sources:
             name = source.name
             for found in source.documents(self._want(name)):
@@ -147,13 +181,13 @@ def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":
 
 
 def _extracted(
-    found: Iterator[tuple[str, FoundDocument]], submit: Submit, ahead: int
-) -> Iterator[tuple[str, FoundDocument]]:
+    found: Iterator[tuple[str, FoundDocument | FoundLines]], submit: Submit, ahead: int
+) -> Iterator[tuple[str, FoundDocument | FoundLines]]:
     """The same documents in the same order, pages with their text."""
-    waiting: deque[tuple[str, FoundDocument, Future[tuple[str, str]] | None]] = deque()
+    waiting: deque[tuple[str, FoundDocument | FoundLines, Future[tuple[str, str]] | None]] = deque()
     for name, one in found:
         page = None
-        if one.page is not None:
+        if isinstance(one, FoundDocument) and one.page is not None:
             page = submit(main_text, name, one.page)
             one = one._replace(page=b"")  # its memory is free again
         elif not waiting:
@@ -167,9 +201,9 @@ def _extracted(
 
 
 def _with_text(
-    name: str, found: FoundDocument, page: "Future[tuple[str, str]] | None"
-) -> tuple[str, FoundDocument]:
-    if page is None:
+    name: str, found: FoundDocument | FoundLines, page: "Future[tuple[str, str]] | None"
+) -> tuple[str, FoundDocument | FoundLines]:
+    if page is None or isinstance(found, FoundLines):
         return name, found
     text, url = page.result()
     return name, found._replace(text=text, url=found.url or url)

@@ -5,13 +5,20 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
 from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect
-from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
+from malmoi.text.lines import (
+    SAMPLE_BYTES,
+    OnBadLine,
+    decode_blocks,
+    decode_lines,
+    decode_sample,
+    open_bytes,
+)
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
 MAX_BAD_SHARE = 0.2  # unreadable characters of a text file
@@ -35,6 +42,13 @@ class FoundDocument(NamedTuple):
 FoundDocuments = Iterator[FoundDocument]
 
 
+class FoundLines(NamedTuple):
+    """Lines of a file that are a document each, from line `first` on; empty ones are none."""
+
+    texts: list[str]
+    first: int
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """The rule for plain text ("auto": by file), the column or key, and callbacks."""
@@ -47,16 +61,24 @@ class ReadOptions:
 
 def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads plain text, by the given rule or the one that fits the file."""
+    for found in read_plain_blocks(path, want):
+        if isinstance(found, FoundLines):
+            yield from map(FoundDocument, found.texts, count(found.first))
+        else:
+            yield found
+
+
+def read_plain_blocks(path: Path, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
+    """The same, but many lines at once where each is a document."""
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
-    encoding = encoding_of(sample)
-    start = sample.decode(encoding, "replace")
+    encoding, start = decode_sample(sample)
     if start.count("\ufffd") + start.count("\0") > max(MAX_BAD_SHARE * len(start), 100):
         raise MalmoiError(f"{path} is not text: most of its bytes are not readable as {encoding}.")
     rule = guess_rule(start) if want.rule == "auto" else want.rule
     want.on_rule(rule)
     with open_bytes(path) as stream:
-        yield from _by_rule(decode_lines(stream, encoding, want.on_bad_line), rule)
+        yield from _by_rule(decode_blocks(stream, encoding, want.on_bad_line), rule)
 
 
 def read_markdown(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -85,30 +107,37 @@ def guess_rule(text: str) -> str:
     )
 
 
-def _by_rule(read: Iterator[tuple[int, str, bool]], rule: str) -> FoundDocuments:
+def _by_rule(
+    blocks: Iterator[tuple[int, list[str], bool]], rule: str
+) -> Iterator[FoundDocument | FoundLines]:
     """Joins lines into documents, stripped unless the file is one document."""
     parts: list[str] = []
     begun = 1
     size = 0
     blank = 0
     limit = {"blank": 1, "blanks": 2}.get(rule, 0)
-    for number, text, ends in read:
-        blank = 0 if text and not text.isspace() else blank + 1
-        if parts and (
-            (limit and blank == limit)
-            or size > MAX_DOCUMENT_CHARACTERS
-            or (rule == "line" and begun < number)
-        ):
-            yield FoundDocument(_document(parts, rule), begun)
-            parts = []
-            size = 0
-        if not parts:
-            begun = number
-            if rule == "line" and ends:  # all of it, as of nearly every line
-                yield FoundDocument(text.strip(), number)
-                continue
-        parts.append(text + "\n" if ends else text)
-        size += len(parts[-1])
+    line = rule == "line"
+    for first, lines, ends in blocks:
+        if line and ends and not parts and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
+            yield FoundLines([text.strip() for text in lines], first)
+            continue
+        for number, text in enumerate(lines, first):
+            blank = 0 if text and not text.isspace() else blank + 1
+            if parts and (
+                (limit and blank == limit)
+                or size > MAX_DOCUMENT_CHARACTERS
+                or (line and begun < number)
+            ):
+                yield FoundDocument(_document(parts, rule), begun)
+                parts = []
+                size = 0
+            if not parts:
+                begun = number
+                if line and ends:
+                    yield FoundDocument(text.strip(), number)
+                    continue
+            parts.append(text + "\n" if ends else text)
+            size += len(parts[-1])
     yield FoundDocument(_document(parts, rule), begun)
 
 
@@ -160,7 +189,7 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
 def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
     """The whole lines of a file, with their numbers."""
     with open_bytes(path) as stream:
-        encoding = encoding_of(stream.read(SAMPLE_BYTES))
+        encoding, _ = decode_sample(stream.read(SAMPLE_BYTES))
     with open_bytes(path) as stream:
         yield from _joined(decode_lines(stream, encoding, bad))
 

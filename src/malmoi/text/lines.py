@@ -10,7 +10,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -36,7 +36,8 @@ _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
 # marks undecodable bytes; a lone surrogate, so no text can contain it
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
-DecodedLines = tuple[list[str | None] | list[str], bool]  # None: undecodable; whether they end
+# lines, of which None is undecodable; whether they end
+DecodedLines = tuple[list[str | None] | list[str], bool]
 
 
 def uncompressed_name(path: Path) -> Path:
@@ -73,16 +74,22 @@ def _zstandard(path: Path) -> IO[bytes]:
     )
 
 
-def encoding_of(sample: bytes) -> str:
-    """Guesses utf-8, utf-16, utf-32 (by BOM or NULs) or cp949 (which includes EUC-KR)."""
-    for mark, name in _MARKS:
-        if sample.startswith(mark):
-            return name
-    if wide := _wide_encoding(sample[:_HEAD]):
-        return wide
+def decode_sample(sample: bytes) -> tuple[str, str]:
+    """The encoding of a file, and the text that it begins with.
+
+    Guesses utf-8, utf-16, utf-32 (by BOM or NULs) or cp949 (which includes EUC-KR).
+    """
+    marked = next((name for mark, name in _MARKS if sample.startswith(mark)), None)
+    encoding = marked or _wide_encoding(sample[:_HEAD])
     whole = sample[: sample.rfind(b"\n") + 1] or sample
-    if _strict(whole, "utf-8") is not None:
-        return "utf-8"
+    if encoding is None and (text := _strict(whole, "utf-8")) is not None:
+        return "utf-8", text + sample[len(whole) :].decode("utf-8", "replace")
+    encoding = encoding or _by_lines(whole)
+    return encoding, sample.decode(encoding, "replace")
+
+
+def _by_lines(whole: bytes) -> str:
+    """The encoding of most lines that are not ASCII."""
     ours = [line for line in whole.split(b"\n") if not line.isascii()]
     korean = sum(_strict(line, "utf-8") is None and _korean(line) is not None for line in ours)
     return "cp949" if korean * 2 > len(ours) else "utf-8"
@@ -133,17 +140,38 @@ def decode_lines(
     stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, str, bool]]:
     """Yields (number, text, whether the line ends here); undecodable lines go to `bad`."""
+    for first, lines, end in decode_blocks(stream, encoding, bad, max_bytes=max_bytes):
+        for number, text in enumerate(lines, first):
+            yield number, text, end
+
+
+def decode_blocks(
+    stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[int, list[str], bool]]:
+    """The same lines, many at once, with the number of the first."""
     wide = encoding.startswith(("utf-16", "utf-32"))
     first = 1
     for lines, end in (_wide_lines if wide else _byte_lines)(stream, encoding, max_bytes):
-        for number, text in enumerate(lines, first):
-            if text is None:
-                bad(number, f"not readable as {encoding}")
-            elif "\0" in text:
-                bad(number, "not text: it has NUL characters")
-            else:
-                yield number, text, end
+        good = [text for text in lines if text is not None and "\0" not in text]
+        if len(good) == len(lines):
+            yield first, good, end
+        else:
+            yield from (
+                (number, [text], end) for number, text in _readable(lines, first, encoding, bad)
+            )
         first += len(lines) if end else 0
+
+
+def _readable(
+    lines: Sequence[str | None], first: int, encoding: str, bad: OnBadLine
+) -> Iterator[tuple[int, str]]:
+    for number, text in enumerate(lines, first):
+        if text is None:
+            bad(number, f"not readable as {encoding}")
+        elif "\0" in text:
+            bad(number, "not text: it has NUL characters")
+        else:
+            yield number, text
 
 
 def _byte_lines(stream: IO[bytes], encoding: str, limit: int) -> Iterator[DecodedLines]:

@@ -15,8 +15,10 @@ from malmoi.text.formats import (
     FORMATS,
     FoundDocument,
     FoundDocuments,
+    FoundLines,
     ReadOptions,
     checked_column,
+    read_plain_blocks,
     text_cells,
 )
 from malmoi.text.lines import COMPRESSED, uncompressed_name
@@ -34,7 +36,7 @@ class TextSource(Protocol):
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
-    def documents(self, want: ReadOptions) -> FoundDocuments: ...
+    def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]: ...
     def fingerprint(self) -> list[Any]: ...
 
 
@@ -53,8 +55,9 @@ class FileSource:
     def size(self) -> int:
         return self.path.stat().st_size
 
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        return READERS[self.kind](self.path, want)
+    def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
+        read = read_plain_blocks if self.kind == ".txt" else READERS[self.kind]
+        return read(self.path, want)
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()

@@ -9,7 +9,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
-from malmoi.text.lines import encoding_of, open_bytes
+from malmoi.text.lines import decode_sample, open_bytes
 from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
 
 NO_TEXT = "no main text was found"
@@ -36,7 +36,7 @@ def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
             yield FoundDocument("", record.number, record.url, body)
         elif kind == "text/plain":
             # undecodable bytes become U+FFFD
-            text = body.decode(encoding_of(body), "replace").replace("\r\n", "\n").strip()
+            text = decode_sample(body)[1].replace("\r\n", "\n").strip()
             if text:
                 yield FoundDocument(text, record.number, record.url)
             else:

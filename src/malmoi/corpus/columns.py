@@ -1,0 +1,216 @@
+"""Texts and documents as columns, so that a step handles many of them in one call.
+
+The texts of a shard are one buffer of UTF-8 from reading to writing: a step looks at the buffer and
+decodes only the texts that it changes or shows.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress, groupby, repeat
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.text.documents import Document, DocumentBatch
+
+BATCH_BYTES = 1 << 19  # of texts handled in one call, so that its own cost is small
+IndexArray = NDArray[np.int64]
+Rows = slice | IndexArray | NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """Texts in one buffer; text t is the bytes from begins[t] to ends[t]."""
+
+    data: bytes
+    begins: IndexArray
+    ends: IndexArray
+    characters: IndexArray  # of each text
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "TextColumn":
+        try:
+            encoded = [text.encode() for text in texts]
+        except UnicodeEncodeError:  # lone surrogates
+            encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        sizes, characters = (
+            np.fromiter(map(len, column), np.int64, len(texts)) for column in (encoded, texts)
+        )
+        return cls.one_by_one(b"".join(encoded), sizes, characters)
+
+    @classmethod
+    def one_by_one(cls, data: bytes, sizes: IndexArray, characters: IndexArray) -> "TextColumn":
+        """Texts of these sizes, one after another in the buffer."""
+        ends = sizes.cumsum()
+        return cls(data, ends - sizes, ends, characters)
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def __getitem__(self, number: int) -> str:
+        return self.encoded(number).decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        return (encoded.decode("utf-8", "surrogatepass") for encoded in self.all_encoded())
+
+    def encoded(self, number: int) -> bytes:
+        return self.data[self.begins[number] : self.ends[number]]
+
+    def all_encoded(self) -> Iterator[bytes]:
+        bounds = zip(self.begins.tolist(), self.ends.tolist(), strict=True)
+        return (self.data[begin:end] for begin, end in bounds)
+
+    def take(self, rows: Rows) -> "TextColumn":
+        """Some of the texts; the buffer is shared."""
+        return TextColumn(self.data, self.begins[rows], self.ends[rows], self.characters[rows])
+
+    def append(self, other: "TextColumn") -> "TextColumn":
+        begins, ends = other.begins + len(self.data), other.ends + len(self.data)
+        mine, theirs = (self.begins, self.ends, self.characters), (begins, ends, other.characters)
+        both = (np.concatenate(pair) for pair in zip(mine, theirs, strict=True))
+        return TextColumn(self.data + other.data, *both)
+
+    def packed(self) -> "TextColumn":
+        """The texts one after another, in a buffer of their own."""
+        data = b"".join(self.stretches())
+        return TextColumn.one_by_one(data, self.ends - self.begins, self.characters)
+
+    def stretches(self) -> Iterator[memoryview]:
+        """The bytes of all texts; of texts that follow each other in the buffer as one."""
+        gaps = np.flatnonzero(self.begins[1:] != self.ends[:-1]) + 1
+        begins = self.begins[np.append(0, gaps)] if len(self) else self.begins
+        ends = self.ends[np.append(gaps, len(self)) - 1] if len(self) else self.ends
+        data = memoryview(self.data)
+        bounds = zip(begins.tolist(), ends.tolist(), strict=True)
+        return (data[begin:end] for begin, end in bounds)
+
+    def line_breaks(self) -> IndexArray:
+        """How many there are in each text."""
+        begin, end = self.begins.min(initial=len(self.data)), self.ends.max(initial=0)
+        breaks = np.flatnonzero(np.frombuffer(self.data, np.uint8)[begin:end] == ord("\n")) + begin
+        found: IndexArray = np.searchsorted(breaks, self.ends)
+        return found - np.searchsorted(breaks, self.begins)
+
+    def batches(self) -> Iterator[slice]:
+        """The rows of short texts that are handled together, or of one long text."""
+        total = (self.ends - self.begins).cumsum()
+        begin = 0
+        while begin < len(self):
+            before = total[begin - 1] if begin else 0
+            end = max(int(np.searchsorted(total, before + BATCH_BYTES, "right")), begin + 1)
+            yield slice(begin, end)
+            begin = end
+
+
+def text_columns(texts: Iterable[str]) -> Iterator[TextColumn]:
+    """Any number of texts, short ones together."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_BYTES:
+            yield TextColumn.of(batch)
+            batch = []
+            size = 0
+    if batch:
+        yield TextColumn.of(batch)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Documents (`Document`) by columns."""
+
+    texts: TextColumn
+    sources: list[str]
+    places: list[str]
+    urls: list[str]
+
+    @classmethod
+    def of(cls, batches: Sequence[DocumentBatch]) -> "Shard":
+        texts = [text for batch in batches for text in batch.texts]
+        places = [place for batch in batches for place in batch.places]
+        sources = [source for batch in batches for source in [batch.source] * len(batch.texts)]
+        urls = [url for batch in batches for url in [batch.url] * len(batch.texts)]
+        return cls(TextColumn.of(texts), sources, places, urls)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Shard]") -> "Shard":
+        """The documents of several shards that share a buffer."""
+        if not parts:
+            return cls.of([])
+        texts = [part.texts for part in parts]
+        columns = zip(*((one.begins, one.ends, one.characters) for one in texts), strict=True)
+        about = zip(*(part._about for part in parts), strict=True)
+        joined = (list(chain.from_iterable(column)) for column in about)
+        return cls(TextColumn(texts[0].data, *map(np.concatenate, columns)), *joined)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, number: int) -> Document:
+        about = (self.sources[number], self.places[number], self.urls[number])
+        return Document(self.texts[number], *about)
+
+    def batches(self) -> "Iterator[Shard]":
+        for rows in self.texts.batches():
+            about = (self.sources[rows], self.places[rows], self.urls[rows])
+            yield Shard(self.texts.take(rows), *about)
+
+    def where(self, wanted: NDArray[np.bool_]) -> "Shard":
+        """The documents that are wanted."""
+        if wanted.all():
+            return self
+        flags = wanted.tolist()
+        about = (list(compress(column, flags)) for column in self._about)
+        return Shard(self.texts.take(wanted), *about)
+
+    def changed(self, changes: Mapping[int, Sequence[Document]]) -> "Shard":
+        """With other documents, any number of them, in place of some."""
+        if not changes:
+            return self
+        ones = [one for row in sorted(changes) for one in changes[row]]
+        new = Shard.of([DocumentBatch(d.source, [d.text], [d.place], d.url) for d in ones])
+        copies = np.ones(len(self), np.int64)
+        for row, documents in changes.items():
+            copies[row] = len(documents)
+        rows = np.repeat(np.arange(len(self)), copies)
+        is_new = np.isin(rows, list(changes))
+        rows[is_new] = np.arange(len(self), len(self) + len(new))
+        places = rows.tolist()
+        both = (a + b for a, b in zip(self._about, new._about, strict=True))
+        about = ([column[place] for place in places] for column in both)
+        return Shard(self.texts.append(new.texts).take(rows), *about)
+
+    def packed(self) -> "Shard":
+        return Shard(self.texts.packed(), *self._about)
+
+    @property
+    def _about(self) -> tuple[list[str], list[str], list[str]]:
+        return self.sources, self.places, self.urls
+
+    def save(self, file: IO[bytes]) -> None:
+        """A line of JSON about the documents, the sizes of the texts, the texts."""
+        sizes = np.stack([self.texts.ends - self.texts.begins, self.texts.characters])
+        about = [self.places, _shortened(self.sources), _shortened(self.urls)]
+        file.write(json.dumps(about).encode() + b"\n")
+        file.write(sizes.tobytes())
+        file.writelines(self.texts.stretches())
+
+    @classmethod
+    def load(cls, file: IO[bytes]) -> "Shard":
+        places, sources, urls = json.loads(file.readline())
+        sizes = np.frombuffer(file.read(2 * 8 * len(places)), np.int64).reshape(2, -1)
+        texts = TextColumn.one_by_one(file.read(), *sizes)
+        return cls(texts, _lengthened(sources), places, _lengthened(urls))
+
+
+def _shortened(column: list[str]) -> list[tuple[str, int]]:
+    """Each value once where it is repeated, and how often."""
+    return [(value, len(list(same))) for value, same in groupby(column)]
+
+
+def _lengthened(runs: Iterable[tuple[str, int]]) -> list[str]:
+    return [value for value, count in runs for value in repeat(value, count)]
