@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from _timing import Work, benchmark_parser, timed
+from malmoi.corpus.clean import clean_texts
 from malmoi.corpus.columns import TextColumn
 from malmoi.corpus.duplicates import signature
 from malmoi.corpus.filter import text_stats
@@ -208,6 +209,7 @@ def text_checks(clock: Clock) -> Iterator[Check]:
         "what the filter counts": lambda: np.array(
             text_stats(HashedTexts.of(TextColumn.of(texts)), (0.2, 0.18, 0.16))[1:]
         ).tolist(),
+        "texts cleaned": lambda: list(clean_texts(TextColumn.of(texts))),
         "MinHash of 128": lambda: signature(ngrams, 128).tolist(),
         "words cut and numbered": ids_of_words,
     }
