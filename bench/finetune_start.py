@@ -5,8 +5,8 @@
 A BERT of MiniLM's shape with random weights, made-up sentences of 5 to 30 words, evaluated on 100
 more; every run is a process of its own. "to the first step" begins with the process and has the
 imports, of which torch's own and the start of CUDA are given, reading, encoding, the model and its
-first update; "after" has the evaluation, the calibration, the report and the saved folder. The last
-line is JSON.
+first update; "after" has the evaluation, the calibration, the report and the saved folder; "also
+imported" are parts of torch that take seconds. The last line is JSON.
 """
 
 import argparse
@@ -37,7 +37,9 @@ with listening(lambda event: event.verb == "finetune" and marks.append(time.time
     options = {"steps": int(steps)} if int(steps) else {}
     malmoi.finetune(model, "classification", rows, out, dev=dev, **options)
 ended = time.time()
+parts = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 print(json.dumps({
+    "also imported": [name for name in parts if name in sys.modules],
     "torch": imported - began, "CUDA": ready - imported, "to the first step": marks[0] - began,
     "learning": marks[-1] - marks[0], "after": ended - marks[-1], "all": ended - began,
 }))
@@ -73,7 +75,7 @@ def run(folder: Path, number: int, steps: int) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {name: round(seconds, 2) for name, seconds in found.items()}
+    return {k: round(v, 2) if isinstance(v, float) else v for k, v in found.items()}
 
 
 def measure(rows: int, repeat: int, steps: int) -> list[dict[str, Any]]:
