@@ -12,6 +12,7 @@ import transformers
 import malmoi
 from malmoi.checkpoint.sentence_pooling import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
+from malmoi.cli.prediction_file import predict_file
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
 from malmoi.metrics import mrr, recall_at_1, recall_at_10
@@ -75,6 +76,7 @@ def test_pairs_are_found_and_the_folder_is_sentence_transformers(
     judged = malmoi.evaluate(model, "retrieval", rows)
     assert judged["mrr"] == pytest.approx(found["mrr"])
     assert malmoi.evaluate(model, data=rows) == judged
+    assert malmoi.evaluate(model, data=rows, limit=3)["examples"] == 3
     scored = [{**row, "score": i % 2} for i, row in enumerate(PAIRS)]
     assert "spearman" in malmoi.evaluate(model, data=scored)
     right = model.predict((PAIRS[0]["anchor"], PAIRS[0]["positive"]))
@@ -90,6 +92,12 @@ def test_a_text_is_truncated_where_the_folder_says(
     settings = folder / "tokenizer_config.json"  # where newer sentence-transformers write it
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 6}))
     model = malmoi.load(folder, device="cpu")
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    predict_file(model, pairs, tmp_path / "out.jsonl")
+    found = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
+    wanted = model.predict((PAIRS[0]["anchor"], PAIRS[0]["positive"])).scores["cosine"]  # type: ignore[union-attr]
+    assert found["score"] == pytest.approx(wanted, abs=1e-4)
     long = "the cat barks all day and the cow moos"
     assert (model.embed(long) == model.embed(f"{long} again", truncate=True)).all()
     model.embed("the cat")

@@ -100,13 +100,14 @@ def evaluate_command(
     elif harness is not None or isinstance(chosen, str):
         asking |= found | {"skip_bad": skip_bad, "harness": harness}
         show_facts(evaluate_model(opened, chosen, rows, **asking), json)
-    elif asking or show or out or in_context(chosen, opened):
+    elif show or out or in_context(chosen, opened, asking):
         from malmoi.evaluation.evaluate import few_shot_results, in_context_config
 
         config = in_context_config(asking | {"skip_bad": skip_bad})
         _tell(few_shot_results(opened, chosen, rows, config, out, find), show, json)
     else:
-        facts = evaluate_model(opened, chosen, rows, skip_bad=skip_bad, per_label=True, **found)
+        found |= asking | {"skip_bad": skip_bad, "per_label": True}
+        facts = evaluate_model(opened, chosen, rows, **found)
         show_facts(facts, json)
         if not json:
             _print_contamination(facts.get("contamination"))

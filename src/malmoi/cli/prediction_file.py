@@ -71,7 +71,8 @@ def predict_file(
     """
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} should end in one of {' '.join(WRITERS)}.")
-    source = _source(model, data, text, pair)
+    given = {name: column for name, column in (("text", text), ("pair", pair)) if column}
+    source = _table_source(data, {}, given) if labels else _source(model, data, given)
     total = sum(1 for _ in source.rows())
     note_unknown(model, (source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)))
     predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
@@ -132,18 +133,25 @@ class RowSource:
             raise MalmoiError(f"{error}.") from error
 
 
-def _source(model: "Model", data: Path, text: str | None, pair: str | None) -> RowSource:
+def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
     """The rows in the format of the model's own task, or of a table with the columns it reads."""
     from malmoi.evaluation.guess import example_input, prediction_format
+
+    task = None if given else prediction_format(model, data)
+    if task is None:
+        known = model.input_columns if "text" in given else _known_columns(model, data)
+        return _table_source(data, known, given)
+    say(f"{data} has the format of {task.name}.")
+    read, example = task.rows, task.example
+    return RowSource(
+        lambda: read(data), lambda row: example_input(example(row)), (f"task:{task.name}",)
+    )
+
+
+def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]) -> RowSource:
+    """The rows of a table, by the columns that are given, known, or likely."""
     from malmoi.text.rows import any_rows
 
-    task = None if text or pair else prediction_format(model, data)
-    if task is not None:
-        say(f"{data} has the format of {task.name}.")
-        read, example = task.rows, task.example
-        return RowSource(
-            lambda: read(data), lambda row: example_input(example(row)), (f"task:{task.name}",)
-        )
     rows = RowSource(lambda: any_rows(data), lambda row: row, ())
     first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
     if not first:
@@ -152,35 +160,34 @@ def _source(model: "Model", data: Path, text: str | None, pair: str | None) -> R
         raise UsageError(
             f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
         )
-    columns = _columns(model, first, data, text, pair)
+    columns = _columns(first, data, known, given)
     return replace(
         rows, asked=lambda row: _asked(row.values, columns), names=tuple(columns.values())
     )
 
 
 def _columns(
-    model: "Model", first: list[Row], data: Path, text: str | None, pair: str | None
+    first: list[Row], data: Path, known: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The columns that the model reads: those given, those it learnt from, or a guess."""
+    """The columns that are read: those given, those that the model learnt from, or a guess."""
     taken = [name for name in ADDED if name in first[0]]
     if taken:
         raise UsageError(f"{data} already has a column {taken[0]!r}; rename it first.")
-    found = _known_columns(model)
-    missing = [n for column in found.values() for n in column.split(",") if n not in first[0]]
-    if text is None and missing and len(found) > 1:
+    missing = [n for column in known.values() for n in column.split(",") if n not in first[0]]
+    if missing and len(known) > 1 and not given:
         raise UsageError(
             f"{data} has no column {missing[0]!r}, which this model reads; its columns are "
             f"{', '.join(first[0])[:200]}. Name them: --text COLUMN --pair COLUMN."
         )
-    if text is not None:
-        found = {"text": text} | {k: v for k, v in found.items() if k == "choices"}
-    elif missing or not found:
-        found = {"text": text_column(first, [n for n in first[0] if n != pair], str(data))}
-    found |= {"pair": pair} if pair else {}
+    found = {name: column for name, column in known.items() if column not in missing}
+    found |= given
+    if "text" not in found:
+        others = [name for name in first[0] if name not in given.values()]
+        found = {"text": text_column(first, others, str(data))} | found
     for name in (found["text"], *([found["pair"]] if "pair" in found else [])):
         if name not in first[0]:
             raise UsageError(f"{data} has no column {name!r}.{nearest(name, first[0])}")
-    if text is None:
+    if "text" not in given:
         say(", ".join(f"{name} = {column}" for name, column in found.items()))
     empty = sum(not _has_text(row.get(found["text"])) for row in first)
     if empty:
@@ -188,11 +195,16 @@ def _columns(
     return found
 
 
-def _known_columns(model: "Model") -> dict[str, str]:
+def _known_columns(model: "Model", data: Path) -> dict[str, str]:
     """The columns that the model learnt from, also of a public task in another format."""
     from malmoi.evaluation.guess import public_task
+    from malmoi.evaluation.similarity import similarity_columns_of
     from malmoi.evaluation.task import read_columns
+    from malmoi.inference.predictors import SENTENCE
 
+    if model.task_head is SENTENCE and not model.input_columns:
+        pair = similarity_columns_of(data, ranked=True)
+        return {"text": pair.text} | ({"pair": pair.pair} if pair.pair else {})
     task = public_task(model)
     known = read_columns(task) if task is not None else {}
     return model.input_columns or {k: v for k, v in known.items() if k in ("text", "pair")}

@@ -1,7 +1,7 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,12 @@ from malmoi.evaluation.contamination import (
 from malmoi.evaluation.error_analysis import analyse_errors
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
-from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
+from malmoi.evaluation.in_context.run import (
+    InContextConfig,
+    InContextResult,
+    evaluate_in_context,
+    limited_rows,
+)
 from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task, metric_names
@@ -65,7 +70,7 @@ def evaluate_model(
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, contamination=contamination, **asking)
     chosen = _by_vectors(named_task(task) if isinstance(task, str) else task, found)
-    if asking or in_context(chosen, found):
+    if in_context(chosen, found, asking):
         asking |= {"skip_bad": skip_bad, "contamination": contamination}
         return evaluate_few_shot(found, chosen, data, **asking)
     if data is None:
@@ -73,7 +78,7 @@ def evaluate_model(
             f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
         )
     loaded = load_examples(chosen, data, skip_bad=skip_bad)
-    examples = loaded.rows
+    examples = limited_rows(loaded.rows, asking.get("limit"), asking.get("seed", 0))
     for note in (*loaded.notes, *unseen_labels(chosen, examples, found.labels)):
         logger.warning(note)
     if unknown := unknown_note(found.tokenizer, example_texts(examples)):
@@ -122,10 +127,10 @@ def _with_vectors(task: Task, reading: Predictor) -> Predictor:
     return replace(reading, sentence=SentencePooling())
 
 
-def in_context(task: Task, model: Model) -> bool:
-    """Whether a model is evaluated in context because it has no head for the task."""
+def in_context(task: Task, model: Model, options: Collection[str] = ()) -> bool:
+    """Whether a model is evaluated in context: by an option, or without a head for the task."""
     kind = kind_of(task)
-    if not isinstance(kind, HeadKind):
+    if not isinstance(kind, HeadKind) or not {"limit", "seed"}.issuperset(options):
         return True
     return kind.in_context and kind.output not in task_heads(Predictor.of(model.checkpoint))
 

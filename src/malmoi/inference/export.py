@@ -10,6 +10,7 @@ import torch
 from malmoi.adapters import is_adapter, read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
+from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.result import Result
@@ -100,4 +101,6 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
             checkpoint.tokenizer.save(out.parent)
         if apart:  # transformers' and optimum's pipelines read the labels from it
             write_json(out.parent / "config.json", model_json(checkpoint))
+            width = checkpoint.network.config.width
+            write_sentence_pooling(checkpoint.sentence, out.parent, width)
     return far

@@ -155,7 +155,7 @@ def split_rows(
             "Examples are drawn from the other rows of the data, as there is no file of training "
             "rows (--train, train=…)."
         )
-    return _some(found.rows, asking), pool.rows, notes
+    return limited_rows(found.rows, asking.limit, asking.seed), pool.rows, notes
 
 
 def _files(task: Task, data: RowSource | None) -> tuple[Path | None, RowSource | None]:
@@ -166,13 +166,10 @@ def _files(task: Task, data: RowSource | None) -> tuple[Path | None, RowSource |
     return train, dev or train
 
 
-def _some(rows: Sequence[Example], asking: InContextConfig) -> Sequence[Example]:
+def limited_rows(rows: Sequence[Example], limit: int | None, seed: int) -> Sequence[Example]:
     """A random sample up to the limit: files are often sorted by label."""
-    if asking.limit is None or asking.limit >= len(rows):
+    if limit is None or limit >= len(rows):
         return rows
-    if asking.limit < 1:
-        raise UsageError(f"limit must be 1 or more, not {asking.limit}.")
-    return [
-        rows[i]
-        for i in sorted(Random(f"limit:{asking.seed}").sample(range(len(rows)), asking.limit))
-    ]
+    if limit < 1:
+        raise UsageError(f"limit must be 1 or more, not {limit}.")
+    return [rows[i] for i in sorted(Random(f"limit:{seed}").sample(range(len(rows)), limit))]
