@@ -101,7 +101,7 @@ def test_a_text_is_truncated_where_the_folder_says(
     long = "the cat barks all day and the cow moos"
     assert (model.embed(long) == model.embed(f"{long} again", truncate=True)).all()
     model.embed("the cat")
-    assert [record.message[:6] for record in caplog.records] == ["1 of 1"]
+    assert [one.message[:6] for one in caplog.records if one.levelname == "WARNING"] == ["1 of 1"]
     with pytest.raises(UsageError, match="context of 16"):
         malmoi.load(bert, device="cpu").embed(long * 3)
 
