@@ -54,6 +54,19 @@ def test_few_rows_are_contrasted(
     assert again.metrics == done.metrics  # finished: read back, not trained again
 
 
+def test_best_leaves_few_rows_to_the_contrast(
+    encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = dict(lr=3e-3, device="cpu")
+    plain = malmoi.finetune(encoder, "classification", ROWS, tmp_path / "a", ROWS, **options)
+    with caplog.at_level(logging.INFO):
+        best = malmoi.finetune(
+            encoder, "classification", ROWS, tmp_path / "b", ROWS, best=True, minutes=1, **options
+        )
+    assert "too few rows to compare settings" in caplog.text
+    assert best.metrics == plain.metrics
+
+
 def test_contrastive_training_can_be_turned_off_and_needs_an_encoder(
     encoder: Path, tmp_path: Path
 ) -> None:

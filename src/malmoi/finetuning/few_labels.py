@@ -56,7 +56,7 @@ def choose_contrast(
     )
     if wanted is None:
         wanted = fits and bool(whole) and len({e.label for e in work.train}) > 1
-        wanted = wanted and len(work.train) <= MAX_ROWS and not settings.best
+        wanted = wanted and len(work.train) <= MAX_ROWS
     if not wanted:
         return replace(settings, contrastive=False)
     if settings.contrastive is None:

@@ -1,5 +1,6 @@
 """Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.training.parallel import join_process_group
 from malmoi.training.trackers import check_trackers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +79,8 @@ def run_finetuning(
     if words is not None:
         work = replace(work, words=words)
     settings = choose_contrast(work, settings, options)
+    if settings.best and (settings.contrastive or words is not None):
+        work, settings = _without_search(work, settings)
     given = {name for name, value in options.items() if value is not None}
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
@@ -110,6 +115,17 @@ def run_all(
     return FinetuneResult(
         kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
     )
+
+
+def _without_search(
+    work: FinetuneData, settings: FinetuneConfig
+) -> tuple[FinetuneData, FinetuneConfig]:
+    """Few labels are learnt as without `best`: they cannot tell one setting from another."""
+    logger.info(
+        "There are too few rows to compare settings: best uses the defaults for few labels."
+    )
+    protocol = replace(work.protocol, compared_on=0)
+    return replace(work, protocol=protocol), replace(settings, best=False, minutes=0.0)
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:

@@ -73,7 +73,8 @@ def choose_prompt(
     for training; `prompt` turns it on or off.
     """
     fits = _can_prompt(work, settings)
-    asked = {name for name, value in given.items() if value is not None} - NEUTRAL
+    neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
+    asked = {name for name, value in given.items() if value is not None} - neutral
     few = len(work.train) <= MAX_ROWS and not asked and not work.teaching
     wanted = fits and few if settings.prompt is None else settings.prompt
     words = None
