@@ -86,7 +86,7 @@ class Console(logging.Handler):
         if (now - self._last < pause or ends) and not (ends and self._shown):
             return
         self._last = now
-        self._shown = True
+        self._shown = not ends  # an end that is reported again is not shown again
         # a line that wraps cannot be updated in place
         columns = shutil.get_terminal_size().columns - 1 if self._live else None
         text = progress_line(event, self._seconds_left(event, now), columns)

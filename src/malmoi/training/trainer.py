@@ -509,7 +509,9 @@ class Trainer:
         length = self.feeds[phase].length
         flops = flops_per_token(self.network.config, self._weights, length) * speed
         used = flops / measured_flops(self.execution) / self.group.world
-        metrics = dict(loss=loss, tokens_per_second=speed, utilization=used)
+        metrics = dict(loss=loss, tokens_per_second=speed)
+        if used <= 1:  # on a busy machine the speed may have been measured too low
+            metrics["utilization"] = used
         if self.budget.steps:
             left = (self.budget.steps - p.step) * self.clock.usual_step
             return Progress("pretrain", p.step, self.budget.steps, "steps", metrics, left)
