@@ -407,3 +407,5 @@ def test_a_network_draws_nothing_and_on_the_meta_device_has_shapes_and_tables() 
         k: v.shape for k, v in real.state_dict().items()
     }
     assert torch.equal(hollow.trunk.rotary, real.trunk.rotary)
+    weights = {k: v for k, v in real.state_dict().items() if "norm.weight" not in k}
+    assert not any(weight.any() for weight in weights.values())

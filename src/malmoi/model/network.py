@@ -30,10 +30,11 @@ from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transfo
 
 
 class Network(nn.Module):
-    """A trunk and named heads, without initial weights; calling it runs only the requested heads.
+    """A trunk and named heads; calling it runs only the requested heads.
 
     `heads` maps a name to its number of classes (0 if fixed); a pooler is added for the heads that
-    need one. With `features` the trunk is frozen and a small model reads its layers.
+    need one. With `features` the trunk is frozen and a small model reads its layers. Weights are
+    zero, and norms 1, until `initialise` draws them or a file is read.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.features = features
-        with _SkipInit():
+        with _NotDrawn():
             self.trunk = _trunk(config, features)
             self.reader = FeatureReader(config, features) if features else None
             self.pooler: nn.Module | None = Pooler(config) if pooler else None
@@ -302,10 +303,10 @@ def _draw(
         nn.init.normal_(weight, std=std, generator=generator)
 
 
-class _SkipInit(TorchFunctionMode):
-    """Skips every call of torch.nn.init.
+class _NotDrawn(TorchFunctionMode):
+    """Weights that torch.nn.init would draw at random are zero.
 
-    A network's weights are drawn by `initialise` or read, so those that torch draws are never used;
+    `initialise` draws a network's weights, or they are read, so torch's own are never used, and
     drawing 110M of them takes a second. On the meta device torch would even run its Python
     reference of each distribution, whose first use imports the compiler: 2 s of every start.
     """
@@ -318,6 +319,8 @@ class _SkipInit(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+        name = getattr(func, "__name__", "")
+        if getattr(func, "__module__", "") != "torch.nn.init" or name in ("ones_", "zeros_"):
+            return func(*args, **given)
+        weight = given["tensor"] if "tensor" in given else args[0]
+        return weight if weight.is_meta else weight.detach().zero_()
