@@ -197,7 +197,7 @@ def test_a_student_is_every_second_layer_of_its_teacher(family: str) -> None:
 
 
 def test_a_student_takes_distilberts_layers() -> None:
-    twelve = Checkpoint(Network(gpt3(**(TINY | {"depth": 12})), {"lm": 0}))
+    twelve = Checkpoint(initialise(Network(gpt3(**(TINY | {"depth": 12})), {"lm": 0}), 0))
     six = student_of(twelve, 6).network
     chosen = [0, 2, 4, 7, 9, 11]  # DistilBERT's
     for block, layer in zip(six.trunk.blocks, chosen, strict=True):

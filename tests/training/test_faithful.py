@@ -6,7 +6,7 @@ from math import ceil
 import pytest
 import torch
 
-from malmoi.model import Network
+from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.training.feed import batch_sizes
 from malmoi.training.pace import Budget, steps_per_sample
@@ -160,7 +160,8 @@ def test_gpt3_keeps_the_shares_of_its_tokens_under_a_budget_in_minutes(name: str
 
 
 def test_nsp_reads_the_pooled_vector_without_dropout() -> None:
-    network = Network(bert(width=16, heads=2, depth=1, dropout=0.5), {"nsp": 0, "classify": 2})
+    config = bert(width=16, heads=2, depth=1, dropout=0.5)
+    network = initialise(Network(config, {"nsp": 0, "classify": 2}), 0)
     pooled = torch.randn(64, 16)
     twice = {name: [head(pooled) for _ in range(2)] for name, head in network.train().heads.items()}
     assert (twice["nsp"][0] == twice["nsp"][1]).all()
