@@ -20,7 +20,7 @@ from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.training.data.background import Background
-from malmoi.training.device import choose_execution, compile_for, thread_count
+from malmoi.training.device import choose_execution, compile_for, seed_dropout, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
@@ -169,7 +169,7 @@ class FinetuneTrainer:
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
         # dropout depends only on the seed and the step, so that a resumed run is identical
-        torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
+        seed_dropout(self.settings.seed * 1_000_003 + self.step, self.device)
         set_rate(self.optimizers, rate_at(self.step, self.progress, self.config))
         self.state.pending.append(self.learn(batch))
         self.state.step += 1

@@ -131,6 +131,19 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
         torch.backends.mkldnn.enabled = onednn
 
 
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """Seeds the generators that a step on this device draws from.
+
+    `torch.manual_seed` also visits kinds of devices that are not there and formats a stack trace
+    for each of them, which takes a millisecond.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "mps":
+        torch.mps.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.get_device_module(device).manual_seed_all(seed)
+
+
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
     """Forward and backward FLOPs per token: 6 per weight, plus attention (Kaplan et al. 2020)."""
     attention = 12.0 * config.depth * config.heads * config.size_per_head * length

@@ -66,13 +66,21 @@ def make_optimizers(
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
     """Sets every group's learning rate to this share of its peak."""
+    on_gpu: list[Tensor] = []
+    rates: list[float] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            now = group.setdefault("peak", float(group["lr"])) * share
+            if "peak" not in group:  # reading it waits for the GPU, so only once
+                group["peak"] = float(group["lr"])
+            now = group["peak"] * share
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(now)
+                on_gpu.append(group["lr"])
+                rates.append(now)
             else:
                 group["lr"] = now
+    if on_gpu:  # two launches for all groups
+        torch._foreach_zero_(on_gpu)
+        torch._foreach_add_(on_gpu, rates)
 
 
 class Muon(torch.optim.Optimizer):

@@ -25,6 +25,7 @@ from malmoi.training.device import (
     flops_per_token,
     measured_flops,
     release_compiled,
+    seed_dropout,
     thread_count,
 )
 from malmoi.training.feed import MicroBatch, Tensors, batch_sizes, samples_per_epoch
@@ -204,7 +205,7 @@ class Trainer:
         c = self.config
         p = self.position
         # seeded by the step, so that dropout is the same after a resume
-        torch.manual_seed(_mix(c.seed, p.step, self.group.rank))
+        seed_dropout(_mix(c.seed, p.step, self.group.rank), self.group.device)
         set_rate(self.optimizers, rate_at(p.step, self.budget.progress(p), c, self.expected))
         counts = self._counts(micros)
         total: dict[str, Tensor] = {}
