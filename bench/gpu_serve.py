@@ -274,12 +274,12 @@ def measure(
 
     def engine() -> Load:
         with Engine(ours, slots=streams, queue=1024) as one:
-            engine_load(one, warm[:streams], streams, size.tokens)
+            engine_load(one, warm, streams, size.tokens)
             return engine_load(one, prompts, streams, size.tokens)
 
     def over_http() -> Load:
         with server(folder, streams) as port:
-            asyncio.run(server_load(port, warm[:streams], streams, size.tokens))
+            asyncio.run(server_load(port, warm, streams, size.tokens))
             return asyncio.run(server_load(port, prompts, streams, size.tokens))
 
     def continuous() -> Load:
@@ -289,7 +289,7 @@ def measure(
         return continuous_load(peer, prompts, size.tokens)
 
     def static() -> Load:
-        generate_load(peer, warm[:streams], streams, size.tokens)
+        generate_load(peer, warm, streams, size.tokens)
         return generate_load(peer, prompts, streams, size.tokens)
 
     ways = {"malmoi engine": engine, "malmoi server": over_http}

@@ -21,20 +21,25 @@ WORST_FIT = 0.1  # of the first run's metric: if the mean loses more, the runs a
 
 
 def mean_if_it_fits(work: FinetuneData, runs: Sequence[Checkpoint]) -> tuple[Checkpoint, int]:
-    """The mean of the runs, or the first alone; returns also how many runs the result has."""
-    if len(runs) == 1:
-        return runs[0], 1
-    first = {name: tensor.clone() for name, tensor in runs[0].network.state_dict().items()}
-    alone = _fit(work, runs[0])
-    together = _fit(work, mean_weights(runs))
-    if together >= alone - WORST_FIT * abs(alone):
-        return runs[0], len(runs)
-    runs[0].network.load_state_dict(first)
+    """The mean of the runs, or the first alone; returns also how many runs the result has.
+
+    Runs that do not fit the training rows themselves, since they diverged, are left out.
+    """
+    first, *others = runs
+    fit = _fit(work, first)
+    least = fit - WORST_FIT * abs(fit)
+    members = [first, *(run for run in others if _fit(work, run) >= least)]
+    if len(members) == 1:
+        return first, 1
+    alone = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
+    if _fit(work, mean_weights(members)) >= least:
+        return first, len(members)
+    first.network.load_state_dict(alone)
     logger.warning(
-        f"The mean of {len(runs)} runs does not fit the training rows ({work.primary_metric} "
-        f"{abs(together):.4f} instead of {abs(alone):.4f}): the first run is kept alone."
+        f"The mean of {len(members)} runs does not fit the training rows, as each of them does: "
+        "the first run is kept alone."
     )
-    return runs[0], 1
+    return first, 1
 
 
 def mean_weights(runs: Sequence[Checkpoint]) -> Checkpoint:

@@ -1,7 +1,6 @@
 """One run of a fine-tuning: with its settings to the end, or as a trial of a search."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +31,7 @@ from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.finetuning.trials import TrialLimit, TrialRun
+from malmoi.finetuning.trials import TrialRun
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
@@ -110,10 +109,11 @@ def _raise_if_stopped(
     raise Stopped(trainer.stopped)
 
 
-def run_trial(
-    work: FinetuneData, settings: FinetuneConfig, out: Path, limit: TrialLimit
-) -> TrialRun:
-    """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed."""
+def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> TrialRun:
+    """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
+
+    After so many seconds of training it ends, its rate decayed by then.
+    """
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
@@ -129,21 +129,15 @@ def run_trial(
     items = _items(work, reading)
     watch = evaluate if settings.patience and work.held else None
     trainer = FinetuneTrainer(loss_module, items, settings, out, watch, work.primary_metric)
-    trainer.limit = max(limit.seconds, MIN_TRIAL_SECONDS)
+    trainer.limit = max(seconds, MIN_TRIAL_SECONDS)
     trainer.fit()
     _raise_if_stopped(trainer, work, settings, checkpoint)
-    trained = time.monotonic()
-    completed = min(1.0, trainer.step / trainer.steps)
-    if completed < 1 and not limit.judged_if_cut:
-        row = trainer.clock.usual_step / settings.batch
-        expected = len(work.held) * row / EVALUATED_PER_TRAINED
-        return TrialRun(checkpoint, None, trainer.step, completed, expected)
     done = trainer.judge(evaluate, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
     run = FinishedRun(settings, checkpoint, done, trainer.step, done.metrics)
     complete_run(unjudged, run, out)
-    after = time.monotonic() - trained
-    return TrialRun(checkpoint, done, trainer.step, completed, after)
+    per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
+    return TrialRun(checkpoint, done, trainer.step, min(1.0, trainer.step / trainer.steps), per_row)
 
 
 def _run_prompt(

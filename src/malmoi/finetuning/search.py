@@ -1,19 +1,19 @@
-"""Search within a time budget: trials compare settings, and the last runs train on all rows.
+"""Search within a time budget: the mean of several runs on all rows.
 
-The first trial has a tenth of the budget. If a quarter of the epochs fits into it, other settings
-are tried as long. One that beats the defaults on the held-out rows by more than the standard error
-of the difference has to win a full run too before it replaces them. What is left of the budget
-trains on all rows, the held-out ones included: the winner and the settings that are not clearly
-worse, with the same new layers and other orders of the rows. The result is the mean of their
-weights. A run that reaches its time limit has decayed its rate by then. Finished trials are
-recorded in search.json and not repeated.
+The first run is that of the default settings. What is left of the budget trains on all rows again,
+with other settings, the same new layers and other orders of the rows; the result is the mean of all
+weights, which is worth more than the choice of one setting (docs/lab.md). If there is time for it,
+short trials on a part of the rows leave out settings that are clearly worse, by more than the
+standard error of the difference on the held-out rows, and one that is clearly better there and in a
+full run replaces the defaults. A run that reaches its time limit has decayed its rate by then.
+Finished runs are recorded in search.json and not repeated.
 """
 
 import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,6 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.trials import (
     RECORD,
     Trial,
-    TrialLimit,
     TrialRun,
     describe_changes,
     read_trials,
@@ -43,17 +42,18 @@ from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
 
-SHORT, FULL, LAST = "short", "full", "last"  # trials, and the last runs, on all rows
+SHORT, FULL, LAST = "short", "full", "last"  # trials, and the runs on all rows
 SHORT_SHARE = 0.25  # of the epochs
-FIRST_TIME = 0.1  # share of the budget for the first trial
-TRIAL_TIME = 0.3  # for all short trials
-MIN_LAST_RUNS = 4  # if there is time: more orders of the rows, or settings, give a better mean
-MIN_RUN_TIME = 0.6  # of the first last run: with less time left, no other is started
+MIN_LAST_RUNS = 4  # if there is time: more settings, or orders of the rows, give a better mean
+TRIALS_PAY = 6.0  # runs that must fit into the time left, else no settings are compared
+TRIAL_TIME = 0.3  # share of that time for all short trials
+FIRST_TIME = 0.9  # share of the budget for the first run, whose evaluation takes an unknown time
+MIN_RUN_TIME = 0.6  # of the first run: with less time left, no other is started
 UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
-Train = Callable[[FinetuneConfig, Path, TrialLimit], TrialRun]
+Train = Callable[[FinetuneConfig, Path, float], TrialRun]  # for at most so many seconds
 
 
 def candidates(settings: FinetuneConfig, depth: int) -> list[Changes]:
@@ -71,6 +71,14 @@ def candidates(settings: FinetuneConfig, depth: int) -> list[Changes]:
     return found + ([{"layers_transferred": top}] if depth > 1 else [])
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Settings for a run on all rows, and its time beside a run of the defaults."""
+
+    changes: Changes
+    cost: float = 1.0
+
+
 @dataclass
 class Search:
     """The trials and the last runs of one fine-tuning in its folder."""
@@ -82,7 +90,8 @@ class Search:
     train: Train  # one run with rows held out
     train_on_all: Train
     gain: Callable[[Outcome, Outcome], Gain]  # of the second over the first
-    judged: float = 0.0  # evaluation rows per held-out row
+    judged: int = 0  # rows of the final evaluation
+    compares: bool = True  # whether there are enough rows to hold some out for trials
     setup: float = 0.0  # seconds of the budget that are over when the search starts
     trials: list[Trial] = field(default_factory=list)
 
@@ -100,77 +109,71 @@ class Search:
     @property
     def left(self) -> float:
         """Seconds left for training before the result is evaluated."""
-        judging = self.trials[0].after * self.judged if self.trials else 0.0
+        judging = self.judged * max((trial.per_row for trial in self.trials), default=0.0)
         return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    @property
-    def default(self) -> Trial:
-        """The default settings, as if they had been tried."""
-        return Trial("default", {}, self.settings.seed, 1.0, None, 1.0)
-
-    def choose(self) -> list[Trial]:
-        """Settings for the last runs: the winner, and others that are not clearly worse.
-
-        The winner is the defaults, or what beats them in a short trial and in a full run.
-        """
-        limit = TrialLimit(FIRST_TIME * self.budget, judged_if_cut=False)
-        first, run = self._run(f"{SHORT}-0", {}, limit)
-        if run is None or run.outcome is None:
-            return [first]
-        tried = [first, *self._try_others(first, run.outcome)]
-        best = max(tried, key=lambda one: one.clear_gain)
-        if best.clear_gain and not self._wins_in_full(best):
-            best = first
-        return [best, *(one for one in tried if one is not best and _may_join(one, best))]
-
-    def _try_others(self, first: Trial, base: Outcome) -> Iterator[Trial]:
-        """Short trials of other settings, as many as fit."""
-        for i, changes in enumerate(candidates(self.settings, self.depth), start=1):
-            left = TRIAL_TIME * self.budget - self.spent
-            if left < first.seconds:
-                break
-            yield self._run(f"{SHORT}-{i}", changes, TrialLimit(left), base)[0]
-
-    def _wins_in_full(self, challenger: Trial) -> bool:
-        """Whether other settings clearly beat the defaults in a full run, if there is time for it.
-
-        The last runs come first: their mean gains more than most settings do.
-        """
-        first = self.trials[0]
-        whole = (first.seconds - first.after) / SHORT_SHARE + first.after
-        if self.left < whole * (2 + MIN_LAST_RUNS):
-            return False
-        _, run = self._run(f"{FULL}-0", {}, TrialLimit(self.left))
-        base = None if run is None else run.outcome
-        done, _ = self._run(f"{FULL}-1", challenger.changes, TrialLimit(self.left), base)
-        return done.clear_gain > 0
-
-    def run_on_all(self, chosen: Sequence[Trial]) -> list[TrialRun]:
-        """Trains on all rows, in another order each time, while there is time for a run."""
-        first, run = self._run(f"{LAST}-0", chosen[0].changes, TrialLimit(self.left))
-        done = [run]
-        for i in range(1, max(len(chosen), MIN_LAST_RUNS)):
-            one = chosen[i % len(chosen)]
-            if self.left * chosen[0].seconds > MIN_RUN_TIME * first.seconds * one.seconds:
-                limit = TrialLimit(self.left)
-                done.append(self._run(f"{LAST}-{i}", one.changes, limit, again=i)[1])
+    def run(self) -> list[TrialRun]:
+        """The runs on all rows whose mean is the result; the first is that of the defaults."""
+        first, run = self._run(f"{LAST}-0", {}, FIRST_TIME * self.left)
         if first.share < UNCUT:
             self._explain_cut(first)
+            return [run] if run is not None else []
+        best, *others = self.choose(first)
+        defaults_won = not best.changes
+        done = [run] if defaults_won else []
+        order = [*others, best] if defaults_won else [best, *others]
+        for i in range(1, max(len(order), MIN_LAST_RUNS) - len(done) + 1):
+            one = order[(i - 1) % len(order)]
+            if self.left > MIN_RUN_TIME * one.cost * first.seconds:
+                done.append(self._run(f"{LAST}-{i}", one.changes, self.left, again=i)[1])
         return [run for run in done if run is not None]
 
-    def _explain_cut(self, full: Trial) -> None:
-        trained = full.seconds - full.after
-        seconds = self.budget - self.left + trained / max(full.share, 1e-6) - trained
+    def choose(self, first: Trial) -> list[Choice]:
+        """Settings for the runs on all rows: the best, and others that are not clearly worse.
+
+        The best are the defaults, or what beats them in a short trial and in a full run. Without
+        time or rows to compare, the first candidates, which are no slower, are taken untried.
+        """
+        others = candidates(self.settings, self.depth)
+        if not self.compares or self.left < TRIALS_PAY * first.seconds:
+            return [Choice({}), *map(Choice, others[: MIN_LAST_RUNS - 1])]
+        end = self.left * (1 - TRIAL_TIME)
+        base, run = self._run(f"{SHORT}-0", {}, self.left - end)
+        tried = [base]
+        for i, changes in enumerate(others, start=1):
+            if run is not None and self.left - end > base.seconds:
+                found, _ = self._run(f"{SHORT}-{i}", changes, self.left - end, run.outcome)
+                tried.append(found)
+        best = max(tried, key=lambda one: one.clear_gain)
+        if best.clear_gain and not self._wins_in_full(best, first.seconds):
+            best = base
+        kept = [best, *(one for one in tried if one is not best and _may_join(one, best))]
+        return [Choice(one.changes, one.seconds / base.seconds) for one in kept]
+
+    def _wins_in_full(self, challenger: Trial, seconds: float) -> bool:
+        """Whether other settings clearly beat the defaults in a full run, if there is time for it.
+
+        The mean comes first: it gains more than most settings do.
+        """
+        if self.left < seconds * (2 + MIN_LAST_RUNS):
+            return False
+        _, run = self._run(f"{FULL}-0", {}, self.left)
+        base = None if run is None else run.outcome
+        done, _ = self._run(f"{FULL}-1", challenger.changes, self.left, base)
+        return done.clear_gain > 0
+
+    def _explain_cut(self, first: Trial) -> None:
+        seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
         logger.warning(
-            f"{plural(self.settings.minutes, 'minute')} ended after {full.share:.0%} of the epochs "
-            f"of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+            f"{plural(self.settings.minutes, 'minute')} ended after {first.share:.0%} of the epochs"
+            f" of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
         )
 
     def _run(
         self,
         name: str,
         changes: Changes,
-        limit: TrialLimit,
+        seconds: float,
         base: Outcome | None = None,
         again: int = 0,
     ) -> tuple[Trial, TrialRun | None]:
@@ -185,36 +188,31 @@ class Search:
             began = time.monotonic()
             train = self.train_on_all if kind == LAST else self.train
             with self._overall_progress():
-                run = train(self._settings(trial), folder, limit)
+                run = train(self._settings(trial), folder, seconds)
             known = known or self._finished(trial, run, time.monotonic() - began, base)
         self.trials.append(known)
         write_trials(self.out, self.trials)
-        if base is not None or (run is not None and run.outcome is None):
+        if base is not None:
             shutil.rmtree(folder, ignore_errors=True)  # nothing will be compared with it
         return known, run
 
     def _finished(self, trial: Trial, run: TrialRun, seconds: float, base: Outcome | None) -> Trial:
         """The trial with its results, which are logged."""
-        value = None if run.outcome is None else run.outcome.metrics.get(self.measure)
-        gain = None if base is None or run.outcome is None else self.gain(base, run.outcome)
+        value = run.outcome.metrics.get(self.measure)
+        gain = None if base is None else self.gain(base, run.outcome)
         self._tell(trial, value, gain, seconds)
         return replace(
             trial,
             share=trial.share * run.completed,
             value=value,
             seconds=seconds,
-            after=run.after,
+            per_row=run.per_row,
             gain=gain,
         )
 
     def _tell(self, trial: Trial, value: float | None, gain: Gain | None, seconds: float) -> None:
         described = translate(f"{trial.name}: {describe_changes(trial.changes)}, seed {trial.seed}")
-        if trial.share == SHORT_SHARE and value is None:
-            logger.info(
-                f"{described}: a quarter of the epochs takes more than a tenth of the time, so "
-                "that no other settings are tried."
-            )
-        elif value is None:
+        if value is None:
             logger.info(f"{described}: all training rows, {seconds:.1f} s.")
         elif gain is None:
             logger.info(f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s.")
@@ -279,19 +277,18 @@ def search_settings(
         partial(run_trial, tried),
         partial(run_trial, work),
         partial(paired_gain, held_out_score(tried)),
-        judged=(len(work.dev) + len(work.held) + 2 * FIT_ROWS) / max(1, len(tried.held)),
+        judged=len(work.dev) + len(work.held) + FIT_ROWS * (MIN_LAST_RUNS + 1),
+        compares=bool(tried.held),
         setup=time.monotonic() - work.began,
     )
-    chosen = search.choose() if tried.held else [search.default]
-    runs = search.run_on_all(chosen)
+    runs = search.run()
     with work.computing(settings):
         checkpoint, members = mean_if_it_fits(work, [one.checkpoint for one in runs])
     steps = sum(one.steps for one in runs)
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
     logger.info(
-        f"{len(search.trials)} runs in {search.spent:.0f} s; the result is the mean of "
-        f"{plural(members, 'run')} on all training rows, the first with "
-        f"{describe_changes(chosen[0].changes)}."
+        f"{plural(len(search.trials), 'run')} in {search.spent:.0f} s; the result is the mean of "
+        f"{plural(members, 'run')} on all training rows."
     )
     shutil.rmtree(out / "trials")
     return run

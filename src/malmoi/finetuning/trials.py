@@ -1,4 +1,4 @@
-"""The trials of a search of settings: what one may take, what it gives, and their record."""
+"""The trials of a search of settings: what one gives, and their record."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ class Trial:
     changes: Mapping[str, Any]
     seed: int
     share: float  # of the epochs
-    value: float | None  # None: not evaluated, since nothing is compared with it
+    value: float | None  # None: no rows are held out
     seconds: float
-    after: float = 0.0  # seconds of it after training: evaluation on the held-out rows, saving
+    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
     gain: Gain | None = None  # over the default settings, trained as long
 
     @property
@@ -48,18 +48,10 @@ class TrialRun:
     """The result of a run: its model, and its predictions of the held-out rows."""
 
     checkpoint: Checkpoint
-    outcome: Outcome | None  # None: not evaluated
+    outcome: Outcome
     steps: int
     completed: float = 1.0  # share of its steps; less if the time limit came first
-    after: float = 0.0  # seconds after training
-
-
-@dataclass(frozen=True)
-class TrialLimit:
-    """How long a run may train, and whether it is evaluated if that is too short."""
-
-    seconds: float
-    judged_if_cut: bool = True
+    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
