@@ -532,7 +532,6 @@ def text_rows(cpu: CPU) -> Iterator[Row]:
 def corpus_rows(cpu: CPU) -> Iterator[Row]:
     """The whole chain, then near-duplicates alone, given each text's runs of words."""
     import corpus
-    import malmoi
     from encode import prepare
     from malmoi.text.documents import read_documents
 
@@ -541,23 +540,22 @@ def corpus_rows(cpu: CPU) -> Iterator[Row]:
         return
     place = cpu.folder / "raw"
     place.mkdir()
-    path, size = prepare(source, cpu.pick(2, 8), place)
+    path, size = prepare(source, cpu.pick(2, 24), place)
     texts = [document.text for document in read_documents(path, documents="line")]
     held_out = place / "test.txt"
     held_out.write_text("\n".join(texts[:20]), "utf-8")
-    chain = partial(
-        malmoi.build_corpus,
-        [str(path)],
-        cpu.folder / "corpus",
-        decontaminate=[str(held_out)],
-        workers=cpu.threads,
-        documents="line",
-    )
+    options = dict(decontaminate=[str(held_out)], workers=cpu.threads, documents="line")
+    # in a process of its own: workers that it starts would import all that this one has
+    chain = f"""if True:
+        import malmoi, tempfile
+        with tempfile.TemporaryDirectory() as out:
+            malmoi.build_corpus([{str(path)!r}], out + "/corpus", **{options!r})
+    """
     reading = cpu.seconds(lambda: sum(1 for _ in read_documents(path, documents="line")))
     floor = f"reading alone {number(size / reading)} MB/s"
     label = "no peer measured" if find_spec("datatrove") else "datatrove not installed"
     what = "corpus: read, clean, filter, dedup, decontaminate"
-    yield Row(what, "MB/s", size / cpu.seconds(chain), label, None, floor)
+    yield Row(what, "MB/s", size / cpu.seconds(lambda: run_python(chain)), label, None, floor)
     ours = corpus.our_shingles(texts)
     rate = size / cpu.seconds(lambda: corpus.our_duplicates(ours))
     theirs = None
