@@ -7,6 +7,7 @@ resumes.
 
 import logging
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from malmoi.corpus import mix
 from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
-from malmoi.corpus.columns import Shard
+from malmoi.corpus.columns import IndexArray, Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
@@ -30,6 +31,7 @@ from malmoi.corpus.executors import Execution, Pool, ShardJob
 from malmoi.corpus.language import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
+from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.quality import QualityScorer, sample_texts
 from malmoi.corpus.stats import StepStats, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
@@ -354,17 +356,19 @@ def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]
 
 
 def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
-    if "dedup" not in work.config.steps:
+    if "dedup" not in work.config.steps or not size:
         return np.zeros(size, np.uint8)
     exact = np.zeros(size, np.uint64)
-    signatures = np.zeros((size, work.config.hashes), np.uint32)
     begin = 0
-    for number in shards:
-        with np.load(work.path(number, "marks.npz")) as found:
-            end = begin + len(found["exact"])
-            exact[begin:end], signatures[begin:end] = found["exact"], found["signatures"]
-            begin = end
-    equal, nearly = duplicates(exact, signatures, work.config)
+    with tempfile.TemporaryFile(dir=work.folder) as file:
+        # a band is read at a time, so that the same hash of all documents lies together
+        hashes = np.memmap(file, np.uint32, "w+", shape=(work.config.hashes, size))
+        for number in shards:
+            with np.load(work.path(number, "marks.npz")) as found:
+                end = begin + len(found["exact"])
+                exact[begin:end], hashes[:, begin:end] = found["exact"], found["signatures"].T
+                begin = end
+        equal, nearly = duplicates(exact, hashes.T, work.config)
     return np.where(equal >= 0, 1, np.where(nearly >= 0, 2, 0)).astype(np.uint8)
 
 
@@ -373,10 +377,8 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
 
 def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     """Writes the corpus in several passes, so that copies of a document are far apart."""
-    accounts = [plan.work.account(n, "final") for n in shards]
-    names = [name for account in accounts for name in account["source"]]
-    characters = np.array([size for part in accounts for size in part["characters"]], np.int64)
-    draws = np.array([draw for part in accounts for draw in part["draws"]], np.uint64)
+    kept = [_kept_documents(plan, n) for n in shards]
+    sources, characters, draws = map(np.concatenate, zip(*kept, strict=True))
     if not len(characters):
         rules = Counter[str]()
         for n in shards:
@@ -384,23 +386,28 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
                 rules.update(plan.work.account(n, stage)[step]["rules"])
         why = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
         raise MalmoiError(f"Every document was dropped ({why}): see --set min_words=… and --steps.")
-    sources = np.array(names)
     copies, shares = _copies(plan, sources, characters, draws)
-    parts = np.split(copies, np.cumsum([len(account["source"]) for account in accounts])[:-1])
+    parts = np.split(copies, np.cumsum([len(numbers) for numbers, *_ in kept])[:-1])
     for sentence in filter(None, (share.missed() for share in shares)):
         logger.warning(sentence)
     return {"shards": _write(plan, parts), "shares": [asdict(share) for share in shares]}
 
 
+def _kept_documents(plan: CorpusPlan, shard: int) -> tuple[IndexArray, IndexArray, HashArray]:
+    """The number of the source, the characters and the draw of each document of a shard."""
+    account = plan.work.account(shard, "final")
+    numbers = {source.name: number for number, source in enumerate(plan.sources)}
+    sources = np.array([numbers[name] for name in account["source"]], np.int64)
+    characters = np.array(account["characters"], np.int64)
+    return sources, characters, np.array(account["draws"], np.uint64)
+
+
 def _copies(
-    plan: CorpusPlan,
-    sources: NDArray[np.str_],
-    characters: NDArray[np.int64],
-    draws: NDArray[np.uint64],
-) -> tuple[NDArray[np.int64], list[mix.SourceShare]]:
+    plan: CorpusPlan, sources: IndexArray, characters: IndexArray, draws: HashArray
+) -> tuple[IndexArray, list[mix.SourceShare]]:
     """Computes how often each document is written, and the resulting share of each source."""
     names = [source.name for source in plan.sources]
-    have = {name: int(characters[sources == name].sum()) for name in names}
+    have = {name: int(characters[sources == i].sum()) for i, name in enumerate(names)}
     wanted = {name: have[name] / sum(have.values()) for name in names}
     if plan.config.weights:
         wanted = mix.parse_weights(plan.config.weights, names)
@@ -409,24 +416,23 @@ def _copies(
         mix.source_epochs(have, wanted, size) if plan.config.weights else dict.fromkeys(names, 1.0)
     )
     copies = np.zeros(len(sources), np.int64)
-    for name in names:
-        copies[sources == name] = mix.copy_counts(
-            characters[sources == name], draws[sources == name], epochs[name]
-        )
+    for i, name in enumerate(names):
+        here = sources == i
+        copies[here] = mix.copy_counts(characters[here], draws[here], epochs[name])
     return copies, _shares(sources, characters, copies, epochs, wanted)
 
 
 def _shares(
-    sources: NDArray[np.str_],
-    characters: NDArray[np.int64],
-    copies: NDArray[np.int64],
+    sources: IndexArray,
+    characters: IndexArray,
+    copies: IndexArray,
     epochs: Mapping[str, float],
     wanted: Mapping[str, float],
 ) -> list[mix.SourceShare]:
     after = int((copies * characters).sum())
     shares = []
-    for name, times in epochs.items():
-        here = sources == name
+    for i, (name, times) in enumerate(epochs.items()):
+        here = sources == i
         documents = int(here.sum()), int(copies[here].sum())
         sizes = int(characters[here].sum()), int((copies * characters)[here].sum())
         shares.append(

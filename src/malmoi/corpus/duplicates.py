@@ -1,7 +1,7 @@
 """Step 4, dedup: removes exact and near duplicates (MinHash, Broder 1997).
 
-Only hashes are held, 4 bytes each and 8 for the whole text: 0.52 GB for a million documents at 128
-hashes, and up to 1.7 GB while they are compared.
+Signatures, 512 bytes for a document at 128 hashes, stay on disk. In memory are those of documents
+that share a band with another one, and some 50 bytes for each of the others.
 """
 
 from collections import defaultdict
@@ -24,6 +24,7 @@ from malmoi.corpus.ngrams import (
 from malmoi.system.bits import mix_bits
 
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
+TEXTS_PER_BLOCK = 1 << 16  # whose band keys are computed together
 Signatures = NDArray[np.uint32]
 DuplicateIndices = NDArray[np.int64]
 
@@ -108,24 +109,26 @@ def exact_duplicates(exact: HashArray) -> DuplicateIndices:
     return found
 
 
-def near_duplicates(signatures: Signatures, rows: int, share: float) -> DuplicateIndices:
+def near_duplicates(
+    signatures: Signatures, rows: int, share: float, among: IndexArray | None = None
+) -> DuplicateIndices:
     """For each text an earlier kept one that shares `share` of its hashes, or −1.
 
-    Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998).
+    Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998), and
+    only those of `among`, if given.
     """
     found = np.full(len(signatures), -1, np.int64)
-    meeting = _meeting(signatures, rows)
+    meeting = _meeting(signatures, rows, np.arange(len(signatures)) if among is None else among)
     if not len(meeting):
         return found
-    keys = np.stack(list(_bands(signatures[meeting], rows)), axis=1)
+    compared = np.ascontiguousarray(signatures[meeting])
+    keys = np.stack(list(_bands(compared, rows)), axis=1)
     buckets: defaultdict[int, list[int]] = defaultdict(list)
-    for place, mine in zip(meeting.tolist(), keys.tolist(), strict=True):
+    for place, mine in enumerate(keys.tolist()):
         near = sorted({other for key in mine for other in buckets[key]})
-        alike = (
-            (signatures[near] == signatures[place]).mean(axis=1) >= share if near else np.zeros(0)
-        )
+        alike = (compared[near] == compared[place]).mean(axis=1) >= share if near else np.zeros(0)
         if alike.any():
-            found[place] = near[int(alike.argmax())]
+            found[meeting[place]] = meeting[near[int(alike.argmax())]]
         else:
             for key in mine:
                 buckets[key].append(place)
@@ -136,17 +139,25 @@ def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
     """The key of each text in each band."""
     factors = random_odd(rows, seed=5)
     for band in range(signatures.shape[1] // rows):
-        part = signatures[:, band * rows : (band + 1) * rows].astype(np.uint64)
-        yield mix_bits((part * factors).sum(axis=1, dtype=np.uint64) + np.uint64(band))
+        columns = signatures[:, band * rows : (band + 1) * rows]
+        keys = np.empty(len(signatures), np.uint64)
+        for begin in range(0, len(keys), TEXTS_PER_BLOCK):
+            part = columns[begin : begin + TEXTS_PER_BLOCK].astype(np.uint64)
+            total = (part * factors).sum(axis=1, dtype=np.uint64)
+            keys[begin : begin + TEXTS_PER_BLOCK] = mix_bits(total + np.uint64(band))
+        yield keys
 
 
-def _meeting(signatures: Signatures, rows: int) -> DuplicateIndices:
-    """The texts that share a band's key with another text."""
-    shared = np.zeros(len(signatures), bool)
+def _meeting(signatures: Signatures, rows: int, among: IndexArray) -> DuplicateIndices:
+    """Those of these texts that share a band's key with another of them."""
+    shared = np.zeros(len(among), bool)
     for keys in _bands(signatures, rows):
-        _, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        shared |= counts[group] > 1
-    return np.flatnonzero(shared)
+        mine = keys[among]
+        ordered = np.sort(mine)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            shared |= twice[np.searchsorted(twice, mine).clip(max=len(twice) - 1)] == mine
+    return among[shared]
 
 
 def duplicates(
@@ -155,7 +166,4 @@ def duplicates(
     """For each document its exact and its near duplicate among earlier ones; −1: none."""
     equal = exact_duplicates(exact)
     left = np.flatnonzero(equal < 0)
-    nearly = np.full(len(exact), -1, np.int64)
-    found = near_duplicates(signatures[left], config.rows, config.similar)
-    nearly[left] = np.where(found < 0, -1, left[found])
-    return equal, nearly
+    return equal, near_duplicates(signatures, config.rows, config.similar, left)
