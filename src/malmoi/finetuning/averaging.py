@@ -26,6 +26,8 @@ def mean_if_it_fits(work: FinetuneData, runs: Sequence[Checkpoint]) -> tuple[Che
     Runs that do not fit the training rows themselves, since they diverged, are left out.
     """
     first, *others = runs
+    if not others:
+        return first, 1
     fit = _fit(work, first)
     least = fit - WORST_FIT * abs(fit)
     members = [first, *(run for run in others if _fit(work, run) >= least)]
