@@ -70,6 +70,8 @@ def test_lists_are_tags_or_several_labels(tmp_path: Path) -> None:
     several = tmp_path / "several.jsonl"
     several.write_text('{"text": "a long question", "label": ["x"]}\n' * 3, "utf-8")
     assert guess_columns([several]).kind == "multilabel"
+    several.write_text('{"text": "a long question", "labels": ["x"]}\n' * 3, "utf-8")
+    assert guess_columns([several], kind="multilabel").label == "labels"
 
 
 def test_labels_that_are_separated(tmp_path: Path) -> None:
@@ -80,6 +82,7 @@ def test_labels_that_are_separated(tmp_path: Path) -> None:
     found = guess_columns([file])
     assert (found.kind, found.separator) == ("multilabel", "|")
     assert set(found.labels) == {"war", "sad", "drama"}
+    assert guess_columns([file], kind="multilabel") == found
     file.write_text("text;price\n" + "".join(f"a review {i};{i},5\n" for i in range(24)), "utf-8")
     assert guess_columns([file], label="price").kind == "classification"
 

@@ -33,7 +33,7 @@ FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
 HEAD_LINES = 50  # read to recognise a format
 HEAD_CHARACTERS = 100_000
 TAG = re.compile(r"O|[BIESLU][-_]\S+")
-GUESSED_KINDS = ("classification", "regression", "writing")  # the columns of other kinds are named
+GUESSED_KINDS = ("classification", "multilabel", "regression", "writing")  # others name theirs
 
 
 def task_on_columns(name: str, **columns: Any) -> Task:
@@ -64,7 +64,7 @@ def guess_task(
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
         found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
         return _similarity_task(found, data), found
-    if name and (name not in GUESSED_KINDS or folder):
+    if name and (name not in GUESSED_KINDS or folder or several):
         return task_on_columns(name, **columns), None
     if folder:
         raise UsageError(
@@ -73,7 +73,7 @@ def guess_task(
     named = {key: columns.get(key) for key in ("text", "pair", "label")}
     found = guess_columns(data, kind=name, **named)
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
-    if found.separator:
+    if found.separator and not columns.get("separator"):
         columns["separator"] = found.separator
     return task_on_columns(found.kind, **columns), found
 

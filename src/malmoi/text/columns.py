@@ -108,7 +108,8 @@ def guess_columns(
         return written
     if kind is None and not (text or label) and written and _answers(rows, written):
         return written
-    if kind is None and label is None and (flags := _flags(rows, names)):
+    several = kind in (None, "multilabel")
+    if several and label is None and (flags := _flags(rows, names)):
         text = text or text_column(rows, [name for name in names if name not in flags], where)
         return GuessedColumns("multilabel", text, flags, pair, labels=flags)
     label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
@@ -117,7 +118,7 @@ def guess_columns(
     by_lower = {name.lower(): name for name in names}
     pair = pair or (by_lower.get(partner) if partner else None)
     values = [as_list(row.get(label)) for row in rows]
-    if kind is None and pair is None and (separator := _separator(values)):
+    if several and pair is None and (separator := _separator(values)):
         found = Counter(one for value in values for one in split_labels(value, separator))
         known = tuple(name for name, _ in found.most_common())
         return GuessedColumns("multilabel", text, label, pair, known, separator=separator)
