@@ -1,11 +1,14 @@
 """What minutes of one GPU buy: pre-training with nothing but the minutes set, and its judges.
 
     python bench/gpu_minutes.py bert --minutes 5 --text books.txt.xz reviews.txt.xz --judge DIR \
-        --out OUT [--held-out FILE] [--set NAME=VALUE] [--wall SECONDS] [--limit tiny]
+        --out OUT [--language ko] [--held-out FILE] [--set NAME=VALUE] [--wall SECONDS]
+        [--limit tiny]
 
-A masked model is fine-tuned with `malmoi.finetune`'s defaults on CoLA, RTE, STS-B and SST-2 of
-DIR/glue, several processes on the card at a time, and judged on the development rows; every model
-reads the minimal pairs of DIR/blimp.jsonl.xz, and the bits per byte of `--held-out` if it can.
+A masked model is fine-tuned with `malmoi.finetune`'s defaults on CoLA, RTE, STS-B and SST-2
+(`--language ko`: NSMC, KorSTS and KLP-2016), several processes on the card at a time, and judged on
+rows that select nothing: GLUE's development rows, the Korean sets' test rows. Every model reads
+BLiMP's minimal pairs (Kontrast's), and the bits per byte of `--held-out` if it can. DIR holds the
+files named in `FILES` and `PAIRS`.
 
 Where a command may run for ten minutes only: `--wall 560` stops the training after so many seconds
 of this process, saved, and the same command resumes it, then judges; each judgement that is
@@ -22,52 +25,84 @@ import statistics
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_finetune import FILES as GLUE
 from gpu_finetune import start_mps
 
-TASKS = {"sst2": "SST-2", "cola": "CoLA", "stsb": "STS-B", "rte": "RTE"}
+FILES = {
+    "en": {task: GLUE[task] for task in ("sst2", "cola", "stsb", "rte")},
+    "ko": {
+        "nsmc": ("ko/nsmc.train.txt.xz", "ko/nsmc.test.txt.xz"),
+        "korsts": ("ko/korsts.sts-train.tsv.xz", "ko/korsts.sts-test.tsv.xz"),
+        "klp2016": ("ner/klp2016.ko.train.txt.xz", "ner/klp2016.ko.test.txt.xz"),
+    },
+}
+ONCE = ("sst2", "nsmc")  # the longest have one seed
+PAIRS = {"en": ("blimp", "incontext/blimp.jsonl.xz"), "ko": ("kontrast", "ko/kontrast.csv")}
 TINY = {"train.batch": 4, "model.width": 64, "model.depth": 2}
 
 
-def finetune(job: tuple[str, int, Path, Path, bool]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Job:
+    """One fine-tuning of the model in `folder`."""
+
+    task: str
+    seed: int
+    folder: Path
+    rows: Path
+    judge: Path
+    tiny: bool
+
+    @property
+    def out(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}-{self.task}-{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return self.out.with_suffix(".json")
+
+
+def finetune(job: Job) -> dict[str, Any]:
     """One fine-tuning with the defaults; a failure does not end the others."""
     import malmoi
 
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    task, seed, folder, judge, tiny = job
     began = time.perf_counter()
-    rows = judge / "glue" / TASKS[task]
-    options: dict[str, Any] = {"steps": 2, "length": 32} if tiny else {"length": 128}
+    options: dict[str, Any] = {"steps": 2, "length": 32} if job.tiny else {"length": 128}
     try:
-        out = folder.parent / f"{folder.name}-{task}-{seed}"
-        done = malmoi.finetune(folder, task, rows, out, seed=seed, overwrite=True, **options)
+        done = malmoi.finetune(
+            job.folder,
+            job.task,
+            job.rows,
+            job.out,
+            job.judge,
+            seed=job.seed,
+            overwrite=True,
+            **options,
+        )
         facts: dict[str, Any] = {"value": 100 * next(iter(done.metrics.values()))}
     except Exception as error:  # the others' results must not be lost
         facts = {"error": f"{type(error).__name__}: {error}"}
-    found = {"task": task, "seed": seed, "seconds": time.perf_counter() - began, **facts}
+    found = {"task": job.task, "seed": job.seed, "seconds": time.perf_counter() - began, **facts}
     if "value" in found:
-        judged_file(folder, task, seed).write_text(json.dumps(found), "utf-8")
+        job.result.write_text(json.dumps(found), "utf-8")
     return found
 
 
-def judged_file(folder: Path, task: str, seed: int) -> Path:
-    return folder.parent / f"{folder.name}-{task}-{seed}.json"
-
-
-def judge_glue(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Mean and deviation of each task over the seeds; SST-2, the longest, with one."""
-    seeds = 1 if given.limit else given.seeds
+def judge_tasks(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Mean and deviation of each task over the seeds."""
     jobs = [
-        (task, seed, folder, given.judge, bool(given.limit))
-        for task in TASKS
-        for seed in range(1 if task == "sst2" else seeds)
+        Job(task, seed, folder, given.judge / rows, given.judge / judge, bool(given.limit))
+        for task, (rows, judge) in FILES[given.language].items()
+        for seed in range(1 if given.limit or task in ONCE else given.seeds)
     ]
-    kept = [judged_file(folder, task, seed) for task, seed, *_ in jobs]
-    rows = [json.loads(path.read_text("utf-8")) for path in kept if path.is_file()]
-    left = [job for job, path in zip(jobs, kept, strict=True) if not path.is_file()]
+    kept = [job.result for job in jobs if job.result.is_file()]
+    rows = [json.loads(path.read_text("utf-8")) for path in kept]
+    left = [job for job in jobs if not job.result.is_file()]
     with multiprocessing.get_context("spawn").Pool(given.workers) as pool:
         for one in pool.imap_unordered(finetune, left):
             print(json.dumps(one), flush=True)
@@ -86,17 +121,17 @@ def judge_glue(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def judge_blimp(given: argparse.Namespace, model: Any) -> dict[str, float]:
+def judge_pairs(given: argparse.Namespace, model: Any) -> dict[str, float]:
     import malmoi
 
+    task, file = PAIRS[given.language]
     both = model.config.both_ways
     each: tuple[dict[str, Any], ...] = ({"reading": "causal"}, {"reading": "masked"})
     readings = each if both else ({},)
-    limit = 100 if given.limit else None
-    pairs = given.judge / "blimp.jsonl.xz"
+    limit = 100 if given.limit else given.pairs
     return {
-        reading.get("reading", "blimp"): 100
-        * dict(malmoi.evaluate(model, "blimp", pairs, limit=limit, **reading))["accuracy"]
+        reading.get("reading", task): 100
+        * dict(malmoi.evaluate(model, task, given.judge / file, limit=limit, **reading))["accuracy"]
         for reading in readings
     }
 
@@ -129,12 +164,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--judge", type=Path, required=True)
+    parser.add_argument("--language", choices=tuple(FILES), default="en")
     parser.add_argument("--held-out", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, help="the JSON file [OUT/RECIPE.json]")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--no-glue", action="store_true", help="BLiMP alone")
+    parser.add_argument("--no-tasks", action="store_true", help="minimal pairs alone")
+    parser.add_argument("--pairs", type=int, help="of the minimal pairs only so many")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--wall", type=float, default=0.0, help="seconds until training is saved")
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
@@ -154,12 +191,12 @@ def main() -> None:
     if given.held_out and given.recipe != "bert":
         result["bits_per_byte"] = model.bits_per_byte(given.held_out.read_text("utf-8"))
     if "objective=electra" not in given.set:  # a detector gives no probabilities of tokens
-        result["blimp"] = judge_blimp(given, model)
-        print(json.dumps(result["blimp"]), flush=True)
-    if given.recipe != "gpt" and not given.no_glue:
+        result["pairs"] = judge_pairs(given, model)
+        print(json.dumps(result["pairs"]), flush=True)
+    if given.recipe != "gpt" and not given.no_tasks:
         del model
         start_mps(given.out)
-        result["glue"] = judge_glue(given, folder)
+        result["tasks"] = judge_tasks(given, folder)
     target = given.results or given.out / f"{given.recipe}.json"
     target.write_text(json.dumps(result, indent=2), "utf-8")
     print(json.dumps({key: value for key, value in result.items() if key != "last"}))

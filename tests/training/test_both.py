@@ -100,6 +100,10 @@ def test_masked_tokens_are_predicted_one_place_to_the_left(corpus: Path, tmp_pat
     places = [divmod(int(slot), 24) for slot in batch["mlm_slots"][found]]
     assert {(row, at + 1) for row, at in places} == set(zip(*np.nonzero(hidden), strict=True))
     assert batch["mlm_labels"][found].tolist() == [int(whole[r, at + 1]) for r, at in places]
+    short = MaskedWindows(windows, masking, 0, parts=3).at(8, 4)["tokens"]
+    hidden = short != whole.reshape(12, 8)
+    assert hidden.any(axis=1).all()
+    assert not hidden[:, 0].any()
 
 
 def test_the_loss_of_both_is_each_loss_by_its_share() -> None:
@@ -153,6 +157,20 @@ def test_one_folder_generates_scores_fills_embeds_and_is_fine_tuned(
     )
     assert done.model.config.attention == ("full",)
     assert done.model.predict("peace law").label in ("0", "1")
+
+
+@torch.inference_mode()
+def test_a_prompt_is_not_closed_as_a_whole_text_is(run: Path) -> None:
+    model = malmoi.load(run, device="cpu")
+    end = model.tokenizer.specials.eos
+    before, after = model.tokenizer.ids(["The state of", " the"])
+    logits = model.network(torch.tensor([[end, *before, *after]]), heads=("lm",))["lm"][0]
+    logprobs = logits.float().log_softmax(-1)[len(before) :]
+    expected = sum(float(row[token]) for row, token in zip(logprobs, after, strict=False))
+    assert model.score("The state of", " the").logprob == pytest.approx(expected, abs=1e-4)
+    text = model.generate("The state of", max_new_tokens=1, temperature=0)
+    best = int(logits[len(before)].argmax())
+    assert text == model.tokenizer.decode([best], skip_specials=True)
 
 
 def test_a_stopped_run_of_both_ends_like_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:

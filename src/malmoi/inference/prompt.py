@@ -13,17 +13,32 @@ MAX_REPLY_TOKENS = 256  # default for max_new_tokens of a conversation
 
 def has_opening_token(tokenizer: Tokenizer) -> bool:
     """Whether this tokenizer prepends a token to every text, such as Llama's <s>."""
-    return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
+    return bool(_opening(tokenizer))
+
+
+def _opening(tokenizer: Tokenizer) -> list[int]:
+    first = tokenizer.encode("a").tokens[0]
+    return [first] if first == tokenizer.specials.bos else []
 
 
 def encode_text(
     tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
 ) -> Encoding:
-    """Encodes a text after its beginning-of-text token, if any; without BERT's special tokens."""
-    opened = has_opening_token(tokenizer)
-    return tokenizer.encode(
-        text, max_tokens=max_tokens, specials=opened, parse_special=parse_special
-    )
+    """Encodes a text after its beginning-of-text token, if any; nothing ends it.
+
+    A tokenizer may end texts too: BERT's, or that of a model that reads both ways.
+    """
+    opening = _opening(tokenizer)
+    room = None if max_tokens is None else max_tokens - len(opening)
+    found = tokenizer.encode(text, max_tokens=room, specials=False, parse_special=parse_special)
+    if not opening:
+        return found
+    columns = zip(vars(_special(*opening)).values(), vars(found).values(), strict=True)
+    return Encoding(*(first + rest for first, rest in columns))
+
+
+def _special(token: int) -> Encoding:
+    return Encoding([token], [0], [(0, 0)], [True], [None])
 
 
 def encode_prompt(
@@ -31,18 +46,13 @@ def encode_prompt(
 ) -> Encoding:
     """Like `encode_text`, but an empty text becomes the beginning- or end-of-text token."""
     encoding = encode_text(tokenizer, text, max_tokens, parse_special=parse_special)
-    return (
-        encoding
-        if encoding.tokens
-        else Encoding([start_token(tokenizer)], [0], [(0, 0)], [True], [None])
-    )
+    return encoding if encoding.tokens else _special(start_token(tokenizer))
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Encodes many prompts like `encode_prompt`, on all cores."""
-    if has_opening_token(tokenizer):
-        return [encoding.tokens for encoding in tokenizer.encode_batch(texts)]
-    return [tokens or [start_token(tokenizer)] for tokens in tokenizer.ids(list(texts))]
+    opening = _opening(tokenizer)
+    return [opening + ids or [start_token(tokenizer)] for ids in tokenizer.ids(list(texts))]
 
 
 def text_too_long(tokens: int, limit: int, what: str = "this model's context") -> UsageError:

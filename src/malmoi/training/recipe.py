@@ -51,8 +51,9 @@ class DataConfig(Config):
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
     shuffle: Literal["windows", "documents"] = "windows"
     short: float = 0.1  # share of pairs that are shortened on purpose
-    # rows that the objective `both` trains causally; the others are masked
-    causal_share: float = 0.5
+    # rows that the objective `both` trains causally; the others are masked (docs/lab.md)
+    causal_share: float = 0.8
+    masked_length: int = 0  # tokens of their masked rows; none: as many as of the causal ones
     mask_rate: float = 0.15  # share of the tokens that are predicted (MLM)
     mask_token: float = 0.8  # share of the chosen tokens that become [MASK]
     mask_random: float = 0.1  # share that becomes a random token; the rest is kept
@@ -237,6 +238,10 @@ class Recipe(Config):
             bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
             "the objectives translation and span, and an encoder (model.encoder_depth), belong "
             "together.",
+        )
+        _require(
+            all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
+            f"data.masked_length={self.data.masked_length} does not divide the tokens of a row.",
         )
         _require(
             self.model.both_ways == (self.samples == "both"),

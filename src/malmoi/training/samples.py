@@ -75,7 +75,8 @@ def _feed(
         causal = LMBatches(source)
         if recipe.samples != "both":
             return PhaseFeed(causal, length, len(source))
-        masked = MaskedWindows(source, _masking(recipe, words), seed)
+        cuts = length // (d.masked_length or length)
+        masked = MaskedWindows(source, _masking(recipe, words), seed, cuts)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
     batches = BertBatches(source, _masking(recipe, words), pad, seed, packed)

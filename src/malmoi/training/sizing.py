@@ -63,8 +63,8 @@ MEASURED = (
 )
 # Runs limited by text did best at the size that reads it at most this often
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M). A BERT's validation loss
-# still fell at 28 epochs. Of both, each objective reads half of the rows, so twice a GPT's: with 10
-# the causal loss of 11 × 768 was 3.65 on training text, 3.78 on other text (docs/lab.md).
+# still fell at 28 epochs. Of both, twice a GPT's: 11 × 640 with 19 epochs learnt both objectives as
+# well as two models did (docs/lab.md).
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 18.0}
 MAX_BERT_DROPOUT = 0.05
 USABLE_EPOCHS = 4.0  # times MAX_EPOCHS: more training than this is useless; a guess
@@ -242,7 +242,7 @@ def dropout_for(kind: Kind, epochs: float) -> float:
     """Dropout by how often the text is read: 0 for once, 0.06 for four epochs, 0.1 for nine.
 
     At most 0.2, for text that is read far too often. A BERT sees other masks every time: 0.05 at
-    most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md). Of both, half of the rows are causal.
+    most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md). For both, epochs count half.
     """
     limit = MAX_EPOCHS["gpt"]
     epochs = epochs / 2 if kind == "both" else epochs

@@ -13,7 +13,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from malmoi.inference import Model, load
 from malmoi.inference.likelihood import ScoredRow
-from malmoi.inference.prompt import has_opening_token, start_token
+from malmoi.inference.prompt import encode_text, start_token
 from malmoi.inference.shared_prefix import token_logprobs
 
 DEFAULT_NEW_TOKENS = 256  # used if a task sets no limit
@@ -44,10 +44,9 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         **others: Any,
     ) -> list[int]:
         tokenizer = self.model.tokenizer
-        specials = (
-            has_opening_token(tokenizer) if add_special_tokens is None else add_special_tokens
-        )
-        return tokenizer.encode(string, specials=specials).tokens
+        if add_special_tokens is None:
+            return encode_text(tokenizer, string).tokens
+        return tokenizer.encode(string, specials=add_special_tokens).tokens
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any

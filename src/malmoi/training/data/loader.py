@@ -98,17 +98,21 @@ class MaskedWindows:
     """Masked windows, each masked token predicted from the position *before* it.
 
     tokens [B, context]; a model that reads both ways shares its head with next-token prediction
-    (Charpentier & Samuel 2024 §2.1).
+    (Charpentier & Samuel 2024 §2.1). Each window is cut into `parts` rows.
     """
 
     source: SampleSource
     masking: Masking
     seed: int
+    parts: int = 1
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        indices = first + np.arange(size)
-        windows = {name: rows[:, :-1] for name, rows in self.source.batch(indices).items()}
+        windows = {
+            name: rows[:, :-1].reshape(size * self.parts, -1)
+            for name, rows in self.source.batch(first + np.arange(size)).items()
+        }
         tokens = windows["tokens"]
+        indices = first * self.parts + np.arange(len(tokens))
         maskable = ~self.masking.special[tokens]
         maskable[:, 0] = False  # no position precedes it
         draws = Draws(permutation_key(self.seed, 7), indices)
