@@ -41,6 +41,12 @@ def test_the_rule_finds_the_sizes_that_were_measured_to_be_best() -> None:
         assert (found.model.depth, found.model.width, found.model.context) == (*shape, 512)
         assert 7 < found.epochs <= MAX_EPOCHS["gpt"]
     assert [vocabulary_size(n) for n in (1_100_000, 12_000_000, 94_000_000)] == [1024, 4096, 8192]
+    english, korean = (
+        "the state of the union " * 50,
+        "".join(map(chr, range(0xAC00, 0xAC00 + 1800))),
+    )
+    assert vocabulary_size(146_000_000, [english]) == 8192
+    assert vocabulary_size(146_000_000, [korean, english]) == 16_384
 
 
 def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() -> None:

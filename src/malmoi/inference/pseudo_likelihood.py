@@ -1,14 +1,16 @@
 """Likelihoods of sentences, and pseudo-likelihoods under a masked model.
 
 Tokens are masked one at a time, or a whole part at once. Masked rows of equal length are batched,
-so that nothing is padded.
+so that nothing is padded, and equal rows are computed once: two choices for a mask share theirs.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from malmoi.errors import UsageError
 from malmoi.inference.likelihood import ScoredRow, score_separately
@@ -21,7 +23,10 @@ from malmoi.tokenizer.padding import BatchLimits
 
 MAX_PASS_TOKENS = {"cpu": 4096, "cuda": 131_072}  # tokens per forward pass
 MAX_PASS_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once
-Row = tuple[int, ...]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Places = tuple[list[int], list[int]]  # tokens, and the positions of those that are scored
 
 
 @dataclass(frozen=True)
@@ -66,24 +71,20 @@ def pseudo_scores(
     """
     mask = mask_token(tokenizer)
     texts = [_fit(*one, network.config.context) for one in _encoded(tokenizer, parts)]
-    queries = []
-    for tokens, places in texts:
-        for place in places:
-            hidden = places if together else [place]
-            row = tuple(mask if i in hidden else token for i, token in enumerate(tokens))
-            queries.append((row, place, tokens[place]))
-    found = iter(_logprobs(network, queries))
-    scores = []
-    for tokens, places in texts:
-        logprobs, best = zip(*(next(found) for _ in places), strict=True)
-        names = tuple(tokenizer.token(tokens[place]) for place in places)
-        scores.append(Score(sum(logprobs), names, logprobs, all(best)))
-    return scores
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for i, (tokens, _) in enumerate(texts):
+        by_length[len(tokens)].append(i)
+    scores: dict[int, Score] = {}
+    for some in by_length.values():
+        queries = _Queries.of([texts[i] for i in some], mask, together=together)
+        for i, (logprobs, best) in zip(some, queries.answers(network), strict=True):
+            tokens, places = texts[i]
+            names = tuple(tokenizer.token(tokens[place]) for place in places)
+            scores[i] = Score(sum(logprobs), names, tuple(logprobs), all(best))
+    return [scores[i] for i in range(len(texts))]
 
 
-def _encoded(
-    tokenizer: Tokenizer, parts: Sequence[SplitText]
-) -> Iterator[tuple[list[int], list[int]]]:
+def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[Places]:
     """Yields the tokens of each whole text, and the positions of its middle."""
     encodings = tokenizer.encode_batch([part.before + part.middle + part.after for part in parts])
     for part, encoding in zip(parts, encodings, strict=True):
@@ -99,7 +100,7 @@ def _encoded(
         yield encoding.tokens, inside
 
 
-def _fit(tokens: list[int], places: list[int], context: int) -> tuple[list[int], list[int]]:
+def _fit(tokens: list[int], places: list[int], context: int) -> Places:
     """Drops the oldest tokens of a text that is too long, all but the first ([CLS])."""
     surplus = max(len(tokens) - context, 0)
     if surplus >= places[0]:
@@ -107,41 +108,57 @@ def _fit(tokens: list[int], places: list[int], context: int) -> tuple[list[int],
     return tokens[:1] + tokens[1 + surplus :], [place - surplus for place in places]
 
 
-@torch.inference_mode()
-def _logprobs(
-    network: Network, queries: Sequence[tuple[Row, int, int]]
-) -> list[tuple[float, bool]]:
-    """log p of each (row, place, token), and whether the token is the likeliest there.
+@dataclass(frozen=True)
+class _Queries:
+    """Masked tokens of texts of one length: what is the token `wanted` at `place` of row `row`?"""
 
-    Rows that several queries share are computed once.
-    """
-    by_row: dict[Row, list[int]] = defaultdict(list)
-    for i, (row, _, _) in enumerate(queries):
-        by_row[row].append(i)
-    found: list[tuple[float, bool]] = [(0.0, False)] * len(queries)
-    for rows in _equal_lengths(network, by_row):
-        positions = [(at, i) for at, row in enumerate(rows) for i in by_row[row]]
-        slots = [at * len(rows[0]) + queries[i][1] for at, i in positions]
-        given = (slots, rows, [[queries[i][2]] for _, i in positions])
-        where, tokens, targets = (torch.tensor(one, device=network.device) for one in given)
+    rows: Ints  # [R, T], each of them once, masked
+    row: Ints  # [Q]
+    place: Ints
+    wanted: Ints
+    ends: Ints  # of each text's queries
+
+    @classmethod
+    def of(cls, texts: Sequence[Places], mask: int, *, together: bool) -> "_Queries":
+        tokens = np.array([tokens for tokens, _ in texts])
+        place = np.concatenate([np.array(places) for _, places in texts])
+        counts = [len(places) for _, places in texts]
+        text = np.repeat(np.arange(len(texts)), counts)
+        row = text if together else np.arange(len(text))
+        rows = tokens.copy() if together else tokens[text]
+        rows[row, place] = mask
+        rows, number = np.unique(rows, axis=0, return_inverse=True)
+        return cls(rows, number.reshape(-1)[row], place, tokens[text, place], np.cumsum(counts))
+
+    def answers(self, network: Network) -> list[tuple[list[float], list[bool]]]:
+        """For each text: log p of its tokens, and whether each is the likeliest there."""
+        logprobs = np.empty(len(self.row))
+        best = np.empty(len(self.row), bool)
+        order = np.argsort(self.row, kind="stable")
+        size = self._rows_per_pass(network)
+        for first in range(0, len(self.rows), size):
+            start, stop = np.searchsorted(self.row[order], (first, first + size))
+            some = order[start:stop]
+            logprobs[some], best[some] = self._pass(network, some, slice(first, first + size))
+        ends = self.ends[:-1]
+        return [
+            (each.tolist(), likeliest.tolist())
+            for each, likeliest in zip(np.split(logprobs, ends), np.split(best, ends), strict=True)
+        ]
+
+    def _rows_per_pass(self, network: Network) -> int:
+        kind = network.device.type
+        queries = int(np.bincount(self.row).max())
+        tokens = per_device(MAX_PASS_TOKENS, kind) // int(self.rows.shape[1])
+        logits = per_device(MAX_PASS_LOGITS, kind) // (queries * network.config.vocab)
+        return max(1, min(tokens, logits))
+
+    @torch.inference_mode()
+    def _pass(self, network: Network, some: Ints, part: slice) -> tuple[Floats, Bools]:
+        slots = (self.row[some] - part.start) * self.rows.shape[1] + self.place[some]
+        given = (slots, self.rows[part], self.wanted[some, None])
+        where, tokens, wanted = (torch.from_numpy(one).to(network.device) for one in given)
         segments = torch.zeros_like(tokens) if network.config.segments else None
         logits = network(tokens, heads=("mlm",), slots=where, segments=segments)["mlm"].float()
-        chosen = (logits.gather(1, targets)[:, 0] - logits.logsumexp(-1)).tolist()
-        best = (logits.argmax(-1) == targets[:, 0]).tolist()
-        for (_, i), *one in zip(positions, chosen, best, strict=True):
-            found[i] = (one[0], one[1])
-    return found
-
-
-def _equal_lengths(network: Network, by_row: Mapping[Row, Sequence[int]]) -> Iterator[list[Row]]:
-    """Yields rows of equal length, as many as one pass can hold."""
-    kind = network.device.type
-    by_length: dict[int, list[Row]] = defaultdict(list)
-    for row in by_row:
-        by_length[len(row)].append(row)
-    for length, rows in by_length.items():
-        slots = max(len(by_row[row]) for row in rows)
-        tokens = per_device(MAX_PASS_TOKENS, kind) // length
-        logits = per_device(MAX_PASS_LOGITS, kind) // (slots * network.config.vocab)
-        size = max(1, min(tokens, logits))
-        yield from (rows[at : at + size] for at in range(0, len(rows), size))
+        logprobs = logits.gather(1, wanted)[:, 0] - logits.logsumexp(-1)
+        return logprobs.cpu().numpy(), (logits.argmax(-1) == wanted[:, 0]).cpu().numpy()

@@ -9,9 +9,9 @@ floating-point operations of the budget.
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import accumulate, chain, takewhile
 from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
@@ -151,10 +151,22 @@ def heads_for(width: int) -> int:
     return max(1, width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2))
 
 
-def vocabulary_size(text_bytes: int) -> int:
-    """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90."""
-    wanted = 8192 * (text_bytes / 94e6) ** 0.4
+def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
+    """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90.
+
+    Characters beyond a byte's worth need tokens of their own, inside and at the start of words:
+    Korean has twice the vocabulary (docs/lab.md).
+    """
+    letters = max(0, frequent_characters(sample) - 256)
+    wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * letters
     return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
+
+
+def frequent_characters(sample: Iterable[str]) -> int:
+    """How many different characters make up 99.99 % of a text."""
+    counts = Counter(chain.from_iterable(sample))
+    rare = 1e-4 * counts.total()
+    return sum(below > rare for below in accumulate(sorted(counts.values())))
 
 
 def context_length(kind: Kind, weights: int, tokens: int) -> int:
@@ -341,7 +353,7 @@ def size_recipe(
     text = measure_text(readers)
     check_enough_text(kind, text)
     named = "tokenizer.vocab" in given
-    vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes)
+    vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes, text.sample)
     if tokenizer is not None:
         vocab = tokenizer.vocab_size
     words = tokenizer or train_tokenizer(
