@@ -159,6 +159,10 @@ def test_a_paper_in_too_few_minutes_points_to_a_size_that_learns() -> None:
     said = pace.sentence("bert-base", 8, 8)
     assert "too few to learn much" in said
     assert "let `malmoi pretrain bert` choose a size that can learn in 1 minute." in said
+    hours = Pace(1.0, 100.0, 60.0, ((128, 1.0),)).sentence("gpt", 8, 8)
+    assert hours.endswith(
+        "about 1 step in your 1 minute. That is too few to learn much: use --minutes 4005."
+    )
 
 
 def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> None:
@@ -175,7 +179,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
 def test_a_batch_set_by_the_user_is_kept_and_reported() -> None:
     pace = Pace(0.01, 0.05, 180.0, PHASES)
     assert pace.sentence("bert-tiny", 32, 32) == (
-        f"{pace.expectation(32)} --set train.batch=8 would give about {pace.updates(8)}."
+        f"{pace.expectation(32)} A batch of 8 (--set train.batch=8): about {pace.updates(8)}."
     )
     assert resolve_recipe("bert-tiny", {"minutes": 3}).train.fit_batch
     assert not resolve_recipe("bert-tiny", {"minutes": 3, "batch": 256}).train.fit_batch
@@ -402,6 +406,9 @@ def test_the_verdict_gives_advice_that_fits() -> None:
         "Use --minutes 75 or a smaller batch (--set train.batch=8)."
     )
     assert "A lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
+    assert "has memorised its text (loss 1.20)" in verdict(recipe, 5000, 9.2, 8.987, training=1.2)
+    sized = resolve_recipe("gpt", {"minutes": 2})
+    assert verdict(sized, 100, 8.985, 8.987).endswith("Use --minutes 6.")
     assert verdict(recipe, 8, 7.9, 8.987) == ""
     assert verdict(recipe, 8, 7.9, 0.0) == ""  # a teacher's loss has no such measure
 

@@ -2,6 +2,7 @@
 and refuses what cannot work.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,9 @@ def test_given_sizes_are_kept() -> None:
     assert (found.model.width, found.model.heads, found.model.context) == (512, 8, 256)
     found = size(23.5e6, 290, width=256, depth=20)
     assert (found.model.width, found.model.depth) == (256, 20)
+    assert size(23.5e6, 290, width=100).model.heads == 2
+    assert size(23.5e6, 290, width=100, heads=5).model.heads == 5
+    assert size(23.5e6, 290, heads=7).model.width % 7 == 0
 
 
 def test_minutes_that_the_text_cannot_use_are_left() -> None:
@@ -73,6 +77,23 @@ def test_minutes_that_the_text_cannot_use_are_left() -> None:
     assert found.minutes < 60
     assert found.epochs == 4 * MAX_EPOCHS["gpt"]
     assert found.weights - 8192 * found.model.width <= 20 * 450_000
+
+
+def test_a_run_ends_when_its_text_is_used_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many minutes are left, and however often the command is given."""
+    corpus = write_corpus(tmp_path / "text.txt", documents=120)
+    out = tmp_path / "run"
+    settings = {"model.context": 16, "train.batch": 8, "train.max_epochs": 0.5}
+    for _ in range(2):
+        with caplog.at_level("INFO"):
+            malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", minutes=600, **settings)
+        read = read_metrics(out / "metrics.jsonl")[-1]["tokens"]
+        text = re.search(r"([\d,]+) training tokens", caplog.text)
+        assert text
+        assert read == pytest.approx(int(text[1].replace(",", "")) / 2, rel=0.05)
+    assert "until the text is used up" in caplog.text
 
 
 def test_a_speed_that_cannot_be_measured_is_reported(
@@ -127,7 +148,7 @@ def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     with pretend(replace(this_machine(), flops=1e12)):
         sized = explain_size("gpt", [str(corpus)], device="cpu", minutes=600)
-    assert any("more than this text can use" in sentence for sentence in sized.reasons)
+    assert any("of the 600, when the text has been read 36 times" in s for s in sized.reasons)
     assert not [one for one in sized.reasons if translate(one, "ko") == one]
 
 

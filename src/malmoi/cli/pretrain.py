@@ -59,7 +59,7 @@ def pretrain_command(
 ) -> None:
     """Train a model from raw text.
 
-    RECIPE is gpt or bert, sized for the text, the time budget and this machine (--dry-run
+    RECIPE is gpt, bert or both, sized for the text, the time budget and this machine (--dry-run
     explains the choice), or the model of a paper. The result is a folder that transformers
     opens. Ctrl-C saves and stops; the same command resumes.
 
@@ -94,8 +94,6 @@ def pretrain_command(
             for name, value in changes.items()
         )
         say(f"recipe = {recipe}, out = {folder}{', ' if shown else ''}{shown}")
-    if recipe in SIZED:
-        say("Reading the text and measuring this machine …")
     from malmoi.training.pretrain import run_pretraining
 
     changes |= dict(tokenizer=tokenizer, start=start, device=device, overwrite=overwrite)

@@ -35,13 +35,15 @@ class Budget:
     steps: int  # of the run; an estimate if the budget is in tokens, 0 if it is in seconds
     seconds: float = 0.0
     tokens: int = 0
+    samples: float = math.inf  # that end a budget in seconds early
 
     @classmethod
     def of(cls, recipe: Recipe, epoch: float = 0.0) -> "Budget":
         """The budget of a recipe; `epoch` is the samples of one, for a budget in epochs."""
         c = recipe.train
         if c.minutes:
-            return cls(0, seconds=c.minutes * 60)
+            most = c.max_epochs * epoch or math.inf
+            return cls(0, seconds=c.minutes * 60, samples=most)
         if c.steps:
             return cls(c.steps)
         samples = c.epochs * epoch if c.epochs else c.tokens / recipe.mean_length
@@ -50,8 +52,10 @@ class Budget:
     def progress(self, position: Position) -> float:
         if self.tokens:
             return min(1.0, position.tokens / self.tokens)
-        used = position.step / self.steps if self.steps else position.seconds / self.seconds
-        return min(1.0, used)
+        if self.steps:
+            return min(1.0, position.step / self.steps)
+        read = sum(position.samples_seen) / self.samples
+        return min(1.0, max(read, position.seconds / self.seconds))
 
 
 def steps_per_sample(c: TrainConfig) -> float:
@@ -143,13 +147,21 @@ class Pace:
     world: int = 1  # processes that share a batch
     sized: str = "gpt"  # the recipe to suggest when the size is free
     smallest: int = SMALLEST_BATCH
+    samples: float = math.inf  # after which the run ends, even if time is left
 
     def updates(self, batch: int) -> int:
-        """Updates of `batch` sequences that fit into the budget, given the phases' lengths."""
+        """Updates of `batch` sequences until the time or the text is used up."""
+        return math.ceil(min(self.samples / batch, self._timed_updates(batch)))
+
+    def _timed_updates(self, batch: int) -> int:
+        return max(1, round(self._exact_updates(batch)))
+
+    def _exact_updates(self, batch: int) -> float:
+        """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
         first = self.phases[0][0]
         here = batch / self.world * self.sequence
         each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
-        return max(1, round(sum(share * self.seconds / max(took, 1e-9) for took, share in each)))
+        return sum(share * self.seconds / max(took, 1e-9) for took, share in each)
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
@@ -162,42 +174,60 @@ class Pace:
 
     def expectation(self, batch: int) -> str:
         """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
+        timed = self._timed_updates(batch)
         steps = self.updates(batch)
-        minutes = plural(self.seconds / 60, "minute")
+        took = f"{self.seconds / timed:.2g}"
         expected = plural(steps, "step")
-        return f"{self.seconds / steps:.2g} s per step: about {expected} in your {minutes}."
+        if steps < timed:
+            return f"{took} s per step: about {expected} until the text is used up."
+        return f"{took} s per step: about {expected} in your {plural(self.seconds / 60, 'minute')}."
 
     def sentence(self, name: str, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
-        minutes = plural(self.seconds / 60, "minute")
+        message = (
+            self._smaller_batch(name, requested, chosen)
+            if chosen < requested
+            else self.expectation(chosen)
+        )
         now = self.updates(chosen)
-        if chosen < requested:
-            before = plural(self.updates(requested), "update")
-            message = (
-                f"{name}'s batch of {requested} would give {before} in {minutes} here; using "
-                f"{chosen}: about {now:,}."
-            )
-        else:
-            message = self.expectation(chosen)
         if now >= USEFUL_UPDATES and chosen == requested:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen:
-            return (
-                f"{message} --set train.batch={smaller} would give about {self.updates(smaller):,}."
-            )
-        if now >= FEW_UPDATES:
+            more = f"{self.updates(smaller):,}"
+            return f"{message} A batch of {smaller} (--set train.batch={smaller}): about {more}."
+        if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
-        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
-        advice = f"That is too few to learn much: use --minutes {enough}"
-        if name != self.sized and self.sized not in SIZED:
-            advice = f"{advice}, or the smaller recipe {self.sized}"
-        elif name != self.sized:
-            advice = (
-                f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
-                f"{minutes}"
+        return f"{message} {self._advice(name, chosen)}"
+
+    def _smaller_batch(self, name: str, requested: int, chosen: int) -> str:
+        """Says what a smaller batch than the requested one gains."""
+        before = plural(self.updates(requested), "update")
+        now = self.updates(chosen)
+        if now < self._timed_updates(chosen):
+            return (
+                f"{name}'s batch of {requested} would give {before} until the text is used up; "
+                f"using {chosen}: about {now:,}."
             )
-        return f"{message} {advice}."
+        minutes = plural(self.seconds / 60, "minute")
+        return (
+            f"{name}'s batch of {requested} would give {before} in {minutes} here; using {chosen}: "
+            f"about {now:,}."
+        )
+
+    def _advice(self, name: str, batch: int) -> str:
+        """What to do where the time holds too few updates."""
+        minutes = plural(self.seconds / 60, "minute")
+        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
+        advice = f"That is too few to learn much: use --minutes {enough}"
+        if name == self.sized:
+            return f"{advice}."
+        if self.sized not in SIZED:
+            return f"{advice}, or the smaller recipe {self.sized}."
+        return (
+            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
+            f"{minutes}."
+        )
 
 
 def smallest_batch(recipe: Recipe) -> int:
@@ -205,10 +235,22 @@ def smallest_batch(recipe: Recipe) -> int:
     return 1 if recipe.objective == "translation" else SMALLEST_BATCH
 
 
-def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
-    """A sentence about a run that learned almost nothing, and what to do; otherwise empty."""
-    if not guessing or loss < (1 - LEARNT) * guessing:
+def verdict(
+    recipe: Recipe, steps: int, loss: float, guessing: float, training: float = math.inf
+) -> str:
+    """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
+
+    `training` is the loss on the text that it learned from, if that is another.
+    """
+    learnt = (1 - LEARNT) * guessing
+    if not guessing or loss < learnt:
         return ""
+    if training < learnt:
+        return (
+            f"This model has memorised its text (loss {training:.2f}) and predicts other text no "
+            f"better than token frequency does (loss {loss:.2f}, {guessing:.2f}). More text would "
+            "help; more training would not."
+        )
     c = recipe.train
     updates = plural(steps, "update")
     nothing = (
@@ -226,4 +268,6 @@ def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
         return f"After {updates}: {nothing} Train for more: --steps {USEFUL_UPDATES} or more."
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
     did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
+    if recipe.name in SIZED:  # size and batch were chosen for the minutes
+        return f"{did}: {nothing} Use --minutes {enough}."
     return f"{did}: {nothing} Use --minutes {enough} or {smaller}."

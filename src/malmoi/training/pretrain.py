@@ -117,6 +117,7 @@ def _sized(
         return resolve_recipe(found, overrides)
     chosen = ""
     if group.first:
+        logger.info("Reading the text and measuring this machine …")
         sized = size_run(requested, overrides, origin, group)
         for sentence in sized.reasons:
             logger.info(sentence)

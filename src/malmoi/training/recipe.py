@@ -68,7 +68,8 @@ class TrainConfig(Config):
     steps: int = 0  # the budget: one of steps, tokens, epochs, minutes
     tokens: int = 0  # the budget in tokens
     epochs: float = 0.0  # the budget in epochs of the text
-    minutes: float = 0.0  # the budget in minutes
+    minutes: float = 0.0  # the budget in minutes …
+    max_epochs: float = 0.0  # … which ends when the text was read this often; 0: never
     batch: int = 32  # sequences per step over all processes
     fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
     batch_start: int = 0  # the batch grows from here …
@@ -205,7 +206,7 @@ class Recipe(Config):
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
         _require(
             bool(budgets),
-            "give a budget: train.minutes, train.tokens, train.epochs or train.steps.",
+            "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
         for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
             _require(
@@ -241,7 +242,8 @@ class Recipe(Config):
         )
         _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
-            f"data.masked_length={self.data.masked_length} does not divide the tokens of a row.",
+            f"data.masked_length={self.data.masked_length} does not divide the "
+            f"{max(length for length, _ in self.phases)} tokens of a row.",
         )
         _require(
             self.model.both_ways == (self.samples == "both"),

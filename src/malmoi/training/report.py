@@ -1,6 +1,7 @@
 """report.html: a run's curves and samples in one self-contained file."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -71,7 +72,9 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
     last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
     if "guessing_loss" not in last:
         return ""
-    message = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
+    training = next((r["loss"] for r in reversed(rows) if "loss" in r), math.inf)
+    losses = (last["valid_loss"], last["guessing_loss"], training)
+    message = verdict(recipe, last["step"], *losses)
     return f"<p><strong>{words(message)}</strong></p>"
 
 

@@ -23,6 +23,7 @@ from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import meta_network
+from malmoi.training.pace import FEW_UPDATES
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT
@@ -135,7 +136,9 @@ def tokens_per_weight(flops: float) -> float:
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(depth, width) from small to large, about 64 of width per layer; given values are fixed."""
     found = []
-    for width in [int(given["width"])] if "width" in given else WIDTHS:
+    heads = max(1, int(given.get("heads", 1)))
+    divisible = [width for width in WIDTHS if width % heads == 0]
+    for width in [int(given["width"])] if "width" in given else divisible:
         depths = range(max(2, width // 64 - 1), max(2, width // 64) + 2)
         found += [(d, width) for d in ([int(given["depth"])] if "depth" in given else depths)]
     return sorted(found, key=lambda shape: _block_weights(*shape))
@@ -147,8 +150,9 @@ def _block_weights(depth: int, width: int) -> int:
 
 
 def heads_for(width: int) -> int:
-    """Heads of 64, or of 32 if the width is not a multiple of 64."""
-    return max(1, width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2))
+    """Heads of 64, or of 32 if that does not divide the width, or of the next even number."""
+    wanted = width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2)
+    return next((heads for heads in range(wanted, 1, -1) if width % (2 * heads) == 0), 1)
 
 
 def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
@@ -214,8 +218,8 @@ def choose_size(
         best = replace(best, reason=reason)
     if best is None:
         raise UsageError("There is no size to choose from.")
-    limit = USABLE_EPOCHS * MAX_EPOCHS[kind]
-    if best.epochs <= limit:
+    limit = given.get("max_epochs", USABLE_EPOCHS * MAX_EPOCHS[kind])
+    if not limit or best.epochs <= limit:
         return best
     share = limit / best.epochs
     return replace(
@@ -237,7 +241,8 @@ def _one_size(
     weights = blocks + vocab * width
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    sizes = dict(width=width, depth=depth, heads=heads_for(width), hidden=0)
+    heads = given.get("heads", heads_for(width))
+    sizes = dict(width=width, depth=depth, heads=heads, hidden=0)
     name = "bert-small" if kind == "bert" else "gpt2-small"
     model = preset(name, **base | sizes | dict(vocab=vocab, context=context))
     seen = int(seconds * speed.reached(width) / flops_per_token(model, weights, context))
@@ -245,7 +250,7 @@ def _one_size(
     limit = (
         f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
         if epochs > MAX_EPOCHS[kind] / 2
-        else f"{seen / weights:.1f} tokens per weight"
+        else f"{seen / weights:.2g} tokens per weight"
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
 
@@ -351,7 +356,7 @@ def size_recipe(
     """
     kind = cast(Kind, requested.name)
     text = measure_text(readers)
-    check_enough_text(kind, text)
+    check_enough_text(text)
     named = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes, text.sample)
     if tokenizer is not None:
@@ -360,20 +365,31 @@ def size_recipe(
         text.sample, **vars(requested.tokenizer) | {"vocab": vocab}
     )
     speed = measure_speed(group, requested.train)
-    sizes = [name for name in ("width", "depth", "context") if f"model.{name}" in given]
-    fixed = {name: getattr(requested.model, name) for name in sizes}
+    sizes = [name for name in ("width", "depth", "heads", "context") if f"model.{name}" in given]
+    fixed: dict[str, float] = {name: getattr(requested.model, name) for name in sizes}
+    if "train.max_epochs" in given:
+        fixed["max_epochs"] = requested.train.max_epochs
+    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
     tokens = text.tokens(words)
-    size = choose_size(kind, tokens, vocab, requested.train.minutes * 60, speed, fixed)
+    seconds = requested.train.minutes * 60
+    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     changes = _settings(kind, size, text, vocab, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
-    chosen = requested.override(changes)
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, requested)))
+    chosen = requested.override(changes).check()
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
 
 
-def check_enough_text(kind: Kind, text: TextSize) -> None:
+def held_out_share(text: TextSize) -> float:
+    """The share of the text to validate on."""
+    return round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4)
+
+
+def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
+    if not text.bytes:
+        raise UsageError("There is no text to learn from: every source is empty.")
     if text.bytes < MIN_TEXT_BYTES:
         raise UsageError(
             f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
@@ -382,7 +398,7 @@ def check_enough_text(kind: Kind, text: TextSize) -> None:
         )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            f"There are only {kilobytes:.0f} kB of text: the {kind} will memorise much of it and "
+            f"There are only {kilobytes:.0f} kB of text: the model will memorise much of it and "
             "generalise little."
         )
 
@@ -398,8 +414,8 @@ def _settings(
     return model | {
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": vocab,
-        "data.valid": round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4),
-        "train.minutes": size.minutes,
+        "data.valid": held_out_share(text),
+        "train.max_epochs": USABLE_EPOCHS * MAX_EPOCHS[kind],
         "train.batch": batch,
         "train.fit_batch": True,
         "train.muon_decay": muon_decay_for(size.epochs),
@@ -408,39 +424,54 @@ def _settings(
 
 
 def _reasons(
-    recipe: Recipe, size: SizeChoice, text: TextSize, tokens: int, speed: Speed, requested: Recipe
+    recipe: Recipe,
+    size: SizeChoice,
+    text: TextSize,
+    tokens: int,
+    speed: Speed,
+    given: frozenset[str],
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
     about = "" if text.exact else "about "
     yield (
-        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}{plural(text.documents, 'document')}, "
+        f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
         f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
     )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
     yield (
-        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}; "
-        f"{size.minutes:.3g} minutes are about {flops:.1e} FLOPs."
+        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}: about "
+        f"{flops:.1e} FLOPs in {plural(size.minutes, 'minute')} of training."
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
-    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.1f} epochs: so {regular}."
+    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
     steps = size.tokens // (c.batch * m.context)
-    yield f"Batch: {c.batch} × {m.context} tokens, about {steps:,} steps."
+    yield f"Batch: {c.batch} × {m.context} tokens, about {plural(steps, 'step')}."
+    if steps < FEW_UPDATES:
+        yield "Steps: too few to learn much; more minutes or a smaller model would help."
     yield (
         f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; constant, then decaying over the last "
         f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
     )
     yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
-    if size.minutes < requested.train.minutes:
+    if size.minutes < c.minutes:
         yield (
-            f"Minutes: {requested.train.minutes:g} are more than this text can use: after about "
-            f"{size.minutes:.2g} it has been read {size.epochs:.0f} times, and the run ends "
-            "there. More text would make use of them."
+            f"Time: the run ends after about {plural(size.minutes, 'minute')} of the "
+            f"{c.minutes:g}, when the text has been read {c.max_epochs:g} times: more would "
+            "only memorise it. More text would use the rest."
         )
-    yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
+    own = ", ".join(sorted(given - {"train.minutes"}))
+    if own:
+        yield f"Given: {own}; the rest follows from it."
+    else:
+        yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
 
 
 def _count(number: float) -> str:

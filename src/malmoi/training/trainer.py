@@ -355,6 +355,7 @@ class Trainer:
             world=self.group.world,
             sized=SMALLER_RECIPES.get(self.recipe.samples, "bert"),
             smallest=smallest_batch(self.recipe),
+            samples=self.budget.samples,
         )
 
     def _probe(self, size: int) -> None:
@@ -516,7 +517,8 @@ class Trainer:
         if self.budget.steps:
             left = (self.budget.steps - p.step) * self.clock.usual_step
             return Progress("pretrain", p.step, self.budget.steps, "steps", metrics, left)
-        total = self.budget.seconds
+        # the text may be used up before the time is
+        total = p.seconds / self.budget.progress(p) if p.seconds else self.budget.seconds
         metrics = {"step": p.step} | metrics
         return Progress("pretrain", p.seconds, total, "seconds", metrics, total - p.seconds)
 
@@ -543,7 +545,8 @@ class Trainer:
     def _verdict(self, loss: float) -> str:
         """A warning if the loss hardly moved, so that the run does not end like a success."""
         done = self.budget.progress(self.position) >= 1
-        return verdict(self.recipe, self.position.step, loss, self._guessing) if done else ""
+        p = self.position
+        return verdict(self.recipe, p.step, loss, self._guessing, p.mean) if done else ""
 
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
         p = self.position
