@@ -17,13 +17,11 @@ from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.training.pretrain import explain_size
-from malmoi.training.recipe import TrainConfig
 from malmoi.training.sizing import (
     MAX_EPOCHS,
     SizeChoice,
     Speed,
     choose_size,
-    measure_speed,
     measure_text,
     vocabulary_size,
 )
@@ -85,29 +83,31 @@ def test_a_run_ends_when_its_text_is_used_up(
     """However many minutes are left, and however often the command is given."""
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     out = tmp_path / "run"
-    settings = {"model.context": 16, "train.batch": 8, "train.max_epochs": 0.5}
+    settings = {"model.context": 16, "train.batch": 8, "train.max_epochs": 0.2}
     for _ in range(2):
         with caplog.at_level("INFO"):
             malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", minutes=600, **settings)
         read = read_metrics(out / "metrics.jsonl")[-1]["tokens"]
         text = re.search(r"([\d,]+) training tokens", caplog.text)
         assert text
-        assert read == pytest.approx(int(text[1].replace(",", "")) / 2, rel=0.05)
+        assert read == pytest.approx(int(text[1].replace(",", "")) / 5, rel=0.1)
     assert "until the text is used up" in caplog.text
 
 
-def test_a_speed_that_cannot_be_measured_is_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_speed_that_cannot_be_measured_is_reported_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from malmoi.training.parallel import ProcessGroup
-
     def fail(execution: object) -> float:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr("malmoi.training.sizing.measured_flops", fail)
-    speed = measure_speed(ProcessGroup(), TrainConfig())
-    assert speed.flops == 2e10
-    assert "could not be measured (no kernel image is available)" in caplog.text
+    monkeypatch.setattr("malmoi.training.device.measured_flops", fail)
+    corpus = write_corpus(tmp_path / "text.txt", documents=120)
+    settings = {"model.context": 16, "train.batch": 8, "train.max_epochs": 0.05}
+    with caplog.at_level("INFO"):
+        malmoi.pretrain("gpt", data=corpus, out=tmp_path, device="cpu", minutes=1, **settings)
+    assert caplog.text.count("could not be measured (no kernel image is available)") == 1
+    assert "20 GFLOP/s assumed" in caplog.text
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["valid_loss"] > 0
 
 
 def test_text_is_counted_and_sampled(tmp_path: Path) -> None:
@@ -157,6 +157,9 @@ def test_impossible_sizes_are_refused_in_a_sentence(tmp_path: Path) -> None:
     tiny.write_text("To be, or not to be. " * 90)
     with pytest.raises(UsageError, match=r"There are 1\.9 kB of text, too little"):
         malmoi.pretrain("gpt", data=tiny, out=tmp_path / "run", device="cpu", minutes=1)
+    corpus = write_corpus(tmp_path / "text.txt", documents=120)
+    with pytest.raises(UsageError, match=r"context=100000 is longer than the text .* about \d,\d+"):
+        explain_size("gpt", [str(corpus)], device="cpu", minutes=1, context=100_000)
     with pytest.raises(UsageError, match="follows from its time: give --minutes"):
         malmoi.pretrain("bert", data=tiny, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / "recipe.json").exists()

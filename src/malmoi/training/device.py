@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
+from malmoi.errors import first_line
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine, usable_threads
 from malmoi.training.loss_module import LossModule
 from malmoi.training.recipe import TrainConfig
@@ -101,6 +102,15 @@ def measured_flops(execution: Execution) -> float:
     return matmul_rate(
         execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads()
     )
+
+
+def known_flops(execution: Execution) -> tuple[float, str]:
+    """The measured FLOP/s, or 0 and the reason why nothing could be measured."""
+    try:
+        flops = measured_flops(execution)
+    except RuntimeError as error:
+        return 0.0, first_line(error)
+    return (flops, "") if 0 < flops < math.inf else (0.0, f"a speed of {flops:g}")
 
 
 @contextmanager

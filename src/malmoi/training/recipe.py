@@ -208,6 +208,10 @@ class Recipe(Config):
             bool(budgets),
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
+        _require(
+            self.train.max_epochs >= 0,
+            f"train.max_epochs must be 0 or more, not {self.train.max_epochs:g}.",
+        )
         for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
             _require(
                 getattr(self.train, name) > 0,
@@ -239,6 +243,10 @@ class Recipe(Config):
             bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
             "the objectives translation and span, and an encoder (model.encoder_depth), belong "
             "together.",
+        )
+        _require(
+            self.data.masked_length >= 0,
+            f"data.masked_length must be 0 or more, not {self.data.masked_length}.",
         )
         _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),

@@ -15,13 +15,13 @@ from itertools import accumulate, chain, takewhile
 from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, first_line
+from malmoi.errors import UsageError
 from malmoi.model import count_parameters, preset
 from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
+from malmoi.training.device import choose_execution, flops_per_token, known_flops, thread_count
 from malmoi.training.estimate import meta_network
 from malmoi.training.pace import FEW_UPDATES
 from malmoi.training.parallel import ProcessGroup
@@ -102,6 +102,7 @@ class Speed:
     device: str  # cpu, cuda, mps
     half: bool
     name: str
+    measured: bool = True
 
     def reached(self, width: int) -> float:
         """FLOP/s that a training step of this width reaches."""
@@ -206,6 +207,7 @@ def choose_size(
     for depth, width in shapes(given):
         too_large = _block_weights(depth, width) > MAX_WEIGHTS_PER_TOKEN * text_tokens
         if best is not None and too_large:
+            best = replace(best, reason="the largest this text supports")
             break
         best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
         flops = seconds * speed.reached(width)
@@ -314,21 +316,15 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     execution = choose_execution(group.device, c)
     kind = group.device.type
     name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
-    try:
-        with thread_count(group.device, 0, logger.info):
-            flops = measured_flops(execution)
-        problem = "" if 0 < flops < math.inf else f"a speed of {flops:g}"
-    except RuntimeError as error:
-        flops = 0.0
-        problem = first_line(error)
+    with thread_count(group.device, 0, logger.info):
+        flops, problem = known_flops(execution)
     if problem:
-        flops = SLOW_CORE
         logger.warning(
-            f"The speed of this machine's {name} could not be measured ({problem}): the size is "
-            f"chosen for {SLOW_CORE / 1e9:.0f} GFLOP/s, a slow core. --set model.width=… and "
-            "model.depth=… choose another."
+            f"The speed of {name} could not be measured ({problem}): the size is chosen for "
+            f"{SLOW_CORE / 1e9:.0f} GFLOP/s, a slow core. --set model.width=… and model.depth=… "
+            "choose another."
         )
-    return Speed(flops * group.world, kind, execution.half, name)
+    return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
 
 
 # ------------------------------------------------------------------ the recipe
@@ -372,6 +368,11 @@ def size_recipe(
     share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
     tokens = text.tokens(words)
     seconds = requested.train.minutes * 60
+    if fixed.get("context", 0) > share * tokens:
+        raise UsageError(
+            f"model.context={fixed['context']} is longer than the text to learn from, about "
+            f"{share * tokens:,.0f} tokens: use more text or a shorter context."
+        )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     changes = _settings(kind, size, text, vocab, speed.device)
     if "train.batch" in given:
@@ -440,9 +441,11 @@ def _reasons(
     )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
+    peak = f"{speed.flops / 1e9:,.0f}"
+    known = f"{peak} GFLOP/s measured in {kind}" if speed.measured else f"{peak} GFLOP/s assumed"
     yield (
-        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}: about "
-        f"{flops:.1e} FLOPs in {plural(size.minutes, 'minute')} of training."
+        f"Machine: {speed.name}, {known}: about {flops:.1e} FLOPs in "
+        f"{plural(size.minutes, 'minute')} of training."
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."

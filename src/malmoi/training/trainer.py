@@ -23,7 +23,7 @@ from malmoi.training.device import (
     compile_for,
     first_micro,
     flops_per_token,
-    measured_flops,
+    known_flops,
     release_compiled,
     seed_dropout,
     thread_count,
@@ -510,10 +510,10 @@ class Trainer:
         speed = self._speed()
         length = self.feeds[phase].length
         flops = flops_per_token(self.network.config, self._weights, length) * speed
-        used = flops / measured_flops(self.execution) / self.group.world
+        peak = known_flops(self.execution)[0] * self.group.world
         metrics = dict(loss=loss, tokens_per_second=speed)
-        if used <= 1:  # on a busy machine the speed may have been measured too low
-            metrics["utilization"] = used
+        if flops <= peak:  # on a busy machine the speed may have been measured too low
+            metrics["utilization"] = flops / peak
         if self.budget.steps:
             left = (self.budget.steps - p.step) * self.clock.usual_step
             return Progress("pretrain", p.step, self.budget.steps, "steps", metrics, left)
