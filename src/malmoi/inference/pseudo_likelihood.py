@@ -135,9 +135,10 @@ class _Queries:
         logprobs = np.empty(len(self.row))
         best = np.empty(len(self.row), bool)
         order = np.argsort(self.row, kind="stable")
+        ascending = self.row[order]
         size = self._rows_per_pass(network)
         for first in range(0, len(self.rows), size):
-            start, stop = np.searchsorted(self.row[order], (first, first + size))
+            start, stop = np.searchsorted(ascending, (first, first + size))
             some = order[start:stop]
             logprobs[some], best[some] = self._pass(network, some, slice(first, first + size))
         ends = self.ends[:-1]
