@@ -59,6 +59,14 @@ def test_text_becomes_shorter_and_old_ids_stay(kind: str) -> None:
     assert again.fingerprint() == new.fingerprint()
 
 
+def test_an_added_token_after_the_vocabulary_keeps_its_id() -> None:
+    old = train_tokenizer(ENGLISH, kind="byte-bpe", vocab=280, special="mask")
+    new = extend_tokenizer(old, KOREAN, 30).tokenizer
+    assert all(new.vocab()[token] == id for token, id in old.vocab().items())
+    assert sorted(new.vocab().values()) == list(range(new.vocab_size))
+    assert new.encode_masked("the [MASK]").tokens == old.encode_masked("the [MASK]").tokens
+
+
 def test_new_rows_are_means_of_their_pieces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

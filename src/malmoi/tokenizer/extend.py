@@ -67,8 +67,8 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     model = state["model"]
     if kind == "Unigram":
         _extend_unigram(model, [merge for merge in merges if merge.token in ids], size)
-    else:
-        model["vocab"] |= ids
+    else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
+        model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
     if kind == "BPE":
         listed = [[merge.left, merge.right] for merge in merges]
         model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
