@@ -106,12 +106,11 @@ def gpt2_pipeline(
 def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     """Adds a mask token, and puts the end-of-text token around every text as [CLS] and [SEP].
 
-    A language model's prompt stays bare, since no token has the role of bos.
+    A language model's prompt gets only the one before it (`inference.prompt`).
     """
     end = names["eos"]
     frame(rust, f"{end}:0 $A:0 {end}:0", f"{end}:0 $A:0 {end}:0 $B:1 {end}:1", end)
-    bare = {role: name for role, name in names.items() if role != "bos"}
-    return bare | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
+    return names | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
 
 
 def with_padding(rust: Rust, names: dict[str, str]) -> dict[str, str]:

@@ -82,7 +82,9 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     if special != "none":
         names = (pipeline.with_mask if special == "mask" else pipeline.with_padding)(rust, names)
     rust = pipeline.composed(rust)
-    rust.add_special_tokens([pipeline.added(name) for name in names.values()])
+    for role, name in names.items():  # such a mask includes the space before it, as tokens do
+        spaced = special == role == "mask"
+        rust.add_special_tokens([pipeline.added({"content": name, "lstrip": spaced})])
     return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})
 
 
