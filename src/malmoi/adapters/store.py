@@ -4,7 +4,7 @@ What PEFT has no field for (labels, the task, the base's fingerprint) is in adap
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,7 @@ def _base(found: AdapterFolder) -> Checkpoint:
             f"{found.folder} is an adapter of {named}, which cannot be opened: {error} {mend}"
         ) from error
     then = found.record.object("base", default={})
+    base = _as_trained(base, then)
     changed = difference(then, base_fingerprint(base)) if then else ""
     if changed:
         raise MalmoiError(
@@ -229,6 +230,15 @@ def _base(found: AdapterFolder) -> Checkpoint:
             f"{changed}. Restore that model, or train the adapter again."
         )
     return base
+
+
+def _as_trained(base: Checkpoint, then: JsonObject) -> Checkpoint:
+    """The base in the reading that the adapter was trained with, if it reads both ways."""
+    if not base.network.config.both_ways:
+        return base
+    masked = base.network.masked()
+    attention = then.object("model", default={}).get("attention")
+    return replace(base, network=masked) if attention == [*masked.config.attention] else base
 
 
 def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> None:
