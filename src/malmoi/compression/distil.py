@@ -45,7 +45,7 @@ COSINE_WEIGHT = 1 / 5
 TASK_SOFT = 0.5
 MAX_TEXT_TOKENS = 512  # tokens per text, unless the teacher's recipe sets them
 TextFiles = str | Path | Sequence[str | Path]
-TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # without a task
+TextObjective = Literal["mlm", "lm", "both"]  # without a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,18 +253,19 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     teacher = lesson.teacher
     student = lesson.student
     out = lesson.out
-    kind = next((name for name in TEXT_OBJECTIVES if name in teacher.network.heads), None)
+    kind = _text_objective(teacher.network, student.network)
     if kind is None:
         raise UsageError(
             "This teacher is not a language model: it has no mlm or lm head. Give its task with "
             "--task."
         )
+    head = "lm" if kind == "both" else kind
     if (
-        kind not in student.network.heads
+        head not in student.network.heads
         or student.network.config.vocab != teacher.network.config.vocab
     ):
         raise UsageError(
-            f"The student needs an {kind} head over {teacher.network.config.vocab:,} tokens, as "
+            f"The student needs an {head} head over {teacher.network.config.vocab:,} tokens, as "
             "its teacher has."
         )
     recipe = _recipe(teacher, student, kind)
@@ -289,8 +290,16 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     return lesson.result(model.checkpoint, metrics)
 
 
+def _text_objective(teacher: Network, student: Network) -> TextObjective | None:
+    """What is taught on text; two models of both readings teach and learn both."""
+    if teacher.config.both_ways and student.config.both_ways and "lm" in teacher.heads:
+        return "both"
+    known: tuple[TextObjective, ...] = ("mlm", "lm")
+    return next((name for name in known if name in teacher.heads), None)
+
+
 def _held_out(
-    teacher: Network, student: Network, kind: str, out: Path
+    teacher: Network, student: Network, kind: TextObjective, out: Path
 ) -> dict[str, tuple[float, float]]:
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
@@ -302,15 +311,15 @@ def _held_out(
     if not valid:
         return {}
     machine = choose_execution(device, recipe.train)
-    networks = (teacher.eval(), student.to(device).eval())
+    shares = [recipe.data.causal_share] if kind == "both" else []
     old, new = (
-        validate(LossModule(one, objective(kind)), valid[-1], recipe.train, machine)
-        for one in networks
+        validate(LossModule(one, objective(kind, *shares)), valid[-1], recipe.train, machine)
+        for one in (teacher.eval(), student.to(device).eval())
     )
     return {name: (value, new[name]) for name, value in old.items()}
 
 
-def _recipe(teacher: Checkpoint, student: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
+def _recipe(teacher: Checkpoint, student: Checkpoint, kind: TextObjective) -> Recipe:
     """The teacher's recipe, if known, without next-sentence prediction (Sanh et al. 2019 §3)."""
     assert teacher.source is not None
     path = teacher.source / "recipe.json"

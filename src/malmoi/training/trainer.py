@@ -32,7 +32,7 @@ from malmoi.training.feed import MicroBatch, Tensors, batch_sizes, samples_per_e
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, count_labels, objective
-from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
+from malmoi.training.losses.distil import Distillation
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import (
     LOOK_SECONDS,
@@ -634,9 +634,7 @@ def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
     settings = {"both": recipe.data.causal_share, "translation": smoothing, "span": smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []
     hard = objective(recipe.objective, *given)
-    if distillation is None:
-        return hard
-    return distillation.add_to(hard, TEXT_DISTILLERS[hard.terms[0].head])
+    return hard if distillation is None else distillation.add_to_text(hard)
 
 
 def _mix(*numbers: int) -> int:

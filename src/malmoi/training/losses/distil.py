@@ -5,6 +5,8 @@ B examples, T tokens, K choices, N classes, D width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -62,8 +64,24 @@ class Distillation:
         """Returns (1 − soft) · the labels' loss + soft · the teacher's."""
         return (1 - self.soft) * hard + self.soft * distillation_loss(self, distiller)
 
+    def add_to_text(self, hard: Objective) -> Objective:
+        """`add_to` for each term of an objective on text: next tokens, masked ones, or both."""
+        several = len(hard.terms) > 1
+        soft = [
+            term.weight
+            * distillation_loss(
+                self,
+                text_distiller(term.head, term.labels),
+                f"{term.metric_name}_distil" if several else "distil",
+            )
+            for term in hard.terms
+        ]
+        return (1 - self.soft) * hard + self.soft * reduce(add, soft)
 
-def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objective:
+
+def distillation_loss(
+    distillation: Distillation, distiller: Distiller, name: str = "distil"
+) -> Objective:
     """T² · KL(teacher ‖ student) wherever there is a label.
 
     With `cosine`, and equal widths, also 1 − cos of the last hidden states, averaged over the
@@ -80,7 +98,7 @@ def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objec
             found = found + distillation.cosine * count * hidden_state_loss(done, taught)
         return found
 
-    return Objective((Term(head, labels, total, name="distil"),))
+    return Objective((Term(head, labels, total, name=name),))
 
 
 def consistent(objective: Objective, distiller: Distiller, weight: float) -> Objective:
@@ -171,10 +189,15 @@ def _vocabulary_divergence(
     return apart
 
 
-TEXT_DISTILLERS = {
-    head: Distiller(head, labels, _vocabulary_divergence(head, labels, states))
-    for head, labels, states in (
-        ("lm", "lm_labels", lambda done: done.hidden.flatten(0, 1)),
-        ("mlm", "mlm_labels", lambda done: done.at_masks),
-    )
+PREDICTING_STATES: dict[str, Callable[[ForwardPass], Tensor]] = {
+    "lm_labels": lambda done: done.hidden.flatten(0, 1),
+    "mlm_labels": lambda done: done.at_masks,
 }
+
+
+def text_distiller(head: str, labels: str) -> Distiller:
+    """Compares a vocabulary head's scores of next tokens (lm_labels) or masked ones."""
+    return Distiller(head, labels, _vocabulary_divergence(head, labels, PREDICTING_STATES[labels]))
+
+
+TEXT_DISTILLERS = {head: text_distiller(head, f"{head}_labels") for head in ("lm", "mlm")}
