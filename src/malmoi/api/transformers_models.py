@@ -5,6 +5,7 @@ that `AutoModel.from_pretrained(folder)` opens every folder. The network is ours
 of `malmoi.load`. Generation reads the whole text for every token: for speed use `malmoi.load`.
 """
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,18 @@ class MalmoiForCausalLM(_LabelledModel, GenerationMixin):  # type: ignore[misc]
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         return super()._loss(scores[:, :-1], labels[:, 1:])
+
+    def generate(self, inputs: Tensor | None = None, *given: Any, **options: Any) -> Any:
+        """Generates as transformers does; warns of prompts that the tokenizer has ended."""
+        prompts = options.get("input_ids", inputs)
+        end = self.generation_config.eos_token_id
+        if self.network.config.both_ways and prompts is not None and (prompts[:, -1] == end).any():
+            warnings.warn(
+                "A prompt ends with the end-of-text token, so the model starts another text: "
+                "tokenize prompts with add_special_tokens=False.",
+                stacklevel=2,
+            )
+        return super().generate(inputs, *given, **options)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

@@ -46,6 +46,11 @@ def write_checkpoint(
         raise UsageError(
             "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base."
         )
+    if network.config.both_ways and "mlm" in network.heads:
+        raise UsageError(
+            "This is one reading of a model that reads both ways: save the model itself, whose "
+            "folder has both."
+        )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
     weights = state_of(network) if table is None else to_hf(table, network)
@@ -192,6 +197,12 @@ KOREAN_USAGE = {
     "lm": 'generate("우리나라의")',
     "mlm": 'fill("우리나라의 {mask} 함께 지켜야 한다.")',
 }
+BOTH_READINGS = """
+It was trained to read both ways: from left to right, to generate and score text, and in both
+directions, to fill masks and embed texts. In `transformers` these are `AutoModelForCausalLM` and
+`AutoModelForMaskedLM`. Tokenize prompts for the first with `add_special_tokens=False`: the
+tokenizer ends a text with an end-of-text token, after which the model would start another one.
+"""
 KOREAN_TEXT = "우리나라의 역사와 문화에 대한"
 ENGLISH_TEXT = "about the history and culture"
 
@@ -201,7 +212,7 @@ def _is_korean(tokenizer: Tokenizer) -> bool:
     unknown = tokenizer.specials.unk
 
     def tokens_per_character(text: str) -> float:
-        tokens = tokenizer.encode(text).tokens
+        tokens = tokenizer.encode(text, specials=False).tokens
         return math.inf if unknown is not None and unknown in tokens else len(tokens) / len(text)
 
     return tokens_per_character(KOREAN_TEXT) < tokens_per_character(ENGLISH_TEXT)
@@ -213,8 +224,11 @@ def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) 
     mask = tokenizer.token(id) if tokenizer and id is not None else "[MASK]"
     korean = KOREAN_USAGE if tokenizer and _is_korean(tokenizer) else {}
     usages = {name: korean.get(name, spec.usage) for name, spec in HEADS.items()}
-    shown = (usage for name, usage in usages.items() if name in network.heads and usage)
-    use = next(shown, 'embed(["a text"])').replace("{mask}", mask)
+    both = c.both_ways and network.trunk.is_causal and "lm" in network.heads
+    known = ("lm", "mlm") if both else tuple(network.heads)
+    shown = [usage for name, usage in usages.items() if name in known and usage]
+    uses = (shown if both else shown[:1]) or ['embed(["a text"])']
+    use = "\n".join(f'malmoi.load(".").{one}' for one in uses).replace("{mask}", mask)
     elsewhere = (
         "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."
         if model_type == "malmoi"
@@ -230,7 +244,7 @@ library_name: malmoi
 # A {model_type} model of {count_parameters(network):,} parameters
 
 {elsewhere}
-
+{BOTH_READINGS if both else ""}
 | depth | width | heads | context | vocabulary | attention |
 |---|---|---|---|---|---|
 | {c.depth} | {c.width} | {c.heads} | {c.context} | {c.vocab} | {", ".join(c.attention)} |
@@ -239,6 +253,6 @@ Heads: {", ".join(network.heads) or "none (a bare trunk)"}.
 
 ```python
 import malmoi
-malmoi.load(".").{use}
+{use}
 ```
 """

@@ -24,6 +24,7 @@ NEXT_COMMANDS = {  # by what was trained; others generate or are fine-tuned
     "translation": 'translate -m {} "…"',
     "span": "pretrain transformer-small SOURCES TARGETS --start {}",
     "captions": "generate -m {} --features new.npy",
+    "both": 'generate -m {0} "…", malmoi fill -m {0} "… [MASK] …"',
 }
 
 

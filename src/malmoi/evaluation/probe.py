@@ -180,7 +180,7 @@ def _vectors(
     model: Model, rows: Sequence[TokenRow], places: Sequence[Sequence[tuple[int, int]]]
 ) -> Tensor:
     """The mean hidden state of each span in every layer, in the order of the rows."""
-    network = model.network
+    network = model.masked.network  # as `hidden_states` reads
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     for i, layers in text_layers(network, rows, "read"):
         means = [layers[:, start:end].mean(1) for start, end in places[i]]

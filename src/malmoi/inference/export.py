@@ -95,6 +95,11 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
         require_free(out.parent / "config.json", overwrite=overwrite)
     if checkpoint.tokenizer is None:
         logger.warning("The model has no tokenizer, so none is written beside the file.")
+    if checkpoint.network.config.both_ways and checkpoint.network.trunk.is_causal:
+        logger.warning(
+            "This model reads both ways; the file holds its causal reading, which predicts the "
+            "next token."
+        )
     with output_folder(out.parent):
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:

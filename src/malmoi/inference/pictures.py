@@ -19,7 +19,7 @@ from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import Layout
 from malmoi.system.files import write_text
-from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
     from malmoi.inference.model import Model
@@ -94,8 +94,7 @@ def token_picture(model: "Model", text: str, options: PictureOptions) -> Picture
 def attention_picture(model: "Model", text: str, options: PictureOptions) -> Picture:
     """One head as a matrix; without a layer, every head small: layers down, heads across."""
     weights = model.attention(text)
-    size = weights.shape[-1]
-    names = _names(model, text)[-size:]
+    names = _labels(model, model.masked._encoded(text, truncate=False))
     if options.layer is None:
         return _all_heads(weights)
     layer = _index(options.layer, len(weights), "layer")
@@ -185,7 +184,11 @@ def token_label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _names(model: "Model", text: str) -> list[str]:
-    tokens = model._subject.encode(text).tokens
+    return _labels(model, model._subject.encode(text))
+
+
+def _labels(model: "Model", encoding: Encoding) -> list[str]:
+    tokens = encoding.tokens
     if len(tokens) ** 2 > MAX_CELLS:
         raise text_too_long(len(tokens), int(MAX_CELLS**0.5), "a picture's limit")
     return [token_label(model.tokenizer, token) for token in tokens]

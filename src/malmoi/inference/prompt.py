@@ -113,8 +113,7 @@ def encode_conversation(
 ) -> Conversation:
     """Encodes messages with the chat template, or as a plain dialogue; a str is a user message."""
     turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    # the template itself writes a beginning-of-text token if the model needs one
     tokens = encode_chat(tokenizer, turns, **values)
-    return Conversation(
-        tokens or [start_token(tokenizer)], () if template_of(tokenizer) else PLAIN_STOPS
-    )
+    if template_of(tokenizer):  # it writes a beginning-of-text token if the model needs one
+        return Conversation(tokens or [start_token(tokenizer)])
+    return Conversation(_opening(tokenizer) + tokens, PLAIN_STOPS)

@@ -81,8 +81,9 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     requires it, also after truncation to `dimensions`.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
-    width = served.model.config.width
-    sentence = served.model.checkpoint.sentence
+    reader = served.model.masked  # as `Model.embed` reads
+    width = reader.config.width
+    sentence = reader.checkpoint.sentence
     if ask.dimensions is not None and ask.dimensions > width:
         raise UsageError(f"dimensions is above this model's {width} dimensions.")
     if "" in prompts_of(ask.input):
@@ -96,10 +97,10 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
         encodings = []
         for text in prompts_of(ask.input):
             checkpoint()
-            encodings.append(_encoding(served.model, text, truncate=cut))
+            encodings.append(_encoding(reader, text, truncate=cut))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
-        found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, pooling)
+        found = embed_texts(reader.network, encodings, tuple(ask.layers), ask.pool, pooling)
         return found, tokens
 
     found, read = await run_on_model(request, served, embed)

@@ -46,7 +46,7 @@ def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -
         raise UsageError(f"There is no word {place + 1}: the sentence has {len(words)}.")
     sides = (
         None if gpt is None else _gpt(gpt, words, place),
-        None if bert is None else _bert(bert, words, place),
+        None if bert is None else _bert(bert.masked, words, place),
     )
     return Comparison(words=words, place=place, gpt=sides[0], bert=sides[1])
 
@@ -69,7 +69,11 @@ def _gpt(model: Model, words: Sequence[str], place: int) -> ModelSide:
 
 
 def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
-    """p(word | the words around it), the word masked: figures 10 and 11."""
+    """p(word | the words around it), the word masked: figures 10 and 11.
+
+    A model of both readings guesses it from the position before.
+    """
+    ahead = int(model.config.both_ways)
     gap = model.tokenizer.token(mask_token(model.tokenizer))
     hidden = [*words[:place], gap, *words[place + 1 :]]
     text = " ".join(hidden)
@@ -82,8 +86,8 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
     return ModelSide(
         words=hidden,
         mask=_mask(model, len(words)),
-        row=place,
-        looks=_looks(model, text, len(before), hidden),
+        row=max(place - ahead, 0),
+        looks=_looks(model, text, len(before) - 2 * ahead, hidden),
         guesses=[
             TokenChance(
                 text=readable_token(model.tokenizer, one.token), probability=one.probability
