@@ -67,3 +67,15 @@ def test_a_track_is_run_and_judged_on_what_it_held_out(tmp_path: Path) -> None:
     assert found["track"] == "shakespeare"
     with pytest.raises(UsageError, match="is evaluated on rows"):
         run_record("bert-5", [str(text)], tmp_path / "bert", device="cpu")
+
+
+def test_what_is_missing_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    text = write_corpus(tmp_path / "text.txt", documents=120)
+    for track, missing in (("both-10", r"no blimp\.jsonl\.xz in"), ("bert-5", "no glue/SST-2 in")):
+        with pytest.raises(UsageError, match=missing):
+            run_record(track, [str(text)], tmp_path / "run", judge_data=tmp_path, device="cpu")
+        (tmp_path / "blimp.jsonl.xz").touch()
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UsageError, match="every source is empty"):
+        run_record("shakespeare", [str(tmp_path / "empty.txt")], tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

@@ -96,11 +96,8 @@ def run_record(
     """Trains for the track's minutes, evaluates and returns the entry; the same call resumes."""
     track = named_track(name)
     judge = JUDGES[track.judge]
-    if judge_data is None and judge in (judge_bert, judge_both):
-        raise UsageError(
-            f"The track {name} is evaluated on rows: give the folder with {BLIMP_FILE} and glue/ "
-            "in it with --judge-data."
-        )
+    if judge in (judge_bert, judge_both):
+        check_judge_data(name, judge_data, glue=judge is judge_bert)
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
     run_pretraining(
@@ -124,6 +121,19 @@ def run_record(
     )
     write_text(out / "entry.toml", entry_toml(entry))
     return entry
+
+
+def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
+    """Refuses a track whose rows are missing before minutes are spent on its training."""
+    if data is None:
+        raise UsageError(
+            f"The track {name} is evaluated on rows: give the folder with {BLIMP_FILE} and glue/ "
+            "in it with --judge-data."
+        )
+    _blimp(data)
+    missing = [folder for folder in GLUE if glue and not (data / "glue" / folder).is_dir()]
+    if missing:
+        raise UsageError(f"There is no glue/{missing[0]} in {data}.")
 
 
 def machine_of(device: str | None) -> str:
@@ -164,6 +174,8 @@ def split_text(track: Track, data: list[str], folder: Path) -> tuple[list[str], 
     train = folder / ("train.txt" if track.held_out == "last tenth" else "train.jsonl")
     if not held_out.is_file():
         texts = [document.text for document in read_documents(data)]
+        if not any(texts):
+            raise UsageError("There is no text to learn from: every source is empty.")
         split = _last_tenth if track.held_out == "last tenth" else _some_documents
         kept, judged = split(texts)
         folder.mkdir(parents=True, exist_ok=True)
