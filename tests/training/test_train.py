@@ -30,6 +30,7 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.data.loader import LMBatches
 from malmoi.training.data.store import Store
@@ -860,6 +861,10 @@ def test_a_dry_run_estimates_the_cost_and_does_nothing(
     assert Recipe.from_dict(said["recipe"]).train.tokens == 1_000_000
     assert run_command(arguments) == 0
     assert "124,439,808" in capsys.readouterr().out
+    slow = [*arguments[:-3], "--minutes", "1", "--dry-run"]
+    with pretend(replace(this_machine(), flops=1e10)):
+        assert run_command(slow) == 0
+    assert "malmoi pretrain gpt chooses a size for 1 minute." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

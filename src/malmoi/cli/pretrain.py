@@ -13,7 +13,7 @@ from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
 from malmoi.cli.options import option
 from malmoi.cli.output import format_span, print_facts, print_json, print_result, say
 from malmoi.errors import UsageError, nearest
-from malmoi.system.language import translate
+from malmoi.system.language import plural, translate
 from malmoi.system.limits import format_size
 from malmoi.system.untrusted import read_object
 
@@ -186,7 +186,9 @@ def _foresee(
     json: bool,
 ) -> None:
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
+    from malmoi.training.pace import FEW_UPDATES, smallest_batch
     from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.trainer import SMALLER_RECIPES
 
     recipe, made = estimate_run(
         resolve_recipe(name, changes), tokenizer=tokenizer, start=start, device=device
@@ -206,6 +208,14 @@ def _foresee(
         ("time", f"about {translate(format_span(made.seconds))} at {translate(speed)}"),
     ]
     print_facts(("what", "expected"), rows)
+    smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
+    useful = FEW_UPDATES * smallest_batch(recipe) * recipe.mean_length
+    if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:
+        minutes = plural(recipe.train.minutes, "minute")
+        say(
+            f"That is too little to learn from: malmoi pretrain {smaller} chooses a size for "
+            f"{minutes}."
+        )
 
 
 def _tell(out: Path, json: bool) -> None:

@@ -131,9 +131,9 @@ def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
             "in it with --judge-data."
         )
     _blimp(data)
-    missing = [folder for folder in GLUE if glue and not (data / "glue" / folder).is_dir()]
-    if missing:
-        raise UsageError(f"There is no glue/{missing[0]} in {data}.")
+    for folder in GLUE if glue else ():
+        if not (data / "glue" / folder).is_dir():
+            raise UsageError(f"There is no glue/{folder} in {data}.")
 
 
 def machine_of(device: str | None) -> str:
