@@ -670,7 +670,8 @@ def test_predict_reads_the_format_of_the_models_task(
     }.get(task, {"classify": 3})  # fmt: skip
     labels = ("a", "b", "c") if "classify" in heads else ()
     folder = tiny_bert(tmp_path / "bert", TEXTS, 200, heads_of=heads, labels=labels, **TINY)
-    (folder / "finetune.json").write_text(json.dumps({"task": task}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"malmoi": {"task": task}}))
     data = tmp_path / name
     data.write_text(content, "utf-8")
     model = malmoi.load(folder, device="cpu")

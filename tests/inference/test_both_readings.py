@@ -61,6 +61,10 @@ def test_an_adapter_is_read_as_it_was_trained(folder: Path, tmp_path: Path, kind
     assert again.config.attention == ("full",)
     found = malmoi.evaluate(again, task, tmp_path / "train.tsv")
     assert found == malmoi.evaluate(done.model, task, tmp_path / "train.tsv")
+    if kind == "lora":  # a copy knows the task and its columns
+        again.save(tmp_path / "copy")
+        copy = malmoi.load(tmp_path / "copy", device="cpu")
+        assert malmoi.evaluate(copy, data=tmp_path / "train.tsv") == found
 
 
 def test_pictures_probes_and_vectors_read_both_ways(model: malmoi.Model) -> None:

@@ -108,9 +108,8 @@ def tuned_task(model: Model) -> str | None:
 
     A sentence encoder's is similarity: the rows decide whether they are scored or ranked.
     """
-    record = Path(model.checkpoint.source or "") / "finetune.json"
-    known = model.checkpoint.source is not None and record.is_file()
-    name = str(read_object(record).get("task")) if known else None
+    task = model.checkpoint.extra.get("task")  # which copies of its folder keep
+    name = task if isinstance(task, str) else None
     ranks = name in (None, RETRIEVAL.name) and model.task_head is SIMILARITY.output
     return SIMILARITY.name if ranks else name
 
