@@ -73,7 +73,7 @@ def test_given_sizes_are_kept() -> None:
 def test_minutes_that_the_text_cannot_use_are_left() -> None:
     found = size(450_000, 3600)
     assert found.minutes < 60
-    assert found.epochs == 4 * MAX_EPOCHS["gpt"]
+    assert found.epochs == 2 * MAX_EPOCHS["gpt"]
     assert found.weights - 8192 * found.model.width <= 20 * 450_000
 
 
@@ -148,7 +148,7 @@ def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     with pretend(replace(this_machine(), flops=1e12)):
         sized = explain_size("gpt", [str(corpus)], device="cpu", minutes=600)
-    assert any("of the 600, when the text has been read 36 times" in s for s in sized.reasons)
+    assert any("of the 600, when the text has been read 18 times" in s for s in sized.reasons)
     assert not [one for one in sized.reasons if translate(one, "ko") == one]
 
 

@@ -68,12 +68,14 @@ MEASURED = (
 # well as two models did (docs/lab.md).
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 18.0}
 MAX_BERT_DROPOUT = 0.05
-USABLE_EPOCHS = 4.0  # times MAX_EPOCHS: more training than this is useless; a guess
-# The share of a matrix product's speed that a step reaches: on a GPU width / (width + …), from
-# 655,000 tokens/s of 11 × 640 on an H200; on a processor about the same for all widths (bf16: two
-# cores with AMX, 4 × 192).
+# After these the validation loss rises, on 20 to 50 kB of text (docs/lab.md); BERT's is a guess.
+USABLE_EPOCHS: dict[Kind, float] = {"gpt": 18.0, "bert": 120.0, "both": 36.0}
+# The share of a matrix product's speed that a step reaches: width / (width + …). On a GPU from
+# 655,000 tokens/s of 11 × 640 on an H200, on a processor from five widths, Muon's update counted
+# (docs/lab.md). In bf16, two cores with AMX at 4 × 192, without it.
 GPU_HALF_SPEED_WIDTH = 1250
-CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.16}
+CPU_HALF_SPEED_WIDTH = 90
+CPU_BF16_UTILISATION = 0.16
 # Together they gain 0.025 bits per byte on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
 
@@ -106,9 +108,10 @@ class Speed:
 
     def reached(self, width: int) -> float:
         """FLOP/s that a training step of this width reaches."""
-        if self.device == "cpu":
-            return self.flops * CPU_UTILISATION["bf16" if self.half else "fp32"]
-        return self.flops * width / (width + GPU_HALF_SPEED_WIDTH)
+        if self.device == "cpu" and self.half:
+            return self.flops * CPU_BF16_UTILISATION
+        half_speed = CPU_HALF_SPEED_WIDTH if self.device == "cpu" else GPU_HALF_SPEED_WIDTH
+        return self.flops * width / (width + half_speed)
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def choose_size(
         best = replace(best, reason=reason)
     if best is None:
         raise UsageError("There is no size to choose from.")
-    limit = given.get("max_epochs", USABLE_EPOCHS * MAX_EPOCHS[kind])
+    limit = given.get("max_epochs", USABLE_EPOCHS[kind])
     if not limit or best.epochs <= limit:
         return best
     share = limit / best.epochs
@@ -247,7 +250,12 @@ def _one_size(
     sizes = dict(width=width, depth=depth, heads=heads, hidden=0)
     name = "bert-small" if kind == "bert" else "gpt2-small"
     model = preset(name, **base | sizes | dict(vocab=vocab, context=context))
-    seen = int(seconds * speed.reached(width) / flops_per_token(model, weights, context))
+    flops = seconds * speed.reached(width)
+    cost = flops_per_token(model, weights, context)
+    if speed.device == "cpu" and not speed.half:
+        step = max(4 * context, batch_tokens(int(flops / cost), speed.device))
+        cost += muon_flops(depth, width) / step
+    seen = int(flops / cost)
     epochs = seen / max(1, tokens)
     limit = (
         f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
@@ -255,6 +263,16 @@ def _one_size(
         else f"{seen / weights:.2g} tokens per weight"
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
+
+
+def muon_flops(depth: int, width: int) -> float:
+    """FLOPs of Muon's update of the blocks: five iterations of 4 m²n + 2 m³ for each m × n matrix.
+
+    With few tokens in a step that is as much as the step itself.
+    """
+    square = 6 * width**3
+    wide = (4 * 4 + 2) * width**3  # and tall: the MLP's
+    return 5.0 * depth * (4 * square + 2 * wide)
 
 
 def dropout_for(kind: Kind, epochs: float) -> float:
@@ -416,7 +434,7 @@ def _settings(
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": vocab,
         "data.valid": held_out_share(text),
-        "train.max_epochs": USABLE_EPOCHS * MAX_EPOCHS[kind],
+        "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
         "train.fit_batch": True,
         "train.muon_decay": muon_decay_for(size.epochs),
