@@ -48,10 +48,10 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:
     masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
     if not masks:
         word = tokenizer.token(mark)
-        sentence = (
-            f"There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'"
+        raise UsageError(
+            f"There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
+            code="no_mask",
         )
-        raise UsageError(sentence, code="no_mask")
     return masks
 
 
