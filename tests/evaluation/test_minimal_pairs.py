@@ -124,3 +124,6 @@ def test_both_readings_of_one_folder_are_evaluated(
     assert "order" in capsys.readouterr().out
     with pytest.raises(UsageError, match="There is no reading mode 'maskd'"):
         malmoi.evaluate(model, "blimp", data, reading="maskd")  # type: ignore[arg-type]
+    gpt = Model(Checkpoint(network(model.tokenizer), model.tokenizer))
+    with pytest.raises(UsageError, match="reads left to right only"):
+        malmoi.evaluate(gpt, "blimp", data, reading="masked")

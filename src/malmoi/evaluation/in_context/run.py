@@ -90,7 +90,9 @@ def evaluate_in_context(
         raise UsageError(
             f"There is no reading mode {asking.reading!r}.{nearest(asking.reading, READINGS)}"
         )
-    model = model.masked if asking.reading == "masked" else model
+    if asking.reading == "masked" and model.network.trunk.is_causal:
+        model.network.masked()  # refuses a model that reads left to right only
+        model = model.masked
     if asking.score not in (known := scorings(model)):
         raise UsageError(
             f"There is no method {asking.score!r} to compare choices.{nearest(asking.score, known)}"
