@@ -45,7 +45,9 @@ def test_an_entry_is_toml_that_reads_back() -> None:
     assert RecordEntry.from_dict(found) == entry
 
 
-def test_a_track_is_run_and_judged_on_what_it_held_out(tmp_path: Path) -> None:
+def test_a_track_is_run_and_judged_on_what_it_held_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     text = write_corpus(tmp_path / "text.txt", documents=120)
     settings = {
         "model.width": "16",
@@ -63,6 +65,7 @@ def test_a_track_is_run_and_judged_on_what_it_held_out(tmp_path: Path) -> None:
     bits = load(tmp_path / "run" / "model", device="cpu").bits_per_byte(held_out)
     assert entry.figure == pytest.approx(bits * 0.693147, rel=1e-4)
     assert entry.recipe == "gpt"
+    assert "is for 3 minutes: with another budget this run is no entry" in caplog.text
     (found,) = tomllib.loads((tmp_path / "run" / "entry.toml").read_text())["entries"]
     assert found["track"] == "shakespeare"
     with pytest.raises(UsageError, match="is evaluated on rows"):

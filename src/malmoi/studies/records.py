@@ -5,6 +5,7 @@ to add.
 """
 
 import json
+import logging
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +22,13 @@ from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
 from malmoi.system.files import write_text
+from malmoi.system.language import plural
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents
 from malmoi.training.pretrain import run_pretraining
+from malmoi.training.resolve import names_budget
+
+logger = logging.getLogger(__name__)
 
 HELD_OUT_EACH = 110  # one document in this many
 VALID_SHARE = 0.01  # of the training text, besides what the track holds out
@@ -98,6 +103,11 @@ def run_record(
     judge = JUDGES[track.judge]
     if judge in (judge_bert, judge_both):
         check_judge_data(name, judge_data, glue=judge is judge_bert)
+    if names_budget(overrides):
+        logger.warning(
+            f"The track {name} is for {plural(track.minutes, 'minute')}: with another budget this "
+            "run is no entry."
+        )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
     run_pretraining(
