@@ -144,6 +144,16 @@ def test_a_run_sizes_itself_and_resumes_with_the_same_size(
     assert not (tmp_path / "no").exists()
 
 
+def test_a_berts_batch_counts_the_tokens_of_short_texts(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(f"a short review of film number {i}" for i in range(1000)))
+    sized = explain_size("bert", [str(lines)], device="cpu", minutes=1)
+    assert sized.recipe.train.batch >= 32
+    assert not sized.recipe.train.fit_batch
+    assert any("tokens on average (at most" in sentence for sentence in sized.reasons)
+    assert not [one for one in sized.reasons if translate(one, "ko") == one]
+
+
 def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     with pretend(replace(this_machine(), flops=1e12)):

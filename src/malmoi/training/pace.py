@@ -193,7 +193,7 @@ class Pace:
         if now >= USEFUL_UPDATES and chosen == requested:
             return message
         smaller = self.fitting(chosen)
-        if smaller < chosen:
+        if smaller < chosen and name not in SIZED:
             more = f"{self.updates(smaller):,}"
             return f"{message} A batch of {smaller} (--set train.batch={smaller}): about {more}."
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):

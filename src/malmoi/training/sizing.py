@@ -95,6 +95,12 @@ class TextSize:
         ids = sum(map(len, tokenizer.ids(list(self.sample))))
         return max(1, round(self.bytes * ids / max(1, sampled)))
 
+    def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
+        """Tokens of a BERT's row on average: a row does not go on into the next document."""
+        lengths = [n for n in map(len, tokenizer.ids(list(self.sample))) if n]
+        rows = sum(math.ceil(n / context) for n in lengths)
+        return min(context, max(1, round(sum(lengths) / max(1, rows))))
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -392,12 +398,14 @@ def size_recipe(
             f"{share * tokens:,.0f} tokens: use more text or a shorter context."
         )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
-    changes = _settings(kind, size, text, vocab, speed.device)
+    row = text.row_tokens(words, size.model.context) if kind == "bert" else size.model.context
+    changes = _settings(kind, size, text, (vocab, row), speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
     chosen = requested.override(changes).check()
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
+    reasons = _reasons(chosen, size, text, (tokens, row), speed, given)
+    return SizedRecipe(chosen, tuple(reasons))
 
 
 def held_out_share(text: TextSize) -> float:
@@ -423,12 +431,12 @@ def check_enough_text(text: TextSize) -> None:
 
 
 def _settings(
-    kind: Kind, size: SizeChoice, text: TextSize, vocab: int, device: str
+    kind: Kind, size: SizeChoice, text: TextSize, vocab_and_row: tuple[int, int], device: str
 ) -> dict[str, Any]:
     """The settings that follow from the size, by name."""
-    length = size.model.context
-    batch = max(4, batch_tokens(size.tokens, device) // length)
-    steps = max(1, size.tokens // (batch * length))
+    vocab, row = vocab_and_row
+    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / row))))
+    steps = max(1, size.tokens // (batch * row))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
     return model | {
         "model.dropout": dropout_for(kind, size.epochs),
@@ -436,7 +444,8 @@ def _settings(
         "data.valid": held_out_share(text),
         "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
-        "train.fit_batch": True,
+        # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
+        "train.fit_batch": row == size.model.context,
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
     }
@@ -446,12 +455,13 @@ def _reasons(
     recipe: Recipe,
     size: SizeChoice,
     text: TextSize,
-    tokens: int,
+    tokens_and_row: tuple[int, int],
     speed: Speed,
     given: frozenset[str],
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
+    tokens, row = tokens_and_row
     about = "" if text.exact else "about "
     yield (
         f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
@@ -469,8 +479,14 @@ def _reasons(
     yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
     yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
-    steps = size.tokens // (c.batch * m.context)
-    yield f"Batch: {c.batch} × {m.context} tokens, about {plural(steps, 'step')}."
+    steps = size.tokens // (c.batch * row)
+    if row < m.context:
+        yield (
+            f"Batch: {c.batch} texts of {row} tokens on average (at most {m.context}), about "
+            f"{plural(steps, 'step')}."
+        )
+    else:
+        yield f"Batch: {c.batch} × {row} tokens, about {plural(steps, 'step')}."
     if steps < FEW_UPDATES:
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
     yield (
