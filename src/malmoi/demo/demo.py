@@ -108,15 +108,14 @@ def _rows(story: Story, part: str) -> list[list[str]]:
 
 def _vocabularies(story: Story) -> None:
     """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
-    size = vocabulary_size(story.facts["bytes"])
-    vocabs = {"byte-bpe": size, "wordpiece": size, **story.text.vocabs}
-    _say(
-        f"Training two tokenizers: byte-level BPE of {vocabs['byte-bpe']:,} tokens for the GPT, "
-        f"WordPiece of {vocabs['wordpiece']:,} for the BERT."
-    )
     texts = [d.text for d in read_documents(story.out / "text", documents=story.text.rule)]
-    for kind, vocab in vocabs.items():
-        words = train_tokenizer(texts, kind=kind, vocab=vocab)
+    size = vocabulary_size(story.facts["bytes"], texts)
+    _say(
+        f"Training two tokenizers of {size:,} tokens: byte-level BPE for the GPT, WordPiece for "
+        "the BERT."
+    )
+    for kind in ("byte-bpe", "wordpiece"):
+        words = train_tokenizer(texts, kind=kind, vocab=size)
         words.save(story.out / "tokenizers" / kind)
         story.frequencies[kind] = token_shares(words, texts)
         story.cut[kind] = _tokens(words, story.text.attended, specials=False)

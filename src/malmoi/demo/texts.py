@@ -64,7 +64,6 @@ class DemoText:
     opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
     joined: int = 1  # documents that are written as one, to fill the rows of a batch
-    vocabs: Mapping[str, int] = field(default_factory=dict)  # by tokenizer; else by the text's size
     # of pre-training, by model; else by the rule of `malmoi pretrain`
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repetition_penalty: float = 1.0  # of the samples
@@ -172,7 +171,6 @@ PIECES = DemoText(
     opening="그래서",
     example="할머니는 손자에게 따뜻한 국을 끓여 주셨다",
     joined=8,
-    vocabs={"byte-bpe": 2048, "wordpiece": 3000},
     settings={
         "bert": {
             "model.width": 64,

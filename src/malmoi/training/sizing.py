@@ -129,6 +129,7 @@ class SizeChoice:
     tokens: int  # D, that the run processes
     epochs: float
     minutes: float  # of training that the text supports
+    row: int  # tokens of a row, on average
     reason: str
 
 
@@ -268,7 +269,7 @@ def _one_size(
         if epochs > MAX_EPOCHS[kind] / 2
         else f"{seen / weights:.2g} tokens per weight"
     )
-    return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
+    return SizeChoice(model, weights, seen, epochs, seconds / 60, context, limit)
 
 
 def muon_flops(depth: int, width: int) -> float:
@@ -398,14 +399,14 @@ def size_recipe(
             f"{share * tokens:,.0f} tokens: use more text or a shorter context."
         )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
-    row = text.row_tokens(words, size.model.context) if kind == "bert" else size.model.context
-    changes = _settings(kind, size, text, (vocab, row), speed.device)
+    if kind == "bert":
+        size = replace(size, row=text.row_tokens(words, size.model.context))
+    changes = _settings(kind, size, text, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
     chosen = requested.override(changes).check()
-    reasons = _reasons(chosen, size, text, (tokens, row), speed, given)
-    return SizedRecipe(chosen, tuple(reasons))
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
 
 
 def held_out_share(text: TextSize) -> float:
@@ -430,22 +431,19 @@ def check_enough_text(text: TextSize) -> None:
         )
 
 
-def _settings(
-    kind: Kind, size: SizeChoice, text: TextSize, vocab_and_row: tuple[int, int], device: str
-) -> dict[str, Any]:
+def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:
     """The settings that follow from the size, by name."""
-    vocab, row = vocab_and_row
-    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / row))))
-    steps = max(1, size.tokens // (batch * row))
+    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
+    steps = max(1, size.tokens // (batch * size.row))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
     return model | {
         "model.dropout": dropout_for(kind, size.epochs),
-        "tokenizer.vocab": vocab,
+        "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
         "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
         # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
-        "train.fit_batch": row == size.model.context,
+        "train.fit_batch": size.row == size.model.context,
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
     }
@@ -455,13 +453,12 @@ def _reasons(
     recipe: Recipe,
     size: SizeChoice,
     text: TextSize,
-    tokens_and_row: tuple[int, int],
+    tokens: int,
     speed: Speed,
     given: frozenset[str],
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
-    tokens, row = tokens_and_row
     about = "" if text.exact else "about "
     yield (
         f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
@@ -479,14 +476,14 @@ def _reasons(
     yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
     yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
-    steps = size.tokens // (c.batch * row)
-    if row < m.context:
+    steps = size.tokens // (c.batch * size.row)
+    if size.row < m.context:
         yield (
-            f"Batch: {c.batch} texts of {row} tokens on average (at most {m.context}), about "
+            f"Batch: {c.batch} texts of {size.row} tokens on average (at most {m.context}), about "
             f"{plural(steps, 'step')}."
         )
     else:
-        yield f"Batch: {c.batch} × {row} tokens, about {plural(steps, 'step')}."
+        yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
     if steps < FEW_UPDATES:
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
     yield (
