@@ -16,15 +16,9 @@ from malmoi.system.language import translate
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
+from malmoi.training.measuring import Speed, measure_text
 from malmoi.training.pretrain import explain_size
-from malmoi.training.sizing import (
-    MAX_EPOCHS,
-    SizeChoice,
-    Speed,
-    choose_size,
-    measure_text,
-    vocabulary_size,
-)
+from malmoi.training.sizing import MAX_EPOCHS, SizeChoice, choose_size, vocabulary_size
 from tiny_runs import write_corpus
 
 H200 = Speed(720e12, "cuda", half=True, name="H200")
@@ -40,10 +34,8 @@ def test_the_rule_finds_the_sizes_that_were_measured_to_be_best() -> None:
         assert (found.model.depth, found.model.width, found.model.context) == (*shape, 512)
         assert 7 < found.epochs <= MAX_EPOCHS["gpt"]
     assert [vocabulary_size(n) for n in (1_100_000, 12_000_000, 94_000_000)] == [1024, 4096, 8192]
-    english, korean = (
-        "the state of the union " * 50,
-        "".join(map(chr, range(0xAC00, 0xAC00 + 1800))),
-    )
+    english = "the state of the union " * 50
+    korean = "".join(map(chr, range(0xAC00, 0xAC00 + 1800)))
     assert vocabulary_size(146_000_000, [english]) == 8192
     assert vocabulary_size(146_000_000, [korean, english]) == 16_384
 

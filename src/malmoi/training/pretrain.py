@@ -22,7 +22,7 @@ from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_pa
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
-from malmoi.training.sizing import SizedRecipe, size_recipe
+from malmoi.training.sized_recipe import SizedRecipe, size_recipe
 from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:

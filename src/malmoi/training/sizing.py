@@ -1,46 +1,30 @@
-"""Model size for a given text, time and machine, as used by `pretrain gpt|bert|both`.
+"""Model size for a given text, time and machine: the rule of `pretrain gpt|bert|both`.
 
-The rule is `choose_size`: of shapes from small to large, the first that sees neither too many
-tokens per weight nor the text too often. The limits were measured: `MEASURED` has the runs,
-docs/lab.md the tables they come from. N weights, D tokens a run processes, T tokens of the text, C
-floating-point operations of the budget.
+`choose_size` takes, of shapes from small to large, the first that sees neither too many tokens per
+weight nor the text too often. The limits were measured: `MEASURED` has the runs, docs/lab.md the
+tables they come from. N weights, D tokens a run processes, T tokens of the text, C floating-point
+operations of the budget.
 """
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, takewhile
-from typing import Any, Literal, cast
+from itertools import accumulate, chain
+from typing import Any, Literal
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import count_parameters, preset
-from malmoi.system.language import plural
-from malmoi.system.machine import this_machine
-from malmoi.text.documents import DocumentReader
-from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.device import choose_execution, flops_per_token, known_flops, thread_count
-from malmoi.training.estimate import meta_network
-from malmoi.training.pace import FEW_UPDATES
-from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.model import preset
+from malmoi.training.device import flops_per_token
+from malmoi.training.measuring import Speed
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT
-
-logger = logging.getLogger(__name__)
 
 Kind = Literal["gpt", "bert", "both"]
 
 HEAD_WIDTH = 64  # half of it if the width is not a multiple
 WIDTHS = (*range(64, 256, 32), *range(256, 4097, 64))
 MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B on 100M tokens)
-MIN_TEXT_BYTES = 10_000
-LITTLE_TEXT_BYTES = 300_000
-READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
-VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
-SAMPLE_CHARACTERS = 1_000_000  # of text that tokens per byte are measured on
-SLOW_CORE = 2e10  # FLOP/s, assumed if nothing can be measured
 
 
 @dataclass(frozen=True)
@@ -64,60 +48,13 @@ MEASURED = (
 )
 # Runs limited by text did best at the size that reads it at most this often
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M). A BERT's validation loss
-# still fell at 28 epochs. Of both, twice a GPT's: 11 × 640 with 19 epochs learnt both objectives as
-# well as two models did (docs/lab.md).
+# still fell at 28 epochs. Of both, twice a GPT's: 11 × 640 with 19 epochs (docs/lab.md).
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 18.0}
 MAX_BERT_DROPOUT = 0.05
 # After these the validation loss rises, on 20 to 50 kB of text (docs/lab.md); BERT's is a guess.
 USABLE_EPOCHS: dict[Kind, float] = {"gpt": 18.0, "bert": 120.0, "both": 36.0}
-# The share of a matrix product's speed that a step reaches: width / (width + …). On a GPU from
-# 655,000 tokens/s of 11 × 640 on an H200, on a processor from five widths, Muon's update counted
-# (docs/lab.md). In bf16, two cores with AMX at 4 × 192, without it.
-GPU_HALF_SPEED_WIDTH = 1250
-CPU_HALF_SPEED_WIDTH = 90
-CPU_BF16_UTILISATION = 0.16
 # Together they gain 0.025 bits per byte on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
-
-
-@dataclass(frozen=True)
-class TextSize:
-    """The size of the text, and a sample of it."""
-
-    bytes: int
-    documents: int
-    sample: tuple[str, ...]
-    exact: bool = True
-
-    def tokens(self, tokenizer: Tokenizer) -> int:
-        """Estimates the tokens of the text from the sample."""
-        sampled = sum(len(text.encode()) for text in self.sample)
-        ids = sum(map(len, tokenizer.ids(list(self.sample))))
-        return max(1, round(self.bytes * ids / max(1, sampled)))
-
-    def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
-        """Tokens of a BERT's row on average: a row does not go on into the next document."""
-        lengths = [n for n in map(len, tokenizer.ids(list(self.sample))) if n]
-        rows = sum(math.ceil(n / context) for n in lengths)
-        return min(context, max(1, round(sum(lengths) / max(1, rows))))
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The measured speed of the machine."""
-
-    flops: float  # of a large matrix product, per second
-    device: str  # cpu, cuda, mps
-    half: bool
-    name: str
-    measured: bool = True
-
-    def reached(self, width: int) -> float:
-        """FLOP/s that a training step of this width reaches."""
-        if self.device == "cpu" and self.half:
-            return self.flops * CPU_BF16_UTILISATION
-        half_speed = CPU_HALF_SPEED_WIDTH if self.device == "cpu" else GPU_HALF_SPEED_WIDTH
-        return self.flops * width / (width + half_speed)
 
 
 @dataclass(frozen=True)
@@ -131,9 +68,6 @@ class SizeChoice:
     minutes: float  # of training that the text supports
     row: int  # tokens of a row, on average
     reason: str
-
-
-# ------------------------------------------------------------------ the rule
 
 
 def tokens_per_weight(flops: float) -> float:
@@ -298,218 +232,3 @@ def dropout_for(kind: Kind, epochs: float) -> float:
 def muon_decay_for(epochs: float) -> float:
     """0.8 (cautious) for text that is read four times or more, 0.1 for text that is read once."""
     return round(0.1 + 0.7 * min(1.0, max(0.0, (epochs - 1) / 3)), 2)
-
-
-# ------------------------------------------------------------------ measuring text and machine
-
-
-def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
-    """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
-    sizes = {source.name: source.size for reader in readers for source in reader.sources}
-    each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
-    found = Counter[str]()
-    taken = Counter[str]()
-    sample: list[str] = []
-    documents = 0
-    whole = 0
-    for document in (document for reader in readers for document in reader):
-        if whole > READ_BYTES:
-            break
-        size = len(document.text.encode("utf-8", "replace"))
-        whole += size
-        documents += 1
-        found[document.source] += size
-        room = each - taken[document.source]
-        if room > 0:
-            sample.append(document.text[:room])
-            taken[document.source] += len(sample[-1])
-    if whole <= READ_BYTES:
-        return TextSize(whole, documents, tuple(sample))
-    # the last of them was not read to its end
-    done = list(takewhile(lambda name: name in found, sizes))[:-1]
-    # of a single large file only the size on disk is known
-    ratio = sum(found[n] for n in done) / sum(sizes[n] for n in done) if done else 1.0
-    estimate = max(whole, round(sum(sizes.values()) * ratio))
-    return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
-
-
-def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
-    """FLOP/s of a matrix product over all devices of the run.
-
-    If nothing can be measured, those of a slow core, with a warning.
-    """
-    execution = choose_execution(group.device, c)
-    kind = group.device.type
-    name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
-    with thread_count(group.device, 0, logger.info):
-        flops, problem = known_flops(execution)
-    if problem:
-        logger.warning(
-            f"The speed of {name} could not be measured ({problem}): the size is chosen for "
-            f"{SLOW_CORE / 1e9:.0f} GFLOP/s, a slow core. --set model.width=… and model.depth=… "
-            "choose another."
-        )
-    return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
-
-
-# ------------------------------------------------------------------ the recipe
-
-
-@dataclass(frozen=True)
-class SizedRecipe:
-    """The chosen recipe, and the reasons in sentences."""
-
-    recipe: Recipe
-    reasons: tuple[str, ...]
-
-
-def size_recipe(
-    requested: Recipe,
-    given: frozenset[str],
-    readers: Sequence[DocumentReader],
-    group: ProcessGroup,
-    tokenizer: Tokenizer | None = None,
-) -> SizedRecipe:
-    """The recipe for this text, these minutes and this machine.
-
-    `requested` has the user's settings, named in `given`: they are kept, and the others follow from
-    them.
-    """
-    kind = cast(Kind, requested.name)
-    text = measure_text(readers)
-    check_enough_text(text)
-    named = "tokenizer.vocab" in given
-    vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes, text.sample)
-    if tokenizer is not None:
-        vocab = tokenizer.vocab_size
-    words = tokenizer or train_tokenizer(
-        text.sample, **vars(requested.tokenizer) | {"vocab": vocab}
-    )
-    speed = measure_speed(group, requested.train)
-    sizes = [name for name in ("width", "depth", "heads", "context") if f"model.{name}" in given]
-    fixed: dict[str, float] = {name: getattr(requested.model, name) for name in sizes}
-    if "train.max_epochs" in given:
-        fixed["max_epochs"] = requested.train.max_epochs
-    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
-    tokens = text.tokens(words)
-    seconds = requested.train.minutes * 60
-    if fixed.get("context", 0) > share * tokens:
-        raise UsageError(
-            f"model.context={fixed['context']} is longer than the text to learn from, about "
-            f"{share * tokens:,.0f} tokens: use more text or a shorter context."
-        )
-    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
-    if kind == "bert":
-        size = replace(size, row=text.row_tokens(words, size.model.context))
-    changes = _settings(kind, size, text, speed.device)
-    if "train.batch" in given:
-        del changes["train.fit_batch"]
-    changes = {name: value for name, value in changes.items() if name not in given}
-    chosen = requested.override(changes).check()
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
-
-
-def held_out_share(text: TextSize) -> float:
-    """The share of the text to validate on."""
-    return round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4)
-
-
-def check_enough_text(text: TextSize) -> None:
-    kilobytes = text.bytes / 1000
-    if not text.bytes:
-        raise UsageError("There is no text to learn from: every source is empty.")
-    if text.bytes < MIN_TEXT_BYTES:
-        raise UsageError(
-            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
-            f"{MIN_TEXT_BYTES // 1000} kB or more; fluent sentences take about 10 MB. To watch a "
-            "model memorise a small text: malmoi pretrain gpt-char."
-        )
-    if text.bytes < LITTLE_TEXT_BYTES:
-        logger.warning(
-            f"There are only {kilobytes:.0f} kB of text: the model will memorise much of it and "
-            "generalise little."
-        )
-
-
-def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:
-    """The settings that follow from the size, by name."""
-    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
-    steps = max(1, size.tokens // (batch * size.row))
-    model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
-    return model | {
-        "model.dropout": dropout_for(kind, size.epochs),
-        "tokenizer.vocab": size.model.vocab,
-        "data.valid": held_out_share(text),
-        "train.max_epochs": USABLE_EPOCHS[kind],
-        "train.batch": batch,
-        # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
-        "train.fit_batch": size.row == size.model.context,
-        "train.muon_decay": muon_decay_for(size.epochs),
-        "train.valid_every": max(50, steps // 4),
-    }
-
-
-def _reasons(
-    recipe: Recipe,
-    size: SizeChoice,
-    text: TextSize,
-    tokens: int,
-    speed: Speed,
-    given: frozenset[str],
-) -> Iterator[str]:
-    c = recipe.train
-    m = recipe.model
-    about = "" if text.exact else "about "
-    yield (
-        f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
-        f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
-    )
-    kind = "bf16" if speed.half else "fp32"
-    flops = size.minutes * 60 * speed.reached(m.width)
-    peak = f"{speed.flops / 1e9:,.0f}"
-    known = f"{peak} GFLOP/s measured in {kind}" if speed.measured else f"{peak} GFLOP/s assumed"
-    yield (
-        f"Machine: {speed.name}, {known}: about {flops:.1e} FLOPs in "
-        f"{plural(size.minutes, 'minute')} of training."
-    )
-    weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
-    yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
-    regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
-    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
-    steps = size.tokens // (c.batch * size.row)
-    if size.row < m.context:
-        yield (
-            f"Batch: {c.batch} texts of {size.row} tokens on average (at most {m.context}), about "
-            f"{plural(steps, 'step')}."
-        )
-    else:
-        yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
-    if steps < FEW_UPDATES:
-        yield "Steps: too few to learn much; more minutes or a smaller model would help."
-    yield (
-        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; constant, then decaying over the last "
-        f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
-    )
-    yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
-    if size.minutes < c.minutes:
-        yield (
-            f"Time: the run ends after about {plural(size.minutes, 'minute')} of the "
-            f"{c.minutes:g}, when the text has been read {c.max_epochs:g} times: more would "
-            "only memorise it. More text would use the rest."
-        )
-    own = ", ".join(sorted(given - {"train.minutes"}))
-    if own:
-        yield f"Given: {own}; the rest follows from it."
-    else:
-        yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
-
-
-def _count(number: float) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

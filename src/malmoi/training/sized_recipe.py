@@ -1,0 +1,194 @@
+"""The recipe of `pretrain gpt|bert|both`: its size, the settings that follow, and the reasons."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from malmoi.errors import UsageError
+from malmoi.model import count_parameters
+from malmoi.system.language import plural
+from malmoi.text.documents import DocumentReader
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.estimate import meta_network
+from malmoi.training.measuring import Speed, TextSize, measure_speed, measure_text
+from malmoi.training.pace import FEW_UPDATES
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.recipe import Recipe
+from malmoi.training.sizing import (
+    USABLE_EPOCHS,
+    Kind,
+    SizeChoice,
+    batch_tokens,
+    choose_size,
+    dropout_for,
+    muon_decay_for,
+    vocabulary_size,
+)
+
+logger = logging.getLogger(__name__)
+
+MIN_TEXT_BYTES = 10_000
+LITTLE_TEXT_BYTES = 300_000
+VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
+
+
+@dataclass(frozen=True)
+class SizedRecipe:
+    """The chosen recipe, and the reasons in sentences."""
+
+    recipe: Recipe
+    reasons: tuple[str, ...]
+
+
+def size_recipe(
+    requested: Recipe,
+    given: frozenset[str],
+    readers: Sequence[DocumentReader],
+    group: ProcessGroup,
+    tokenizer: Tokenizer | None = None,
+) -> SizedRecipe:
+    """The recipe for this text, these minutes and this machine.
+
+    `requested` has the user's settings, named in `given`: they are kept, and the others follow from
+    them.
+    """
+    kind = cast(Kind, requested.name)
+    text = measure_text(readers)
+    check_enough_text(text)
+    named = "tokenizer.vocab" in given
+    vocab = requested.tokenizer.vocab if named else vocabulary_size(text.bytes, text.sample)
+    if tokenizer is not None:
+        vocab = tokenizer.vocab_size
+    words = tokenizer or train_tokenizer(
+        text.sample, **vars(requested.tokenizer) | {"vocab": vocab}
+    )
+    speed = measure_speed(group, requested.train)
+    sizes = [name for name in ("width", "depth", "heads", "context") if f"model.{name}" in given]
+    fixed: dict[str, float] = {name: getattr(requested.model, name) for name in sizes}
+    if "train.max_epochs" in given:
+        fixed["max_epochs"] = requested.train.max_epochs
+    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
+    tokens = text.tokens(words)
+    seconds = requested.train.minutes * 60
+    if fixed.get("context", 0) > share * tokens:
+        raise UsageError(
+            f"model.context={fixed['context']} is longer than the text to learn from, about "
+            f"{share * tokens:,.0f} tokens: use more text or a shorter context."
+        )
+    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
+    if kind == "bert":
+        size = replace(size, row=text.row_tokens(words, size.model.context))
+    changes = _settings(kind, size, text, speed.device)
+    if "train.batch" in given:
+        del changes["train.fit_batch"]
+    changes = {name: value for name, value in changes.items() if name not in given}
+    chosen = requested.override(changes).check()
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
+
+
+def held_out_share(text: TextSize) -> float:
+    """The share of the text to validate on."""
+    return round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4)
+
+
+def check_enough_text(text: TextSize) -> None:
+    kilobytes = text.bytes / 1000
+    if not text.bytes:
+        raise UsageError("There is no text to learn from: every source is empty.")
+    if text.bytes < MIN_TEXT_BYTES:
+        raise UsageError(
+            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
+            f"{MIN_TEXT_BYTES // 1000} kB or more; fluent sentences take about 10 MB. To watch a "
+            "model memorise a small text: malmoi pretrain gpt-char."
+        )
+    if text.bytes < LITTLE_TEXT_BYTES:
+        logger.warning(
+            f"There are only {kilobytes:.0f} kB of text: the model will memorise much of it and "
+            "generalise little."
+        )
+
+
+def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:
+    """The settings that follow from the size, by name."""
+    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
+    steps = max(1, size.tokens // (batch * size.row))
+    model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
+    return model | {
+        "model.dropout": dropout_for(kind, size.epochs),
+        "tokenizer.vocab": size.model.vocab,
+        "data.valid": held_out_share(text),
+        "train.max_epochs": USABLE_EPOCHS[kind],
+        "train.batch": batch,
+        # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
+        "train.fit_batch": size.row == size.model.context,
+        "train.muon_decay": muon_decay_for(size.epochs),
+        "train.valid_every": max(50, steps // 4),
+    }
+
+
+def _reasons(
+    recipe: Recipe,
+    size: SizeChoice,
+    text: TextSize,
+    tokens: int,
+    speed: Speed,
+    given: frozenset[str],
+) -> Iterator[str]:
+    c = recipe.train
+    m = recipe.model
+    about = "" if text.exact else "about "
+    yield (
+        f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
+        f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
+    )
+    kind = "bf16" if speed.half else "fp32"
+    flops = size.minutes * 60 * speed.reached(m.width)
+    peak = f"{speed.flops / 1e9:,.0f}"
+    known = f"{peak} GFLOP/s measured in {kind}" if speed.measured else f"{peak} GFLOP/s assumed"
+    yield (
+        f"Machine: {speed.name}, {known}: about {flops:.1e} FLOPs in "
+        f"{plural(size.minutes, 'minute')} of training."
+    )
+    weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
+    yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
+    regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
+    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
+    steps = size.tokens // (c.batch * size.row)
+    if size.row < m.context:
+        yield (
+            f"Batch: {c.batch} texts of {size.row} tokens on average (at most {m.context}), about "
+            f"{plural(steps, 'step')}."
+        )
+    else:
+        yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
+    if steps < FEW_UPDATES:
+        yield "Steps: too few to learn much; more minutes or a smaller model would help."
+    yield (
+        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; constant, then decaying over the last "
+        f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
+    )
+    yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
+    if size.minutes < c.minutes:
+        yield (
+            f"Time: the run ends after about {plural(size.minutes, 'minute')} of the "
+            f"{c.minutes:g}, when the text has been read {c.max_epochs:g} times: more would "
+            "only memorise it. More text would use the rest."
+        )
+    own = ", ".join(sorted(given - {"train.minutes"}))
+    if own:
+        yield f"Given: {own}; the rest follows from it."
+    else:
+        yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
