@@ -544,8 +544,8 @@ class Trainer:
 
     def _verdict(self, loss: float) -> str:
         """A warning if the loss hardly moved, so that the run does not end like a success."""
-        done = self.budget.progress(self.position) >= 1
         p = self.position
+        done = self.budget.progress(p) >= 1
         return verdict(self.recipe, p.step, loss, self._guessing, p.mean) if done else ""
 
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
