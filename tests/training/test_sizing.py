@@ -2,6 +2,7 @@
 and refuses what cannot work.
 """
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from malmoi.system.language import translate
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
+from malmoi.tokenizer import train_tokenizer
 from malmoi.training.measuring import Speed, measure_text
 from malmoi.training.pretrain import explain_size
 from malmoi.training.sizing import MAX_EPOCHS, SizeChoice, choose_size, vocabulary_size
@@ -109,6 +111,17 @@ def test_text_is_counted_and_sampled(tmp_path: Path) -> None:
     assert text.exact
     assert text.bytes == pytest.approx(20_000 * 10, rel=0.01)
     assert {"one", "two"} <= set(text.sample)
+
+
+def test_a_source_counts_by_its_length_not_by_its_sample(tmp_path: Path) -> None:
+    """A BERT's rows start at drawn tokens: three quarters of them in long documents."""
+    for name, text, count in (("long", "a" * 300, 5_000), ("short", "b" * 20, 25_000)):
+        lines = (json.dumps({"text": text}) for _ in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), "utf-8")
+    text = measure_text([read_documents([tmp_path])])
+    letters = train_tokenizer(["ab"], kind="char", vocab=8)
+    assert text.tokens(letters) == pytest.approx(2_000_000, rel=0.001)
+    assert text.row_tokens(letters, 100) == 80  # rows of 100 and of 20
 
 
 def test_a_run_sizes_itself_and_resumes_with_the_same_size(

@@ -1,12 +1,14 @@
 """Likelihoods of sentences, and pseudo-likelihoods under a masked model.
 
-Tokens are masked one at a time, or a whole part at once. Masked rows of equal length are batched,
-so that nothing is padded, and equal rows are computed once: two choices for a mask share theirs.
+Tokens are masked one at a time together with the rest of their word, or a whole part at once.
+Masked rows of equal length are batched, so that nothing is padded, and equal rows are computed
+once: two choices for a mask share theirs.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,7 +28,6 @@ MAX_PASS_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Places = tuple[list[int], list[int]]  # tokens, and the positions of those that are scored
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,20 @@ class SplitText:
     after: str = ""
 
 
+@dataclass(frozen=True)
+class _Text:
+    """The tokens of a text, the positions of those that are scored, and the word of each."""
+
+    tokens: list[int]
+    places: list[int]
+    words: list[int | None]
+
+
 def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
     """Returns log p of every text: the sum over its tokens, given those before.
 
     The first token follows the beginning-of-text token. For a masked model it is the
-    pseudo-log-likelihood (Salazar et al. 2020 eq. 1).
+    pseudo-log-likelihood of `pseudo_scores`.
     """
     if "lm" not in network.heads:
         if "mlm" not in network.heads:
@@ -64,28 +74,30 @@ def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[st
 def pseudo_scores(
     network: Network, tokenizer: Tokenizer, parts: Sequence[SplitText], *, together: bool = False
 ) -> list[Score]:
-    """Σ log p(token | all others) of every part's middle (Salazar et al. 2020 eq. 1).
+    """Σ log p(token | the other words, its own word so far) of every part's middle.
 
-    `together` masks all its tokens at once, as a cloze with a verbalizer does (Schick & Schütze
-    2021 §3).
+    The pseudo-log-likelihood (Salazar et al. 2020 eq. 1) with a word's later tokens masked too:
+    they would give the earlier ones away (Kauf & Ivanova 2023 §2, "within-word l2r"). `together`
+    masks all the middle's tokens at once, as a cloze with a verbalizer does (Schick & Schütze 2021
+    §3).
     """
     mask = mask_token(tokenizer)
-    texts = [_fit(*one, network.config.context) for one in _encoded(tokenizer, parts)]
+    texts = [_fit(one, network.config.context) for one in _encoded(tokenizer, parts)]
     by_length: dict[int, list[int]] = defaultdict(list)
-    for i, (tokens, _) in enumerate(texts):
-        by_length[len(tokens)].append(i)
+    for i, text in enumerate(texts):
+        by_length[len(text.tokens)].append(i)
     scores: dict[int, Score] = {}
     for some in by_length.values():
         queries = _Queries.of([texts[i] for i in some], mask, together=together)
         for i, (logprobs, best) in zip(some, queries.answers(network), strict=True):
-            tokens, places = texts[i]
-            names = tuple(tokenizer.token(tokens[place]) for place in places)
+            text = texts[i]
+            names = tuple(tokenizer.token(text.tokens[place]) for place in text.places)
             scores[i] = Score(sum(logprobs), names, tuple(logprobs), all(best))
     return [scores[i] for i in range(len(texts))]
 
 
-def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[Places]:
-    """Yields the tokens of each whole text, and the positions of its middle."""
+def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text]:
+    """Yields each whole text, its middle to be scored."""
     encodings = tokenizer.encode_batch([part.before + part.middle + part.after for part in parts])
     for part, encoding in zip(parts, encodings, strict=True):
         start = len(part.before)
@@ -97,15 +109,27 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[Place
         ]
         if not inside:
             raise UsageError(f"There is nothing to score: {part.middle!r:.60} has no tokens.")
-        yield encoding.tokens, inside
+        yield _Text(encoding.tokens, inside, [encoding.words[i] for i in inside])
 
 
-def _fit(tokens: list[int], places: list[int], context: int) -> Places:
+def _fit(text: _Text, context: int) -> _Text:
     """Drops the oldest tokens of a text that is too long, all but the first ([CLS])."""
-    surplus = max(len(tokens) - context, 0)
-    if surplus >= places[0]:
-        raise text_too_long(len(tokens), context)
-    return tokens[:1] + tokens[1 + surplus :], [place - surplus for place in places]
+    surplus = max(len(text.tokens) - context, 0)
+    if surplus >= text.places[0]:
+        raise text_too_long(len(text.tokens), context)
+    kept = text.tokens[:1] + text.tokens[1 + surplus :]
+    return _Text(kept, [place - surplus for place in text.places], text.words)
+
+
+def _rest_of_word(texts: Sequence[_Text]) -> Ints:
+    """For each scored token, how many tokens of its word follow it."""
+    rest: list[int] = []
+    for text in texts:
+        counts = [0]
+        for word, after in reversed(list(pairwise(text.words))):
+            counts.append(counts[-1] + 1 if word is not None and word == after else 0)
+        rest += reversed(counts)
+    return np.array(rest)
 
 
 @dataclass(frozen=True)
@@ -119,14 +143,17 @@ class _Queries:
     ends: Ints  # of each text's queries
 
     @classmethod
-    def of(cls, texts: Sequence[Places], mask: int, *, together: bool) -> "_Queries":
-        tokens = np.array([tokens for tokens, _ in texts])
-        place = np.concatenate([np.array(places) for _, places in texts])
-        counts = [len(places) for _, places in texts]
+    def of(cls, texts: Sequence[_Text], mask: int, *, together: bool) -> "_Queries":
+        tokens = np.array([text.tokens for text in texts])
+        place = np.concatenate([np.array(text.places) for text in texts])
+        counts = [len(text.places) for text in texts]
         text = np.repeat(np.arange(len(texts)), counts)
         row = text if together else np.arange(len(text))
         rows = tokens.copy() if together else tokens[text]
-        rows[row, place] = mask
+        rest = _rest_of_word(texts)
+        for later in range(int(rest.max()) + 1):  # tokens of a word follow one another
+            some = rest >= later
+            rows[row[some], place[some] + later] = mask
         rows, number = np.unique(rows, axis=0, return_inverse=True)
         return cls(rows, number.reshape(-1)[row], place, tokens[text, place], np.cumsum(counts))
 

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -34,19 +35,26 @@ class TextSize:
     bytes: int
     documents: int
     sample: tuple[str, ...]
+    weights: tuple[float, ...]  # of each in the sample: its source is so many times as long
     exact: bool = True
 
     def tokens(self, tokenizer: Tokenizer) -> int:
         """Estimates the tokens of the text from the sample."""
-        sampled = sum(len(text.encode()) for text in self.sample)
-        ids = sum(map(len, tokenizer.ids(list(self.sample))))
-        return max(1, round(self.bytes * ids / max(1, sampled)))
+        return max(1, round(self._total(map(len, tokenizer.ids(list(self.sample))))))
 
     def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
-        """Tokens of a BERT's row on average: a row does not go on into the next document."""
-        lengths = [n for n in map(len, tokenizer.ids(list(self.sample))) if n]
-        rows = sum(math.ceil(n / context) for n in lengths)
-        return min(context, max(1, round(sum(lengths) / max(1, rows))))
+        """Tokens of a BERT's row on average: a row does not go on into the next document.
+
+        Rows start at tokens drawn from the whole text, so that documents count by their length.
+        """
+        lengths = [len(ids) for ids in tokenizer.ids(list(self.sample))]
+        rows = [length / max(1, math.ceil(length / context)) for length in lengths]
+        mean = self._total(map(operator.mul, lengths, rows)) / max(1.0, self._total(lengths))
+        return min(context, max(1, round(mean)))
+
+    def _total(self, counts: Iterable[float]) -> float:
+        """What is in the whole text, from counts of each in the sample."""
+        return math.fsum(map(operator.mul, counts, self.weights))
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,8 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
     found = Counter[str]()
     taken = Counter[str]()
-    sample: list[str] = []
+    sampled = Counter[str]()
+    sample: list[tuple[str, str]] = []
     documents = 0
     whole = 0
     for document in (document for reader in readers for document in reader):
@@ -85,16 +94,22 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
         found[document.source] += size
         room = each - taken[document.source]
         if room > 0:
-            sample.append(document.text[:room])
-            taken[document.source] += len(sample[-1])
+            part = document.text[:room]
+            sample.append((document.source, part))
+            taken[document.source] += len(part)
+            sampled[document.source] += len(part.encode("utf-8", "replace"))
+    texts = tuple(text for _, text in sample)
+    weights = [found[source] / max(1, sampled[source]) for source, _ in sample]
     if whole <= READ_BYTES:
-        return TextSize(whole, documents, tuple(sample))
+        return TextSize(whole, documents, texts, tuple(weights))
     # the last of them was not read to its end
     done = list(takewhile(lambda name: name in found, sizes))[:-1]
     # of a single large file only the size on disk is known
     ratio = sum(found[n] for n in done) / sum(sizes[n] for n in done) if done else 1.0
     estimate = max(whole, round(sum(sizes.values()) * ratio))
-    return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
+    more = estimate / whole
+    weights = [weight * more for weight in weights]
+    return TextSize(estimate, round(documents * more), texts, tuple(weights), exact=False)
 
 
 def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
