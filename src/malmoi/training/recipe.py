@@ -52,7 +52,7 @@ class DataConfig(Config):
     shuffle: Literal["windows", "documents"] = "windows"
     short: float = 0.1  # share of pairs that are shortened on purpose
     # rows that the objective `both` trains causally; the others are masked (docs/lab.md)
-    causal_share: float = 0.8
+    causal_share: float = 0.7
     masked_length: int = 0  # tokens of their masked rows; none: as many as of the causal ones
     mask_rate: float = 0.15  # share of the tokens that are predicted (MLM)
     mask_token: float = 0.8  # share of the chosen tokens that become [MASK]

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
 VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
+MASKED_ROW = 128  # tokens of a masked row of `both`
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
+        "data.masked_length": _masked_length(kind, size.model.context),
         "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
         # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
@@ -126,6 +128,11 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
     }
+
+
+def _masked_length(kind: Kind, context: int) -> int:
+    """Tokens of the masked rows of `both`: shorter ones teach more (docs/lab.md)."""
+    return MASKED_ROW if kind == "both" and context % MASKED_ROW == 0 else 0
 
 
 def _reasons(
@@ -163,6 +170,11 @@ def _reasons(
         )
     else:
         yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
+    if recipe.objective == "both":
+        yield (
+            f"Rows: {recipe.data.causal_share:.0%} are read from left to right, the others with "
+            f"masks, {recipe.data.masked_length or m.context} tokens at a time."
+        )
     if steps < FEW_UPDATES:
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
     yield (
