@@ -1,7 +1,7 @@
 """Attention maps and the logit lens. L layers, H heads, T tokens, V vocabulary."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from malmoi.tokenizer import Encoding
 MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one attention map
 MAX_GUESSES = 1_000_000  # numbers of one lens
 HEAD_TOKENS = 128  # positions whose logits are held at the same time
+Reading = Literal["causal", "masked"]
 AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -47,6 +48,17 @@ class Lens:
     tokens: list[str]
     # [L + 1][T][top]: the embedding first; a GPT's guesses are about the next token
     guesses: list[list[list[LayerGuess]]]
+
+
+def chosen_reader(model: Model, reading: Reading | None) -> Model:
+    """A model trained both ways in the reading that was asked for; masked if none was.
+
+    Raises:
+        UsageError: the model has one reading only.
+    """
+    if reading is not None and not model.config.both_ways:
+        raise UsageError("This model reads in one way only: leave `reading` out.")
+    return model if reading == "causal" else model.masked
 
 
 @torch.inference_mode()

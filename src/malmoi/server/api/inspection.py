@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from malmoi.server.api.requests import AttentionRequest, LensRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse
 from malmoi.server.executor import checkpoint, run_on_model
-from malmoi.server.inspect_model import AttentionArray, attention, lens
+from malmoi.server.inspect_model import AttentionArray, attention, chosen_reader, lens
 from malmoi.server.registry import ServedModel
 
 router = APIRouter()
@@ -21,7 +21,7 @@ async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def see() -> str:
-        seen = attention(served.model, ask.text, ask.pair)
+        seen = attention(chosen_reader(served.model, ask.reading), ask.text, ask.pair)
         facts = {
             "model": served.name,
             "tokens": seen.tokens,

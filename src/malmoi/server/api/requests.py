@@ -399,6 +399,9 @@ class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페
 
     text: str
     pair: str | None = None
+    reading: Literal["causal", "masked"] | None = Field(
+        None, description="How a model trained both ways reads: masked unless set."
+    )
 
 
 class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of France is", top=3)):

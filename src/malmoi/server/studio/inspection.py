@@ -15,7 +15,14 @@ from pydantic import BaseModel, Field
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.server.inspect_model import AttentionMaps, LayerGuess, attention, lens
+from malmoi.server.inspect_model import (
+    AttentionMaps,
+    LayerGuess,
+    Reading,
+    attention,
+    chosen_reader,
+    lens,
+)
 from malmoi.server.studio.tokens import TokenChance, readable_token
 from malmoi.tokenizer import Tokenizer
 
@@ -39,18 +46,19 @@ class AttentionViewRequest(ApiRequest):
     text: TextField
     pair: TextField | None = None
     words: bool = False  # pieces of a word merged
+    reading: Reading | None = None  # of a model trained both ways
     layer: int = Field(0, ge=0, le=10_000)
     head: int = Field(0, ge=0, le=10_000)
 
 
 @lru_cache(maxsize=2)  # another head of the same text is another request
-def _maps(model: Model, text: str, pair: str | None) -> AttentionMaps:
-    return attention(model, text, pair, MAX_VIEW_NUMBERS)
+def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) -> AttentionMaps:
+    return attention(chosen_reader(model, reading), text, pair, MAX_VIEW_NUMBERS)
 
 
 def attention_view(model: Model, wanted: AttentionViewRequest) -> AttentionView:
     """One head's attention, rounded, and a thumbnail of every head's."""
-    seen = _maps(model, wanted.text, wanted.pair)
+    seen = _maps(model, wanted.text, wanted.pair, wanted.reading)
     words = wanted.words
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights

@@ -12,6 +12,9 @@ import { savePng, saveSvg } from "../save.js";
 import { t } from "../words.js";
 
 const PICTURES = { lines, matrix };
+const READINGS = ["masked", "causal"];
+/** Whether the model was trained both ways: it generates, and it fills in. */
+const bothWays = (model) => model.causal && model.can.includes("fill");
 const READABLE = 64; // tokens up to which the numbers are written before anyone asks
 
 class Looks {
@@ -29,10 +32,11 @@ class Looks {
   }
 
   async read(signal) {
-    const { model, text, pair, words } = this.page.values;
+    const { model, text, pair, words, reading } = this.page.values;
     const [layer, head] = this.place;
     const second = this.page.model.causal ? null : pair || null;
     const body = { model, text, pair: second, words: words === "yes", layer, head };
+    if (bothWays(this.page.model)) body.reading = reading;
     this.seen = await post("studio/attention", body, signal);
     this.draw();
   }
@@ -87,14 +91,15 @@ class Looks {
 export default {
   name: "attention",
   needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
-  defaults: () => ({ text: "", pair: "", words: "no", layer: "1", head: "1", picture: "lines" }),
+  defaults: () => ({ text: "", pair: "", words: "no", reading: "masked", layer: "1", head: "1", picture: "lines" }),
 
   build(page) {
     const looks = new Looks(page);
     const pictures = Object.keys(PICTURES).map((name) => [name, t(`picture.${name}`)]);
     const second = page.some((model) => !model.causal) && line(page, "pair");
+    const reading = page.some(bothWays) && pick(page, "reading", READINGS.map((name) => [name, t(`reading.${name}`)]));
     return [
-      card(area(page, "text", 2), row(modelField(page), second, pick(page, "picture", pictures), check(page, "words"))),
+      card(area(page, "text", 2), row(modelField(page), second, reading, pick(page, "picture", pictures), check(page, "words"))),
       h("div", { class: "pair" }, card(looks.large), card(looks.small)),
       looks.details,
     ];
