@@ -486,13 +486,8 @@ def test_a_misspelt_pattern_gives_a_hint(visitor: Visitor) -> None:
 # where it has no Korean ones
 MEANT = {
     "too long": ("generate", {"text": "state union " * 90}, "이어 쓸 자리가 없습니다", ""),
-    "too long to look at": (
-        "lens",
-        {"text": "하늘 " * 300},
-        "글이 너무 깁니다",
-        "more than this model's context",
-    ),
-    "no mask": ("fill", {"text": "…"}, "빈칸이 없습니다", "There is nothing to fill"),
+    "too long to look at": ("lens", {"text": "하늘 " * 300}, "컨텍스트(256토큰)보다 깁니다", ""),
+    "no mask": ("fill", {"text": "…"}, "채울 빈칸이 없습니다", ""),
     "cannot be read as tokens": ("beside", {"text": " "}, "문장이 없습니다", ""),
     "half a seed": (
         "generate",
