@@ -405,7 +405,7 @@ def test_the_verdict_gives_advice_that_fits() -> None:
         "guessing by token frequency gives 8.99). "
         "Use --minutes 75 or a smaller batch (--set train.batch=8)."
     )
-    assert "A lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
+    assert "a lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
     assert "has memorised its text (loss 1.20)" in verdict(recipe, 5000, 9.2, 8.987, training=1.2)
     sized = resolve_recipe("gpt", {"minutes": 2})
     assert verdict(sized, 100, 8.985, 8.987).endswith("Use --minutes 6.")

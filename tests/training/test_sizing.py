@@ -3,6 +3,7 @@ and refuses what cannot work.
 """
 
 import json
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from malmoi.system.language import translate
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
+from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import train_tokenizer
+from malmoi.training.data.encode import build_stores
+from malmoi.training.data.pairs import Pairs
 from malmoi.training.measuring import Speed, measure_text
 from malmoi.training.pretrain import explain_size
 from malmoi.training.sizing import MAX_EPOCHS, SizeChoice, choose_size, vocabulary_size
@@ -121,7 +125,25 @@ def test_a_source_counts_by_its_length_not_by_its_sample(tmp_path: Path) -> None
     text = measure_text([read_documents([tmp_path])])
     letters = train_tokenizer(["ab"], kind="char", vocab=8)
     assert text.tokens(letters) == pytest.approx(2_000_000, rel=0.001)
-    assert text.row_tokens(letters, 100) == 80  # rows of 100 and of 20
+    assert text.row_tokens(letters, 100, split_sentences) == 80  # rows of 100 and of 22
+
+
+@pytest.mark.parametrize("separator", ["\n", " "])
+def test_a_berts_rows_are_as_long_as_foreseen(tmp_path: Path, separator: str) -> None:
+    """Of lines, of very different lengths, and of longer texts of several sentences."""
+    draw = random.Random(0)
+    texts = [" ".join(["Word"] * draw.choice([2, 5, 40])) + "." for _ in range(3000)]
+    parts = [separator.join(texts[i : i + 5]) for i in range(0, len(texts), 5)]
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n".join(parts), "utf-8")
+    words = train_tokenizer(["Word ."], kind="wordpiece", vocab=40)
+    text = measure_text([read_documents([corpus])])
+    stores = build_stores(
+        read_documents([corpus]), words, tmp_path, sentences=split_sentences, valid=0.0
+    )
+    rows = Pairs(stores.train, 64, 0, specials=words.specials, next=None, short=0.0)
+    mean = rows.batch(range(5000))["lengths"].mean()
+    assert text.row_tokens(words, 64, split_sentences) == pytest.approx(mean, rel=0.05)
 
 
 def test_a_run_sizes_itself_and_resumes_with_the_same_size(
@@ -155,6 +177,7 @@ def test_a_berts_batch_counts_the_tokens_of_short_texts(tmp_path: Path) -> None:
     sized = explain_size("bert", [str(lines)], device="cpu", minutes=1)
     assert sized.recipe.train.batch >= 32
     assert not sized.recipe.train.fit_batch
+    assert sized.recipe.data.packed
     assert any("tokens on average (at most" in sentence for sentence in sized.reasons)
     assert not [one for one in sized.reasons if translate(one, "ko") == one]
 

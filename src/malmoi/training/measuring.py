@@ -6,11 +6,12 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, chain, islice, takewhile
 
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.encode import Splitter
 from malmoi.training.device import choose_execution, known_flops, thread_count
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
@@ -42,14 +43,23 @@ class TextSize:
         """Estimates the tokens of the text from the sample."""
         return max(1, round(self._total(map(len, tokenizer.ids(list(self.sample))))))
 
-    def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
-        """Tokens of a BERT's row on average: a row does not go on into the next document.
+    def row_tokens(self, tokenizer: Tokenizer, context: int, split: Splitter) -> int:
+        """Tokens of a BERT's row on average, [CLS] and [SEP] too (`training.data.pairs.Pairs`).
 
-        Rows start at tokens drawn from the whole text, so that documents count by their length.
+        It begins with the sentence after a token drawn from the whole text, so a sentence counts by
+        the length of the one before it, and does not go on into the next document.
         """
-        lengths = [len(ids) for ids in tokenizer.ids(list(self.sample))]
-        rows = [length / max(1, math.ceil(length / context)) for length in lengths]
-        mean = self._total(map(operator.mul, lengths, rows)) / max(1.0, self._total(lengths))
+        sentences = [split(text) for text in self.sample]
+        counts = iter([len(ids) for ids in tokenizer.ids(list(chain(*sentences)))])
+        rows: list[int] = []
+        drawn: list[float] = []
+        for weight, pieces in zip(self.weights, sentences, strict=True):
+            lengths = list(islice(counts, len(pieces)))
+            left = list(accumulate(reversed(lengths)))[::-1]
+            rows += [min(context, tokens + 2) for tokens in left]
+            drawn += [weight * length for length in lengths]
+        before = drawn[-1:] + drawn[:-1]
+        mean = math.fsum(map(operator.mul, before, rows)) / max(1.0, math.fsum(before))
         return min(context, max(1, round(mean)))
 
     def _total(self, counts: Iterable[float]) -> float:

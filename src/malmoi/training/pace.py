@@ -258,7 +258,7 @@ def verdict(
         f"gives {guessing:.2f})."
     )
     if steps >= USEFUL_UPDATES:
-        return f"After {updates}: {nothing} A lower train.lr, or more text, may help."
+        return f"After {updates}: {nothing} More training, a lower train.lr or more text may help."
     smaller = (
         f"a smaller batch (--set train.batch={smallest_batch(recipe)})"
         if c.batch > smallest_batch(recipe)

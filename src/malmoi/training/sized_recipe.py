@@ -10,6 +10,7 @@ from malmoi.errors import UsageError
 from malmoi.model import count_parameters
 from malmoi.system.language import plural
 from malmoi.text.documents import DocumentReader
+from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.estimate import meta_network
 from malmoi.training.measuring import Speed, TextSize, measure_speed, measure_text
@@ -33,6 +34,7 @@ MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
 VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
 MASKED_ROW = 128  # tokens of a masked row of `both`
+PACKED_PASS = 512  # tokens of a pass of short texts on a processor, which attends to all of them
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def size_recipe(
         )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     if kind == "bert":
-        size = replace(size, row=text.row_tokens(words, size.model.context))
+        split = sentence_splitter(requested.data.sentences)
+        size = replace(size, row=text.row_tokens(words, size.model.context, split))
     changes = _settings(kind, size, text, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
@@ -116,7 +119,7 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
     batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
     steps = max(1, size.tokens // (batch * size.row))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
-    return model | {
+    settings = {
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
@@ -124,10 +127,23 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
         # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
-        "train.fit_batch": size.row == size.model.context,
+        "train.fit_batch": not _short_rows(size),
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
     }
+    return model | settings | _packing(size, device)
+
+
+def _packing(size: SizeChoice, device: str) -> dict[str, Any]:
+    """On a processor rows are padded, unless most of each would be padding (docs/lab.md)."""
+    if device != "cpu" or 2 * size.row > size.model.context:
+        return {}
+    return {"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)}
+
+
+def _short_rows(size: SizeChoice) -> bool:
+    """Whether most texts end before a row is full."""
+    return size.row < 0.9 * size.model.context
 
 
 def _masked_length(kind: Kind, context: int) -> int:
@@ -163,7 +179,7 @@ def _reasons(
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
     yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
     steps = size.tokens // (c.batch * size.row)
-    if size.row < m.context:
+    if _short_rows(size):
         yield (
             f"Batch: {c.batch} texts of {size.row} tokens on average (at most {m.context}), about "
             f"{plural(steps, 'step')}."
