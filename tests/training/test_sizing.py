@@ -190,6 +190,18 @@ def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
     assert not [one for one in sized.reasons if translate(one, "ko") == one]
 
 
+def test_what_is_given_decides_what_is_chosen(tmp_path: Path) -> None:
+    """A width that seven heads divide, and masked rows that a context of 200 divides into."""
+    corpus = [str(write_corpus(tmp_path / "text.txt", documents=120))]
+    model = explain_size("gpt", corpus, device="cpu", minutes=1, heads=7).recipe.model
+    assert (model.heads, model.width % 14, model.head_width) == (7, 0, 0)
+    for context, length in ((200, 100), (256, 128), (96, 0), (211, 0)):
+        sized = explain_size("both", corpus, device="cpu", minutes=1, context=context)
+        assert sized.recipe.data.masked_length == length
+    with pytest.raises(UsageError, match="masked_length=100 does not divide the 16 tokens"):
+        explain_size("both", corpus, device="cpu", minutes=1, context=16, masked_length=100)
+
+
 def test_impossible_sizes_are_refused_in_a_sentence(tmp_path: Path) -> None:
     tiny = tmp_path / "tiny.txt"
     tiny.write_text("To be, or not to be. " * 90)
@@ -200,4 +212,7 @@ def test_impossible_sizes_are_refused_in_a_sentence(tmp_path: Path) -> None:
         explain_size("gpt", [str(corpus)], device="cpu", minutes=1, context=100_000)
     with pytest.raises(UsageError, match="follows from its time: give --minutes"):
         malmoi.pretrain("bert", data=tiny, out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run" / "recipe.json").exists()
+    tiny.write_text("")
+    with pytest.raises(MalmoiError, match="every source is empty"):
+        malmoi.pretrain("gpt-char", data=tiny, out=tmp_path / "run", device="cpu", minutes=1)
+    assert not (tmp_path / "run").exists()

@@ -158,10 +158,12 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
     """Locks a folder, created if needed, for one process; a second one waits or is refused.
 
     Several processes may hold a shared lock together, also from several machines. Otherwise partial
-    files of killed processes are removed first; disk errors are explained.
+    files of killed processes are removed first; disk errors are explained. A folder made for work
+    that fails before it writes anything is removed again.
     """
     import fcntl
 
+    new = not (wait or shared or folder.exists())
     with explain_disk_errors(folder):
         make_folder(folder)
         _check_no_folder(folder / LOCK_NAME)
@@ -176,7 +178,12 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
                 ) from error
             if not shared:
                 _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
-            yield
+            try:
+                yield
+            except Exception:
+                if new and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
+                    shutil.rmtree(folder)
+                raise
 
 
 def _remove_partial_files(halves: Iterable[Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from malmoi.errors import UsageError, nearest
 from malmoi.model import PATTERNS
 from malmoi.training.recipe import BUDGETS, OBJECTIVE_SAMPLES, Recipe, read_recipe
-from malmoi.training.recipes import RECIPES, named_recipe
+from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 from malmoi.training.schedule import SCHEDULES
 
 
@@ -17,12 +17,17 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
     """A recipe by name or file with overrides; a new budget replaces the recipe's own."""
     chosen = _find(recipe) if isinstance(recipe, str) else recipe
     paths = settings_by_path(chosen, overrides)
+    sized = isinstance(recipe, str) and recipe in SIZED
+    if sized and "model.heads" in paths:
+        paths = {"model.head_width": 64, **paths}  # until the width is chosen, by the heads
     if "train.batch" in paths:
         paths = {"train.fit_batch": False, **paths}
     if names_budget(paths):
         unset: dict[str, Any] = dict.fromkeys(BUDGETS, 0)
         chosen = replace(chosen, train=replace(chosen.train, **unset))
-    chosen = chosen.override(paths).check()
+    chosen = chosen.override(paths)
+    # the row that data.masked_length divides is still to be chosen
+    (chosen.override({"data.masked_length": 0}) if sized else chosen).check()
     return replace(chosen, plugins=_plugins(chosen))
 
 

@@ -147,8 +147,14 @@ def _short_rows(size: SizeChoice) -> bool:
 
 
 def _masked_length(kind: Kind, context: int) -> int:
-    """Tokens of the masked rows of `both`: shorter ones teach more (docs/lab.md)."""
-    return MASKED_ROW if kind == "both" and context % MASKED_ROW == 0 else 0
+    """Tokens of the masked rows of `both`, which divide the context: short ones teach more.
+
+    docs/lab.md has 128 next to the whole context of 512.
+    """
+    if kind != "both" or context <= MASKED_ROW:
+        return 0
+    shorter = range(MASKED_ROW, MASKED_ROW // 2 - 1, -1)
+    return next((length for length in shorter if context % length == 0), 0)
 
 
 def _reasons(

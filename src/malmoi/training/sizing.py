@@ -81,12 +81,17 @@ def tokens_per_weight(flops: float) -> float:
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(depth, width) from small to large, about 64 of width per layer; given values are fixed."""
     found = []
-    heads = max(1, int(given.get("heads", 1)))
-    divisible = [width for width in WIDTHS if width % heads == 0]
-    for width in [int(given["width"])] if "width" in given else divisible:
+    for width in [int(given["width"])] if "width" in given else _widths(given.get("heads", 1)):
         depths = range(max(2, width // 64 - 1), max(2, width // 64) + 2)
         found += [(d, width) for d in ([int(given["depth"])] if "depth" in given else depths)]
     return sorted(found, key=lambda shape: _block_weights(*shape))
+
+
+def _widths(heads: int) -> list[int]:
+    """Widths that divide into so many heads of an even width, multiples of 16 among them."""
+    unit = 16 * heads
+    even = {width for width in WIDTHS if width % (2 * heads) == 0}
+    return sorted(even | {unit * max(1, round(width / unit)) for width in WIDTHS})
 
 
 def _block_weights(depth: int, width: int) -> int:
