@@ -130,3 +130,5 @@ def test_both_readings_of_one_folder_are_evaluated(
     gpt = Model(Checkpoint(network(model.tokenizer), model.tokenizer))
     with pytest.raises(UsageError, match="reads left to right only"):
         malmoi.evaluate(gpt, "blimp", data, reading="masked")
+    with pytest.raises(UsageError, match="does not read left to right"):
+        malmoi.evaluate(model.masked, "blimp", data, reading="causal")

@@ -36,7 +36,7 @@ class InContextConfig:
     limit: int | None = None  # maximum number of items
     score: str = "total"  # how the likelihoods of choices are compared
     template: str | None = None  # another prompt template
-    reading: str = "causal"  # for a model trained both ways: causal or masked
+    reading: str | None = None  # for a model trained both ways: causal (if none) or masked
     skip_bad: bool = False
 
 
@@ -86,13 +86,7 @@ def evaluate_in_context(
 ) -> Iterator[InContextResult]:
     """Yields a result for each number of examples as it is computed."""
     wanted = parse_shots(asking.shots)
-    if asking.reading not in READINGS:
-        raise UsageError(
-            f"There is no reading mode {asking.reading!r}.{nearest(asking.reading, READINGS)}"
-        )
-    if asking.reading == "masked" and model.network.trunk.is_causal:
-        model.network.masked()  # refuses a model that reads left to right only
-        model = model.masked
+    model = _in_reading(model, asking.reading)
     if asking.score not in (known := scorings(model)):
         raise UsageError(
             f"There is no method {asking.score!r} to compare choices.{nearest(asking.score, known)}"
@@ -109,6 +103,21 @@ def evaluate_in_context(
             QuestionBuilder(prompted, model, pool, shots, asking.seed),
             notes,
         )
+
+
+def _in_reading(model: Model, reading: str | None) -> Model:
+    """The model in the reading that was asked for; refuses one that it was not trained for."""
+    if reading is None:
+        return model
+    if reading not in READINGS:
+        raise UsageError(f"There is no reading mode {reading!r}.{nearest(reading, READINGS)}")
+    causal = model.network.trunk.is_causal
+    if reading == "causal" and not causal:
+        raise UsageError("This model does not read left to right: leave `reading` out.")
+    if reading == "masked" and causal:
+        model.network.masked()  # refuses a model that reads left to right only
+        return model.masked
+    return model
 
 
 def _result(
