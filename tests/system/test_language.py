@@ -73,8 +73,8 @@ def sentences() -> set[str]:
             # a metric with its value, a number with its unit
             words = text.replace("_", " ")
             if text.isidentifier():
-                accuracy = f"{words} accuracy"  # of a loss
-                found |= {words, f"{words} {{}}", f"{{}} {words}", accuracy, f"{accuracy} {{}}"}
+                measures = (words, f"{words} accuracy", f"{words} loss")  # the last two of a head
+                found |= {f"{{}} {words}", *measures, *(f"{name} {{}}" for name in measures)}
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "plural":
             noun = template(node.args[1])
             found |= {f"{{}} {noun}", f"{{}} {noun}s"}
