@@ -125,7 +125,7 @@ def test_a_source_counts_by_its_length_not_by_its_sample(tmp_path: Path) -> None
     text = measure_text([read_documents([tmp_path])])
     letters = train_tokenizer(["ab"], kind="char", vocab=8)
     assert text.tokens(letters) == pytest.approx(2_000_000, rel=0.001)
-    assert text.row_tokens(letters, 100, split_sentences) == 80  # rows of 100 and of 22
+    assert text.row_tokens(letters, 100) == 80  # rows of 100 and of 22
 
 
 @pytest.mark.parametrize("separator", ["\n", " "])
@@ -143,7 +143,7 @@ def test_a_berts_rows_are_as_long_as_foreseen(tmp_path: Path, separator: str) ->
     )
     rows = Pairs(stores.train, 64, 0, specials=words.specials, next=None, short=0.0)
     mean = rows.batch(range(5000))["lengths"].mean()
-    assert text.row_tokens(words, 64, split_sentences) == pytest.approx(mean, rel=0.05)
+    assert text.row_tokens(words, 64) == pytest.approx(mean, rel=0.05)
 
 
 def test_a_run_sizes_itself_and_resumes_with_the_same_size(

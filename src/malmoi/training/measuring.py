@@ -10,8 +10,8 @@ from itertools import accumulate, chain, islice, takewhile
 
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
+from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.encode import Splitter
 from malmoi.training.device import choose_execution, known_flops, thread_count
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
@@ -43,13 +43,13 @@ class TextSize:
         """Estimates the tokens of the text from the sample."""
         return max(1, round(self._total(map(len, tokenizer.ids(list(self.sample))))))
 
-    def row_tokens(self, tokenizer: Tokenizer, context: int, split: Splitter) -> int:
+    def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
         """Tokens of a BERT's row on average, [CLS] and [SEP] too (`training.data.pairs.Pairs`).
 
         It begins with the sentence after a token drawn from the whole text, so a sentence counts by
         the length of the one before it, and does not go on into the next document.
         """
-        sentences = [split(text) for text in self.sample]
+        sentences = [split_sentences(text) for text in self.sample]
         counts = iter([len(ids) for ids in tokenizer.ids(list(chain(*sentences)))])
         rows: list[int] = []
         drawn: list[float] = []

@@ -225,7 +225,11 @@ def _describe(
     size += ", " + f"{tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
-    logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens per step")
+    batch = recipe.train.batch
+    if recipe.data.packed:
+        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens at most per step")
+    else:
+        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens per step")
     if recipe.objective in ("lm", "mlm"):
         blind = math.log(network.config.vocab)
         logger.info(

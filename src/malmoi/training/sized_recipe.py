@@ -10,7 +10,6 @@ from malmoi.errors import UsageError
 from malmoi.model import count_parameters
 from malmoi.system.language import plural
 from malmoi.text.documents import DocumentReader
-from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.estimate import meta_network
 from malmoi.training.measuring import Speed, TextSize, measure_speed, measure_text
@@ -82,8 +81,7 @@ def size_recipe(
         )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     if kind == "bert":
-        split = sentence_splitter(requested.data.sentences)
-        size = replace(size, row=text.row_tokens(words, size.model.context, split))
+        size = replace(size, row=text.row_tokens(words, size.model.context))
     changes = _settings(kind, size, text, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
