@@ -196,8 +196,14 @@ def test_what_is_given_decides_what_is_chosen(tmp_path: Path) -> None:
     model = explain_size("gpt", corpus, device="cpu", minutes=1, heads=7).recipe.model
     assert (model.heads, model.width % 14, model.head_width) == (7, 0, 0)
     for context, length in ((200, 100), (256, 128), (96, 0), (211, 0)):
-        sized = explain_size("both", corpus, device="cpu", minutes=1, context=context)
+        settings = {"context": context, "batch": 4, "causal_share": 0.99}
+        sized = explain_size("both", corpus, device="cpu", minutes=1, **settings)
         assert sized.recipe.data.masked_length == length
+        said = (
+            f"Rows: 3 of 4 are read from left to right, the others with masks, {length or context}"
+        )
+        assert any(sentence.startswith(said) for sentence in sized.reasons)
+        assert not [one for one in sized.reasons if translate(one, "ko") == one]
     with pytest.raises(UsageError, match="masked_length=100 does not divide the 16 tokens"):
         explain_size("both", corpus, device="cpu", minutes=1, context=16, masked_length=100)
 

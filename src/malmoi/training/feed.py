@@ -64,14 +64,14 @@ class PhaseFeed:
 
     def _step(self, first: int, size: int, micro: int, device: torch.device) -> list[MicroBatch]:
         """Splits `size` sequences from sample `first` on into passes of one kind, up to `micro`."""
-        stop = first + size
+        kinds = self.kinds or ((1.0, self.samples),)
+        counts = kind_counts([share for share, _ in kinds], size)
         passes = []
-        for i, (share, samples) in enumerate(self.kinds or ((1.0, self.samples),)):
-            left = len(self.kinds) - 1 - i  # kinds that still need a sequence
-            end = stop if left <= 0 else min(first + max(1, round(share * size)), stop - left)
+        for count, (_, samples) in zip(counts, kinds, strict=True):
+            end = first + count
             starts = range(first, end, micro)
             passes += [self._micro(samples, at, min(micro, end - at), device) for at in starts]
-            first = max(first, end)
+            first = end
         return passes
 
     def stream(
@@ -87,6 +87,18 @@ class PhaseFeed:
                 first += size
 
         return Background(steps(), ahead=4)
+
+
+def kind_counts(shares: Sequence[float], size: int) -> list[int]:
+    """Sequences of each kind in a step of `size`: by its share, and one at least if there is room.
+
+    The last kind has the rest.
+    """
+    counts: list[int] = []
+    for left, share in zip(reversed(range(len(shares))), shares, strict=True):
+        room = size - sum(counts)
+        counts.append(max(0, min(max(1, round(share * size)), room - left)) if left else room)
+    return counts
 
 
 def _real_tokens(batch: ArrayBatch) -> int:

@@ -12,6 +12,7 @@ from malmoi.system.language import plural
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.estimate import meta_network
+from malmoi.training.feed import kind_counts
 from malmoi.training.measuring import Speed, TextSize, measure_speed, measure_text
 from malmoi.training.pace import FEW_UPDATES
 from malmoi.training.parallel import ProcessGroup
@@ -191,9 +192,11 @@ def _reasons(
     else:
         yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
     if recipe.objective == "both":
+        d = recipe.data
+        causal, _ = kind_counts((d.causal_share, 1 - d.causal_share), c.batch)
         yield (
-            f"Rows: {recipe.data.causal_share:.0%} are read from left to right, the others with "
-            f"masks, {recipe.data.masked_length or m.context} tokens at a time."
+            f"Rows: {causal} of {c.batch} are read from left to right, the others with masks, "
+            f"{d.masked_length or m.context} tokens at a time."
         )
     if steps < FEW_UPDATES:
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
