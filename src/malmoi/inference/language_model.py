@@ -147,7 +147,7 @@ class LanguageModel(LoadedModel):
         A recurrent model carries its state instead, and a Transformer-XL its memory, of `memory`
         tokens if given.
         """
-        self._require_head("lm", "perplexity")
+        self._require_head("lm", "measure perplexity")
         found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
         return perplexity(found[0])
 
@@ -155,7 +155,7 @@ class LanguageModel(LoadedModel):
         self, text: str, *, stride: int | None = None, memory: int | None = None
     ) -> float:
         """Like perplexity, but comparable between models with different tokenizers."""
-        self._require_head("lm", "bits_per_byte")
+        self._require_head("lm", "measure bits per byte")
         logprobs, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
         return -sum(logprobs) / math.log(2) / size
 

@@ -340,7 +340,7 @@ class Model(ZeroShot, Interpretation):
     def logits(self, text: str) -> Float32Array:
         """Logits over the vocabulary at every token [T, V]."""
         head = self.network.language_head or "lm"
-        self._require_head(head, "logits")
+        self._require_head(head, "give logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
         encoding = (
             require_fit(self.tokenizer.encode_masked(text), self.config.context)
