@@ -24,7 +24,7 @@ from malmoi.inference.generation.beam_search import beam_search
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
-from malmoi.inference.generation.grammar import grammar_constraint
+from malmoi.inference.generation.grammar_constraint import grammar_constraint
 from malmoi.inference.generation.kv_slots import lazy_zeros
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft

@@ -13,7 +13,6 @@ from malmoi.inference.generation.constraints import (
     MinTokens,
 )
 from malmoi.inference.generation.detokenize import stop_strings
-from malmoi.inference.generation.grammar import GRAMMARS, grammar_constraint
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.system.limits import (
     MAX_BEAMS,
@@ -152,11 +151,11 @@ def build_constraint(
     if "min_tokens" in options:
         parts.append(MinTokens(options["min_tokens"], ends))
     # last, since near the limit they choose among the tokens that the others leave
-    parts += [
-        grammar_constraint(name, value, tokenizer, ends)
-        for name, value in options.items()
-        if name in GRAMMARS
-    ]
+    for name in ("choices", "regex", "json_schema"):
+        if name in options:
+            from malmoi.inference.generation.grammar_constraint import grammar_constraint
+
+            parts.append(grammar_constraint(name, options[name], tokenizer, ends))
     return parts[0] if len(parts) == 1 else AllConstraints(parts)
 
 
