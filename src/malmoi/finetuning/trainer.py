@@ -19,6 +19,7 @@ from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
+from malmoi.system.threads import ThreadTuner
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, seed_dropout, thread_count
 from malmoi.training.log import RunLog
@@ -86,6 +87,7 @@ class FinetuneTrainer:
         self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()
         self.state = RunState()
+        self.threads: ThreadTuner
         self.average: WeightAverage | None = None
         self.best: Outcome | None = None
         self.saved = 0.0  # time of the last saved state
@@ -101,7 +103,10 @@ class FinetuneTrainer:
         """Trains for the epochs or minutes; ends with the resulting weights in the network."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
-        with thread_count(self.device, self.state.threads, self.log.line):
+        state = self.state
+        threads = thread_count(self.device, state.threads, state.threads_used, self.log.line)
+        with threads as self.threads:
+            state.threads = self.threads.limit
             self._resume()
             self._steps_through()
         self.learn = self._train_step  # drops the captured graphs and frees their memory
@@ -175,6 +180,8 @@ class FinetuneTrainer:
         self.state.step += 1
         self.clock.step()
         self.state.tokens += batch["tokens"].numel()
+        self.threads.step(batch["tokens"].numel())
+        self.state.threads_used = self.threads.count
         if self.progress > 1 - self.settings.average:
             self._average()
 

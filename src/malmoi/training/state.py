@@ -56,6 +56,7 @@ class Position:
     expected: int = 0  # updates that a budget in minutes was measured to hold
     compiled: bool | None = None  # whether steps are compiled; None: not yet decided
     threads: int = 0  # of the CPU; sums in another order differ in their last bits
+    threads_used: int = 0  # fewer than `threads` while other programs keep the machine busy
     averaged: int = 0  # steps in the weight average
 
     def is_spike(self, loss: float, phase: int) -> bool:
