@@ -71,7 +71,7 @@ def test_beside_busy_programs_nine_tenths_of_the_best_count_remain(machine: Mach
     ]
     machine.others = 0.0
     assert machine.work(60, ALONE) > 0.95 * 60 * ALONE[2]
-    assert machine.said[1:] == ["The machine is free again: computing with 2 of 2 threads."]
+    assert machine.said[1:] == ["The machine is free again: computing with 2 threads."]
 
 
 def test_more_threads_stay_where_they_are_faster(machine: Machine) -> None:

@@ -159,7 +159,8 @@ class ThreadTuner:
         """After a window: tries a count whose rate is not known, or uses the best."""
         if self.others < QUIET or len(self._counts) == 1:
             self._rates = {}
-            self._settle(self.limit, rate, "The machine is free again")
+            sentence = f"The machine is free again: computing with {self.limit} threads."
+            self._settle(self.limit, rate, sentence)
             return
         self._rates[self.count] = (rate + self._rates.get(self.count, rate)) / 2
         self._tried[self.count] = self._now()
@@ -168,20 +169,23 @@ class ThreadTuner:
             self.use(stale[0])
             return
         best = max(self._rates, key=lambda count: self._rates[count] * FEWER ** (count > 1))
-        why = f"Other programs use {self.others:.0%} of this machine"
-        self._settle(best, self._rates[best], why)
+        sentence = (
+            f"Other programs use {self.others:.0%} of this machine: computing with {best} of "
+            f"{self.limit} threads."
+        )
+        self._settle(best, self._rates[best], sentence)
 
     def _is_stale(self, count: int) -> bool:
         late = self._now() - self._tried.get(count, 0.0) > self._pause
         return count not in self._rates or (late and count != self._best)
 
-    def _settle(self, count: int, rate: float, why: str) -> None:
+    def _settle(self, count: int, rate: float, sentence: str) -> None:
         self.rate = rate
         exploring = self.count != self._best
         if count != self.count:
             self.use(count)
         if count != self._best:
-            self._say(f"{why}: computing with {count} of {self.limit} threads.")
+            self._say(sentence)
         elif exploring:
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         self._pause = FIRST_PAUSE if count != self._best else self._pause

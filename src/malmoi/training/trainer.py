@@ -74,6 +74,7 @@ MAX_DEPTH_OF_ONE_GRAPH = 16
 SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
 WORTH_SAYING = 0.2  # other programs' share of the machine
+LONG_ENOUGH = 10.0  # seconds of training
 FEWER_STEPS = 0.9  # of the expected updates
 
 
@@ -188,13 +189,17 @@ class Trainer:
     def _about_others(self) -> str:
         """What other programs cost this run, where it is worth a sentence."""
         others = self.threads.meter.overall
-        if self.group.device.type != "cpu" or self.group.world > 1 or others < WORTH_SAYING:
+        short = self.clock.training < LONG_ENOUGH
+        alone = self.group.device.type == "cpu" and self.group.world == 1
+        if others < WORTH_SAYING or short or not alone:
             return ""
-        sentence = f"Other programs used {others:.0%} of this machine"
         step = self.position.step
         if not self.budget.seconds or step > FEWER_STEPS * self.expected:
-            return f"{sentence}."
-        return f"{sentence}: {step:,} of about {self.expected:,} updates were made."
+            return f"Other programs used {others:.0%} of this machine."
+        return (
+            f"Other programs used {others:.0%} of this machine: {step:,} of about "
+            f"{self.expected:,} updates were made."
+        )
 
     # ------------------------------------------------------------------ steps
 
