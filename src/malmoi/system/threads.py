@@ -10,7 +10,7 @@ sleep soon, and their number follows the neighbours. `OMP_NUM_THREADS` overrides
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -108,15 +108,16 @@ class ThreadTuner:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = limit
-        self.count = limit
+        fixed = fixed or "OMP_NUM_THREADS" in os.environ
+        self.count = limit if fixed else _recent_count(limit)
         self.meter = meter or LoadMeter()
         self.others = 0.0  # other programs' share of the machine, in the last window
         self.rate = 0.0  # work a second with the best count; 0: not yet measured
         self._now = now
         self._say = say
-        self._best = limit
+        self._best = self.count
         self._counts = [limit]
-        while self._counts[-1] > 1 and not fixed and "OMP_NUM_THREADS" not in os.environ:
+        while self._counts[-1] > 1 and not fixed:
             self._counts.append(self._counts[-1] // 2)
         self._rates: dict[int, float] = {}  # of counts tried beside these programs, …
         self._tried: dict[int, float] = {}  # … and when
@@ -192,26 +193,35 @@ class ThreadTuner:
         self._best = count
 
 
-_chosen = (0, 0.0)  # threads of the last inference beside other programs, and when it ended
+_chosen = (0, 0.0)  # threads of the last work beside other programs, and when it ended
+
+
+def _recent_count(limit: int) -> int:
+    """Where work that ended just now left off: much takes less time than a trial."""
+    count, ended = _chosen
+    return count if 0 < count < limit and time.monotonic() - ended < FIRST_PAUSE else limit
 
 
 @contextmanager
-def inference_threads(device: "torch.device") -> Iterator[ThreadTuner]:
-    """Computes with as many threads as pay, within the context; afterwards with those of before.
-
-    The next call begins where one that ended just now left off: many take less than a trial.
-    """
+def tuned_threads(tuner: ThreadTuner) -> Iterator[ThreadTuner]:
+    """Computes with the tuner's threads within the context; afterwards with those of before."""
     global _chosen
     import torch
 
     before = torch.get_num_threads()
-    tuner = ThreadTuner(before, fixed=device.type != "cpu")
-    count, ended = _chosen
-    if 0 < count < before and time.monotonic() - ended < FIRST_PAUSE:
-        tuner.use(count)
+    if tuner.count != before:
+        tuner.use(tuner.count)
     try:
         yield tuner
     finally:
+        if tuner.count < tuner.limit:
+            _chosen = (tuner.count, time.monotonic())
         if tuner.count != before:
             torch.set_num_threads(before)
-            _chosen = (tuner.count, time.monotonic())
+
+
+def inference_threads(device: "torch.device") -> AbstractContextManager[ThreadTuner]:
+    """Computes with as many threads as pay, within the context; afterwards with those of before."""
+    import torch
+
+    return tuned_threads(ThreadTuner(torch.get_num_threads(), fixed=device.type != "cpu"))

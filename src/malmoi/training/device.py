@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from malmoi.config import ModelConfig
 from malmoi.errors import first_line
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
-from malmoi.system.threads import ThreadTuner
+from malmoi.system.threads import ThreadTuner, tuned_threads
 from malmoi.training.loss_module import LossModule
 from malmoi.training.recipe import TrainConfig
 
@@ -136,7 +136,6 @@ def thread_count(
     Another number sums in another order, and a resumed run would no longer be bit-identical: it
     continues with the number last `used`. Only other programs on the machine change it.
     """
-    before = torch.get_num_threads()
     onednn = torch.backends.mkldnn.enabled
     cores = this_machine().cores
     on_cpu = device.type == "cpu"
@@ -145,13 +144,13 @@ def thread_count(
             f"This run began with {recorded} threads and continues with {cores}: results may "
             "differ in the last digits."
         )
-    tuner = ThreadTuner(min(recorded or before, cores), say, fixed=not on_cpu)
-    if on_cpu:
-        tuner.use(min(used or tuner.limit, tuner.limit))
+    limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
+    tuner = ThreadTuner(limit, say, fixed=not on_cpu)
+    tuner.count = min(used, limit) or tuner.count
     try:
-        yield tuner
+        with tuned_threads(tuner):
+            yield tuner
     finally:
-        torch.set_num_threads(before)
         # torch turns oneDNN off for good when a bf16 product fails, as on a chip without bf16:
         # later runs of this process would round differently from those of others
         torch.backends.mkldnn.enabled = onednn
