@@ -255,7 +255,7 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert "model.tied\tTrue\tthe vocabulary head reuses the token embedding" in shown
     found = json.loads(call("doctor", "--json").out)
     expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
-    assert expected | {"gpu", "memory", "disk", "extras"} == set(found)
+    assert expected | {"gpu", "memory", "disk", "tested on", "extras"} == set(found)
     assert torch.__version__ in call("doctor").out
 
 

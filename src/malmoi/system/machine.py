@@ -243,7 +243,7 @@ def detect() -> Machine:
         features=_features(),
         cores=_cores(),
         memory=_total_memory(),
-        compiler=next(filter(None, map(shutil.which, ("g++", "clang++", "gcc", "clang"))), None),
+        compiler=_compiler(),
         mkl=None,
         triton=None,
         accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
@@ -253,6 +253,12 @@ def detect() -> Machine:
 def _architecture() -> str:
     name = platform.machine().lower()
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def _compiler() -> str | None:
+    """A compiler whose libraries can be loaded here; those of Windows were never tried."""
+    names = () if sys.platform == "win32" else ("g++", "clang++", "gcc", "clang")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _features() -> frozenset[str]:

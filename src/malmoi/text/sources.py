@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import shutil
 import sys
 import tempfile
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,20 +75,21 @@ class StandardInput:
     name = "-"
 
     def __init__(self) -> None:
-        self._spool = tempfile.NamedTemporaryFile(prefix="malmoi-", suffix=".txt")  # noqa: SIM115 - lives as long as self
+        self._spool = Path(tempfile.mkdtemp(prefix="malmoi-")) / "stdin.txt"
+        weakref.finalize(self, shutil.rmtree, self._spool.parent, ignore_errors=True)
         digest = hashlib.sha256()
-        while piece := sys.stdin.buffer.read(1 << 20):
-            digest.update(piece)
-            self._spool.write(piece)
-        self._spool.flush()
+        with self._spool.open("wb") as spool:
+            while piece := sys.stdin.buffer.read(1 << 20):
+                digest.update(piece)
+                spool.write(piece)
         self._digest = digest.hexdigest()
 
     @property
     def size(self) -> int:
-        return self._spool.tell()
+        return self._spool.stat().st_size
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
-        return FORMATS[".txt"](Path(self._spool.name), want)
+        return FORMATS[".txt"](self._spool, want)
 
     def fingerprint(self) -> list[Any]:
         return ["-", self._digest]
