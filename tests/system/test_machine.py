@@ -57,6 +57,20 @@ def test_each_chip_computes_in_what_it_does_well(
     assert machine.inference_dtype("cpu", torch.float16) == torch.float32
 
 
+def test_a_described_machine_never_asks_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in (True, False):
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda answer=answer: answer)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda answer=answer: 8 * answer)
+        assert PLAIN_X86.column_major_pays
+        assert not ARM_SERVER.column_major_pays
+        assert not ARM_SERVER.has_triton
+        assert detect().column_major_pays is answer
+        with pretend(H200):
+            assert pick_device("cuda:0").type == "cuda"
+            with pytest.raises(UsageError, match="this machine has 1"):
+                pick_device("cuda:1")
+
+
 def test_kernels_follow_the_instructions_and_the_compiler() -> None:
     assert ARM_SERVER.int8_instructions is None  # no compiler
     assert replace(ARM_SERVER, compiler="g++").int8_instructions == "dotprod"

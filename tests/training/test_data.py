@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -249,37 +248,27 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 CHILD = """
-import sys, time
+import itertools, os, signal, sys
 sys.path[:0] = {path!r}
 import test_data as t
 from malmoi.training.data.encode import build_stores; from malmoi.training.data import encode
 encode.JOURNAL_BYTES = 400
-class Slow(t.Words):
+class Mortal(t.Words):
     def ids(self, texts):
-        time.sleep(0.004)
+        if next(calls) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().ids(texts)
-print("ready", flush=True)
-build_stores(t.corpus(300), Slow(), sys.argv[1], sentences=t.lines)
+calls = itertools.count()
+build_stores(t.corpus(300), Mortal(), sys.argv[1], sentences=t.lines)
 """
 
 
 def test_killed_builds_resume_to_the_same_bytes(tmp_path: Path) -> None:
-    rng = random.Random(1)
+    """Killed in the middle of a text: of the first one, of later ones; the last build survives."""
     script = CHILD.format(path=[str(Path(__file__).parent)])
-    kills, code = 0, None
-    while code != 0:
-        child = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / "a")], stdout=subprocess.PIPE
-        )
-        with child:
-            child.stdout.readline()
-            time.sleep(rng.uniform(0.02, 0.35) if kills < 3 else 0)
-            if kills < 3 and child.poll() is None:
-                child.send_signal(signal.SIGKILL)
-                kills += 1
-        code = child.returncode
-        assert code in (0, -signal.SIGKILL)
-    assert kills >= 2
+    for call, code in ((0, -signal.SIGKILL), (20, -signal.SIGKILL), (35, -signal.SIGKILL), (-1, 0)):
+        command = [sys.executable, "-c", script, str(tmp_path / "a"), str(call)]
+        assert subprocess.run(command).returncode == code
     build_stores(corpus(300), Words(), tmp_path / "b", sentences=lines)
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
 

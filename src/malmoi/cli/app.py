@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from malmoi import __version__
 from malmoi.cli.deprecated import current_options
@@ -118,6 +119,8 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         for key, verb in vars(module).items()
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
+    for verb in verbs:
+        _write_names(verb)
     settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
@@ -133,6 +136,17 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
     for verb in verbs:
         group.command(verb.__name__.removesuffix(SUFFIX), cls=Command, help=_about(verb))(verb)
     app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+def _write_names(verb: Callable[..., None]) -> None:
+    """Names each option after its parameter: versions of typer derive a missing name differently.
+
+    Options that commands share have theirs in `malmoi.cli.options`.
+    """
+    for name, parameter in signature(verb).parameters.items():
+        info = parameter.default
+        if isinstance(info, OptionInfo) and not info.param_decls:
+            info.param_decls = (f"--{name.replace('_', '-')}",)
 
 
 def _about(thing: Callable[..., None] | ModuleType) -> str:
@@ -165,7 +179,9 @@ def malmoi(
     version: bool = option(False, "Print the version and exit.", "--version"),
     debug: bool = option(False, "Show the full traceback of an error.", "--debug"),
     plugin: list[Path] | None = option(
-        None, "Python file that registers tasks, losses, schedules…; works with any command."
+        None,
+        "Python file that registers tasks, losses, schedules…; works with any command.",
+        "--plugin",
     ),
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.

@@ -101,7 +101,9 @@ def prune_command(
 
 def distil_command(
     model: opt.Model,
-    data: Annotated[list[Path], described("Text, or rows of the task, to train the student on.")],
+    data: Annotated[
+        list[Path], described("Text, or rows of the task, to train the student on.", "--data")
+    ],
     out: opt.Out,
     task: opt.Task = None,
     dev: list[Path] | None = option(None, "Evaluation rows.", shown="a tenth of --data"),

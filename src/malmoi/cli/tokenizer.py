@@ -30,7 +30,12 @@ def train_command(
         "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
     ),
     vocab: int = count(30_000, "Vocabulary size."),
-    lowercase: bool | None = option(None, "Lowercase the text first.", shown="depends on the kind"),
+    lowercase: bool | None = option(
+        None,
+        "Lowercase the text first.",
+        "--lowercase/--no-lowercase",
+        shown="depends on the kind",
+    ),
     min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
     morphemes: Literal["none", "kiwi"] = option(
         "none", "kiwi: split Korean words into morphemes first (pip install kiwipiepy)."
@@ -71,7 +76,7 @@ def train_command(
 def extend_command(
     model: opt.Model,
     data: Annotated[
-        list[str], described("Text to learn from: a file, folder or glob; repeatable.")
+        list[str], described("Text to learn from: a file, folder or glob; repeatable.", "--data")
     ],
     out: opt.Out,
     add: int = count(2000, "Number of tokens to add."),

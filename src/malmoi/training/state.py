@@ -7,7 +7,6 @@ Nothing is unpickled.
 
 import json
 import math
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from malmoi.config import field_types
 from malmoi.errors import MalmoiError
-from malmoi.system.files import explain_disk_errors
+from malmoi.system.files import explain_disk_errors, flush_to_disk
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
@@ -111,7 +110,7 @@ def save_state(
         local = {name: local_part(t).detach().cpu().contiguous() for name, t in own.items()}
         rows = {name: _first_row(t) for name, t in own.items()}
         save_file(local, file, {"rows": json.dumps(rows)})
-        _fsync(file)
+        flush_to_disk(file)
         group.barrier()
         if group.first:
             _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
@@ -144,13 +143,13 @@ def _publish(
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
     state = {"format": STATE_FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
     (beside / "state.json").write_text(json.dumps(state), "utf-8")
-    _fsync(beside / "state.json")
+    flush_to_disk(beside / "state.json")
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     beside.rename(final)
-    _fsync(final.parent)
+    flush_to_disk(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -408,11 +407,3 @@ def _checksum(path: Path) -> list[int]:
         while chunk := file.read(1 << 24):
             crc = zlib.crc32(chunk, crc)
         return [file.tell(), crc]
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
