@@ -12,7 +12,7 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
+from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
 from malmoi.inference.generation.cuda_graphs import record_graph
@@ -23,6 +23,7 @@ from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, seed_dropout, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
+from malmoi.training.losses.base import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
 from malmoi.training.schedule import rate_at
@@ -72,10 +73,6 @@ class FinetuneTrainer:
         self.log_every = min(LOG_EVERY, max(1, self.steps // MAX_CURVE_POINTS))
         self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
-        self.counts = {
-            name: torch.tensor(n, device=self.device)
-            for name, n in labels_per_batch(items, settings.batch).items()
-        }
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, settings.layer_decay)
@@ -187,8 +184,10 @@ class FinetuneTrainer:
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update; returns its loss."""
         loss: Tensor
+        # counted on the device: a captured step cannot wait for a number
+        counts = count_labels(self.loss_module.objective, batch)
         with self.execution.computing():
-            loss, _ = self.loss_module(batch, self.counts)
+            loss, _ = self.loss_module(batch, {name: n.clamp(min=1) for name, n in counts.items()})
         loss.backward()
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
