@@ -95,7 +95,7 @@ def test_a_registered_metric_selects(
     done = malmoi.finetune(
         model, kind, rows, tmp_path / "again", rows, metric="always_half", steps=1, patience=1
     )
-    assert list(done.metrics)[0] == "always_half"
+    assert next(iter(done.metrics)) == "always_half"
 
 
 def test_plugins_may_be_named_before_or_after_the_command() -> None:
