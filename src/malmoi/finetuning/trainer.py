@@ -1,5 +1,6 @@
 """The fine-tuning loop: batches of similar length, and the mean of the last weights."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,9 +27,10 @@ from malmoi.training.loss_module import LossModule
 from malmoi.training.losses.base import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
+from malmoi.training.parallel import ProcessGroup
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals
-from malmoi.training.state import load_state
+from malmoi.training.state import load_state, weights_are_finite
 
 # forward, backward, update: takes a batch, returns its loss
 ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
@@ -106,6 +108,8 @@ class FinetuneTrainer:
             self.network.load_state_dict(self.state.best_weights)
         elif self.average is not None:
             self.average.keep()
+        if not weights_are_finite(self.network, ProcessGroup(device=self.device)):
+            raise self._diverged("its weights are no numbers")
         self.network.eval()
 
     def judge(self, evaluate: Callable[[], Outcome], rows: str = "judged") -> Outcome:
@@ -208,6 +212,7 @@ class FinetuneTrainer:
         if over or (self.selects and self.state.evaluations_since >= self.settings.patience):
             return True
         if signal or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+            self.log.require_folder()
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
@@ -238,11 +243,16 @@ class FinetuneTrainer:
         metrics = {"step": self.step, "loss": loss}
         return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
 
+    def _diverged(self, how: str) -> MalmoiError:
+        return MalmoiError(
+            f"The fine-tuning diverged: {how} at step {self.step:,}; a lower lr usually helps."
+        )
+
     def _row(self) -> None:
         loss = float(torch.stack(self.state.pending).mean())
         self.state.pending = []
-        if loss != loss:
-            raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss:g}")
         speed = self.clock.steps_per_second * self.state.tokens / self.step
         self.log.write_row(
             step=self.step,

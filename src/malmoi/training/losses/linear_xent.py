@@ -87,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx = torch.empty_like(x)
         dw = torch.zeros_like(padded, dtype=torch.float32)
         db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        total = x.new_zeros((), dtype=torch.float32)
+        total: Tensor = x.new_zeros((), dtype=torch.float32)
         size = _rows(x, weight)
         piece = _fused() if x.is_cuda else _in_place
         for start in range(0, len(x), size):
