@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
@@ -382,6 +383,33 @@ def test_models_without_a_hugging_face_class_round_trip(tmp_path: Path) -> None:
     ).eval()
     write_checkpoint(Checkpoint(rotary), tmp_path)
     assert torch.equal(read_checkpoint(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"])
+
+
+class PlainPositions(nn.Module):
+    """Positions as a newcomer writes them: tensors without a device, in a buffer or not."""
+
+    def __init__(self, context: int, width: int, **_: object) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.linspace(0, 1, context)[:, None], persistent=False)
+        self.register_buffer("scale", torch.full((1, width), 0.5))
+        self.turns = torch.empty(1, width)
+        self.turns.copy_(torch.arange(width))
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return (self.steps[positions] * self.turns).sin() * self.scale
+
+
+def test_tensors_that_a_module_computes_are_there_after_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malmoi.model.embedding.Sinusoid", PlainPositions)
+    config = gpt2(vocab=60, width=16, depth=2, heads=2, context=24, positions="sinusoidal")
+    network = initialise(Network(config, {"lm": 0}), 0).eval()
+    write_checkpoint(Checkpoint(network), tmp_path)
+    tokens = torch.randint(0, 60, (1, 8))
+    again = read_checkpoint(tmp_path).network
+    assert torch.equal(again(tokens)["lm"], network(tokens)["lm"])
+    again.to("cpu")  # nothing is left that has no data
 
 
 def test_labels_and_generation_settings_come_back(tmp_path: Path) -> None:

@@ -38,9 +38,11 @@ def write_checkpoint(
     """
     folder = Path(folder)
     if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
-        write_checkpoint(_generator(checkpoint), folder / "generator", shard_bytes=shard_bytes)
-        whole = checkpoint.network.without_head("generator")
-        checkpoint = replace(checkpoint, network=whole)
+        with output_folder(folder) as place:
+            write_checkpoint(_generator(checkpoint), place / "generator", shard_bytes=shard_bytes)
+            whole = replace(checkpoint, network=checkpoint.network.without_head("generator"))
+            write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
+        return
     network = checkpoint.network
     if network.trunk.has_soft_tokens:
         raise UsageError(
@@ -62,19 +64,19 @@ def write_checkpoint(
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
-    with output_folder(folder):
+    with output_folder(folder) as place:
         # a whole model replaces an adapter in the same folder
-        (folder / "adapter_config.json").unlink(missing_ok=True)
-        write_weights(tensors, folder, shard_bytes)
+        (place / "adapter_config.json").unlink(missing_ok=True)
+        write_weights(tensors, place, shard_bytes)
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
-        write_sentence_pooling(checkpoint.sentence, folder, network.config.width)
+            checkpoint.tokenizer.save(place, segments=network.config.segments > 1)
+        write_sentence_pooling(checkpoint.sentence, place, network.config.width)
         generation = checkpoint.generation or _default_generation(checkpoint)
-        write_json(folder / "generation_config.json", generation)
-        write_json(folder / "config.json", config)
-        if not (folder / "README.md").exists():
+        write_json(place / "generation_config.json", generation)
+        write_json(place / "config.json", config)
+        if not (place / "README.md").exists():
             kind = table.model_type if table else OWN_MODEL_TYPE
-            write_text(folder / "README.md", _model_card(network, kind, checkpoint.tokenizer))
+            write_text(place / "README.md", _model_card(network, kind, checkpoint.tokenizer))
 
 
 def _generator(checkpoint: Checkpoint) -> Checkpoint:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from malmoi.checkpoint.quantized import Quantized, Weight, by_rows
 from malmoi.checkpoint.sizes import check_sizes
@@ -164,8 +164,32 @@ def empty(
     pooler: bool,
     features: FeatureConfig | None = None,
 ) -> Network:
+    """A network without memory for its weights, to be filled with those of a file."""
     with torch.device("meta"):
-        return Network(config, heads, pooler=pooler, features=features)
+        network = Network(config, heads, pooler=pooler, features=features)
+    if any(_computed(module) for module in network.modules()):
+        _compute(network, Network(config, heads, pooler=pooler, features=features))
+    return network
+
+
+def _computed(module: nn.Module) -> dict[str, Tensor]:
+    """A module's tensors that no file holds and the meta device could not compute.
+
+    Malmoi's own name their device, so that there are none; a new module need not know that rule.
+    """
+    tensors = {**module._buffers, **vars(module)}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor) and tensor.is_meta
+        if name not in module._buffers or name in module._non_persistent_buffers_set
+    }
+
+
+def _compute(network: Network, real: Network) -> None:
+    for module, twin in zip(network.modules(), real.modules(), strict=True):
+        for name in _computed(module):
+            setattr(module, name, getattr(twin, name))
 
 
 def fill_network(

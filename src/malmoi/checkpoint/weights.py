@@ -81,6 +81,12 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file atomically."""
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    replace_file(path, partial(save_file, contents, metadata=metadata))
+
+
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
     """Writes one safetensors file, or shards of `shard_bytes` at most and an index, atomically."""
     shards = list(_shards(tensors, shard_bytes))
@@ -91,8 +97,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
         else [WEIGHTS_FILE]
     )
     for name, shard in zip(names, shards, strict=True):
-        contents = {key: t.detach().cpu().contiguous() for key, t in shard.items()}
-        replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
+        write_tensors(folder / name, shard, {"format": "pt"})
     keep = {folder / name for name in names}
     if count > 1:
         total = sum(t.nbytes for t in tensors.values())

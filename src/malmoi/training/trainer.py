@@ -177,6 +177,12 @@ class Trainer:
     def _finish(self) -> dict[str, float]:
         """Validates and saves for the last time; averaged weights stay in place."""
         metrics = self._validate()
+        if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
+            raise MalmoiError(
+                f"The run diverged: its validation loss is {loss:g} at step "
+                f"{self.position.step:,}. Its last good state is in {self.state_root}; start "
+                "again with a lower train.lr."
+            )
         self.save()
         if self.average is not None and self.position.averaged:
             self.average.keep()
@@ -440,12 +446,16 @@ class Trainer:
             self._roll_back(math.nan, phase)
             return False
         if snapping:
+            self.log.require_folder()
             with self._averaged():
                 self.run.save_snapshot(p.step)
             self.clock.lap("save")
         if validating:
-            self._validate()
+            loss = self._validate().get("valid_loss", 0.0)
             self.clock.lap("validation")
+            if not math.isfinite(loss):
+                self._roll_back(loss, phase)
+                return False
         if saving and not done:
             self.save()
             self.clock.lap("save")
@@ -576,7 +586,8 @@ class Trainer:
                 metrics = validate(self.loss_module, feed, self.config, self.execution)
                 metrics["valid_loss_without_ema"] = own["valid_loss"]
             self.position.valid_loss = metrics["valid_loss"]
-            self._log_validation(metrics)
+            if math.isfinite(metrics["valid_loss"]):  # else there is nothing to show
+                self._log_validation(metrics)
         self.network.train()
         return metrics
 
@@ -605,6 +616,7 @@ class Trainer:
 
     def save(self) -> None:
         """Saves the training state, then the checkpoint; removes old states but the best."""
+        self.log.require_folder()
         if self.group.world == 1:
             self.position.seconds = self.clock.seconds
         self._save_state()
