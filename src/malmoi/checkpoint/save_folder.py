@@ -55,7 +55,8 @@ def write_checkpoint(
         )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
-    weights = state_of(network) if table is None else to_hf(table, network)
+    like = checkpoint.source_config.get("architectures", ())
+    weights = state_of(network) if table is None else to_hf(table, network, like)
     if network.config.tied:
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
@@ -139,7 +140,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         }
         values |= {"features": network.features.to_dict()} if network.features else {}
     else:
-        architecture = table.architecture(set(network.heads), tied=network.config.tied)
+        like = checkpoint.source_config.get("architectures", ())
+        architecture = table.architecture(set(network.heads), network.config, like)
         values = {
             "architectures": [architecture],
             "model_type": table.model_type,
@@ -180,7 +182,7 @@ def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     """The token that begins a translation: the folder's own, or the end-of-text token."""
-    start = checkpoint.generation.get("decoder_start_token_id")
+    start = checkpoint.generation_setting("decoder_start_token_id")
     end = _token_ids(checkpoint).get("eos_token_id")
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
