@@ -583,9 +583,8 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     again = finetune(gpt, "classification", path, cut, path, **settings)
     assert again.metrics == done.metrics
     if place == "finetune.write_results":
-        assert (cut / "predictions.jsonl").read_bytes() == (
-            whole / "predictions.jsonl"
-        ).read_bytes()
+        for name in ("predictions.jsonl", "report.json"):
+            assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_killed_run_loses_what_came_after_its_last_state(

@@ -104,8 +104,9 @@ def log_spread(measure: str, runs: Sequence[FinishedRun]) -> None:
 def write_results(
     work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path
 ) -> None:
-    done = kept.outcome
-    rows = _write_predictions(work, done, out)
+    rows = _write_predictions(work, kept.outcome, out)
+    # as they are written: a run that was killed here has nothing else to report
+    done = _read_predictions(work, kept.outcome.metrics, out) or kept.outcome
     if head_kind(work.task).by_id:
         answers = {e.id: text for e, text in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")

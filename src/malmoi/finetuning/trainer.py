@@ -114,7 +114,7 @@ class FinetuneTrainer:
         elif self.average is not None:
             self.average.keep()
         if not weights_are_finite(self.network, ProcessGroup(device=self.device)):
-            raise self._diverged("its weights are no numbers")
+            raise self._diverged()
         self.network.eval()
 
     def judge(self, evaluate: Callable[[], Outcome], rows: str = "judged") -> Outcome:
@@ -250,16 +250,17 @@ class FinetuneTrainer:
         metrics = {"step": self.step, "loss": loss}
         return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
 
-    def _diverged(self, how: str) -> MalmoiError:
+    def _diverged(self) -> MalmoiError:
         return MalmoiError(
-            f"The fine-tuning diverged: {how} at step {self.step:,}; a lower lr usually helps."
+            f"The fine-tuning diverged: at step {self.step:,} the loss or a weight is no longer a "
+            "number. A lower lr usually helps."
         )
 
     def _row(self) -> None:
         loss = float(torch.stack(self.state.pending).mean())
         self.state.pending = []
         if not math.isfinite(loss):
-            raise self._diverged(f"the loss is {loss:g}")
+            raise self._diverged()
         speed = self.clock.steps_per_second * self.state.tokens / self.step
         self.log.write_row(
             step=self.step,

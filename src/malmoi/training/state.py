@@ -320,7 +320,7 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
         if values.get("checksum") not in (None, _json_checksum(contents)):
-            raise MalmoiError("it does not match its checksum.")
+            raise MalmoiError(f"{path} does not match its checksum.")
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
