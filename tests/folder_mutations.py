@@ -126,7 +126,12 @@ def drop_settings(folder: Folder, rng: random.Random) -> None:
     """Defaults stand in for settings that say nothing about sizes."""
     sizes = {field.theirs for field in folder.table.fields if field.ours in SIZES}
     kept = {*sizes, "model_type", "architectures", "id2label", "label2id", "pad_token_id"}
-    kept |= {"decoder_vocab_size", "encoder_ffn_dim", "encoder_attention_heads"}
+    kept |= {
+        "max_position_embeddings",
+        "decoder_vocab_size",
+        "encoder_ffn_dim",
+        "encoder_attention_heads",
+    }
     kept |= {"rope_parameters"} if folder.kind == "modernbert" else set()
     names = [name for name in folder.config if name not in kept and "heads" not in name]
     for name in rng.sample(names, min(len(names), 4)):

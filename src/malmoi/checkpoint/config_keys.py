@@ -32,8 +32,8 @@ HARMLESS = {
     "tie_encoder_decoder",
     "never read by such a class": "layer_norm_eps n_ctx n_special predict_special_tokens "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-    "pooler_size_per_head pooler_type net_structure_type gap_size num_memory_blocks down_scale_factor "
-    "add_bias_logits extra_pos_embeddings model_max_length max_seq_length",
+    "pooler_size_per_head pooler_type net_structure_type gap_size num_memory_blocks "
+    "down_scale_factor add_bias_logits extra_pos_embeddings model_max_length max_seq_length",
     "generation": "bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty "
     "do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty "
     "epsilon_cutoff eta_cutoff exponential_decay_length_penalty force_words_ids guidance_scale "

@@ -20,8 +20,9 @@ from malmoi.model import FeatureConfig, Network
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.hf_files import has_tokenizer
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_model*.bin"]
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -190,8 +191,7 @@ def _read_own(
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    names = ("tokenizer.json", "vocab.txt", "vocab.json")
-    return Tokenizer.load(folder) if any((folder / name).is_file() for name in names) else None
+    return Tokenizer.load(folder) if has_tokenizer(folder) else None
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:

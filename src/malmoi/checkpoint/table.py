@@ -167,9 +167,10 @@ class Table:
             today = self._today(name)
             if value is None:
                 continue
-            if found.setdefault(today, value) != value:
+            first = found.setdefault(today, value)
+            if first is not value and first != value:
                 raise MalmoiError(
-                    f"{where} says {said[today]} = {shown(found[today])} and {name} = "
+                    f"{where} says {said[today]} = {shown(first)} and {name} = "
                     f"{shown(value)}, which are two names of one setting; remove one of them."
                 )
             said.setdefault(today, name)

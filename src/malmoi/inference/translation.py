@@ -188,7 +188,7 @@ def cross_attention(
 ) -> CrossAttentionMap:
     """The attention from a target, token by token, to its source; rows add up to 1."""
     read = [*tokenizer.encode(source, specials=False).tokens, translator.end]
-    written = tokenizer.encode(target, specials=False).tokens
+    written = tokenizer.target.encode(target, specials=False).tokens
     translator.check_length(read)
     device = translator.network.device
     seen = CrossActivations()

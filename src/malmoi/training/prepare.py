@@ -183,6 +183,11 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
+    if recipe.data.pairs and words.target is not words:
+        raise UsageError(
+            "This model's tokenizer has a SentencePiece model for each language, and training "
+            "encodes both alike: it can translate, and not be trained further."
+        )
     split = split_pair if recipe.data.pairs else sentence_splitter(recipe.data.sentences)
     sentences, end = (None, words.specials.eos) if recipe.in_windows else (split, None)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
