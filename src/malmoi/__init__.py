@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from malmoi.api.transformers_hook import register_when_imported
+from malmoi.system.threads import sleep_soon
 
 __version__ = "0.1.0"
 
@@ -106,6 +107,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name because of it
     def __getattr__(name: str) -> object:
         if name not in PUBLIC:
             raise AttributeError(f"module 'malmoi' has no attribute {name!r}")
+        sleep_soon()
         value = globals()[name] = getattr(import_module(PUBLIC[name]), name)
         return value
 

@@ -3,6 +3,7 @@ with equal scores.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -762,3 +763,17 @@ def test_the_commands(
         == 2
     )
     assert "--text is for a kind" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rate_that_is_far_too_high_ends_in_a_sentence_or_a_result(
+    kind: str, rate: float, bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, settings = data(kind), {**QUICK, "epochs": 2, "lr": rate, "clip": 0.0}
+    try:
+        done = finetune(bert, the_task(kind), path, tmp_path / "out", path, **settings)
+    except MalmoiError as error:
+        assert "diverged" in str(error)  # noqa: PT017  # both are right
+    else:
+        assert all(map(math.isfinite, done.metrics.values()))

@@ -274,7 +274,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
         calls.append(compiled)
         return 0.0, took[compiled]
 
-    took, executions = {False: 1.0, True: compiled}, []
+    took, executions = {False: 1000.0, True: 1000 * compiled}, []
     monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
         "malmoi.training.trainer.compile_for",
@@ -292,6 +292,12 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     assert calls == [False, True]  # the state knows
     assert executions[-1].compiled is pays
     assert position(tmp_path)["compiled"] is pays
+    calls.clear()
+    took |= {False: 0.001}  # a run of seconds
+    with pretend(machine):
+        resume_tiny(corpus, tmp_path / "short", steps=4, **settings)
+    assert calls == [False]
+    assert not executions[-1].compiled
 
 
 def resume_tiny(corpus: Path, out: Path, **changes: Any) -> None:

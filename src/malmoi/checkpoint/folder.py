@@ -25,6 +25,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_mo
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# what older folders say in config.json, and newer ones in generation_config.json
+TRANSLATION_SETTINGS = ("decoder_start_token_id", "bad_words_ids")
 
 
 @dataclass
@@ -39,11 +41,15 @@ class Checkpoint:
     # a task's own settings: config.json's "malmoi", and its problem_type
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
-    # config.json's model_type and token ids, kept unless the tokenizer decides them
+    # config.json's model_type, architectures, and ids unless another file or the tokenizer has them
     source_config: dict[str, Any] = field(default_factory=dict)
     bits: int = 0  # bits per weight if the folder is quantised, else 0
     dtype: torch.dtype | None = None  # to save in; None: the network's
     sentence: SentencePooling | None = None  # of a folder that sentence-transformers opens
+
+    def generation_setting(self, name: str) -> Any:
+        """A setting from generation_config.json, else from config.json."""
+        return self.generation.get(name, self.source_config.get(name))
 
     @property
     def required_tokenizer(self) -> Tokenizer:
@@ -117,7 +123,9 @@ def _extra(config: JsonObject) -> dict[str, Any]:
 
 def _kept_config(config: JsonObject) -> dict[str, Any]:
     ids = _with_ids(config)
-    return {name: ids[name] for name in ("model_type", *TOKEN_IDS) if ids.get(name) is not None}
+    names = ("model_type", *TOKEN_IDS, *TRANSLATION_SETTINGS)
+    kept = {name: ids[name] for name in names if ids.get(name) is not None}
+    return kept | {"architectures": config.list_of("architectures", str, default=[])}
 
 
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
@@ -135,6 +143,9 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
 
 def _with_ids(values: JsonObject) -> JsonObject:
     """The values, once their special tokens are checked to be ids (-1: none) or lists of ids."""
+    for word in values.list_of("bad_words_ids", list, default=[]):
+        JsonObject({"bad_words_ids": word}, values.where).list_of("bad_words_ids", int)
+    values.whole("decoder_start_token_id", default=None)
     for name in TOKEN_IDS:
         if isinstance(values.get(name), list):
             values.list_of(name, int)

@@ -29,6 +29,7 @@ from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
 from malmoi.system.plugins import load_plugin
+from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
 # modules of this package in the order they are used; each is a command or a group of commands
@@ -210,6 +211,7 @@ def main() -> NoReturn:
     # Operations that an Apple GPU lacks fall back to the CPU, with a warning from torch; torch
     # reads this variable when it is loaded.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    sleep_soon()
     code = run_command(sys.argv[1:])
     # NCCL would wait for the other processes on exit
     if code and os.environ.get("WORLD_SIZE", "1") != "1":

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from malmoi.cli.output import note, one_line, say
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.system.files import atomic_write
+from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
 from malmoi.text.lines import uncompressed_name
@@ -56,6 +56,11 @@ def default_output(data: Path) -> Path:
     return bare.with_name(f"{bare.stem}.predicted{suffix}")
 
 
+def partial_file(out: Path) -> Path:
+    """The predictions so far; it is there until the output is, and removed after it."""
+    return out.with_name(out.name + PARTIAL)
+
+
 def predict_file(
     model: "Model",
     data: Path,
@@ -76,7 +81,7 @@ def predict_file(
     total = sum(1 for _ in source.rows())
     note_unknown(model, (source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)))
     predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
-    partial = out.with_name(out.name + PARTIAL)
+    partial = partial_file(out)
     made = _resume(partial, _fingerprint(model, data, [*source.names, *labels]))
     if made:
         say(f"Resuming after row {made:,} of {total:,}.")
@@ -269,7 +274,7 @@ def _resume(partial: Path, fingerprint: dict[str, Any]) -> int:
         lines.pop()
     if not lines or lines[0] != head:
         lines = [head]
-    partial.write_text("".join(lines), "utf-8")
+    write_text(partial, "".join(lines))
     return len(lines) - 1
 
 

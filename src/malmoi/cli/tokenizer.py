@@ -12,7 +12,7 @@ from malmoi.cli.inputs import whole_texts
 from malmoi.cli.options import argument, count, described, option
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.report.console import end_status
-from malmoi.system.files import require_free, write_text
+from malmoi.system.files import output_folder, require_free, write_text
 from malmoi.system.language import plural, translate
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ def extend_command(
         say(sentence)
     found = extend_tokenizer(tokenizer, texts, add)
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
-    write_checkpoint(grown, out)
-    _copy_recipe(Path(model), out, found.tokenizer.vocab_size)
+    with output_folder(out) as place:
+        write_checkpoint(grown, place)
+        _copy_recipe(Path(model), place, found.tokenizer.vocab_size)
     before, now = (_fit(words, texts) for words in (tokenizer, found.tokenizer))
     result = {
         "folder": str(out),

@@ -27,6 +27,8 @@ from malmoi.evaluation.task import (
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
+from malmoi.metrics import METRICS, metrics_like
+from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import any_rows
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective, sentence
@@ -404,9 +406,10 @@ def by_metric(task: Task, metric: str) -> Task:
     if not metric:
         return task
     name = METRIC_ALIASES.get(metric, metric)
-    fits = {*metric_names(task), *kind_of(task).metrics}
-    if kind_of(task).text_labels:
-        fits |= {"accuracy", "f1_macro", "f1_micro", "matthews"}
+    if name not in METRICS:
+        load_installed_plugins()
+    own = {*metric_names(task), *kind_of(task).metrics}
+    fits = own | metrics_like(own)
     if name not in fits:
         raise UsageError(
             f"The metric {metric!r} is not one of {task.name}'s. Use one of "

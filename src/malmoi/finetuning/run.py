@@ -15,6 +15,7 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
+from malmoi.finetuning.batches import LM_WEIGHTS
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import ContrastiveTrainer, contrast_loss, label_name_items
 from malmoi.finetuning.frozen_features import cached_states
@@ -201,7 +202,8 @@ def make_objective(
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
     if settings.rdrop:
         objective = consistent(objective, kind.distil, settings.rdrop)
-    objective = objective + settings.lm * lm() if settings.lm else objective
+    if settings.lm:
+        objective = objective + settings.lm * lm(weights=LM_WEIGHTS)
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)
 
 

@@ -1,5 +1,6 @@
 """The fine-tuning loop: batches of similar length, and the mean of the last weights."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,22 +13,25 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
+from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
 from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
+from malmoi.system.threads import ThreadTuner
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, seed_dropout, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
+from malmoi.training.losses.base import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
+from malmoi.training.parallel import ProcessGroup
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals
-from malmoi.training.state import load_state
+from malmoi.training.state import load_state, weights_are_finite
 
 # forward, backward, update: takes a batch, returns its loss
 ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
@@ -72,10 +76,6 @@ class FinetuneTrainer:
         self.log_every = min(LOG_EVERY, max(1, self.steps // MAX_CURVE_POINTS))
         self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
-        self.counts = {
-            name: torch.tensor(n, device=self.device)
-            for name, n in labels_per_batch(items, settings.batch).items()
-        }
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, settings.layer_decay)
@@ -86,6 +86,7 @@ class FinetuneTrainer:
         self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()
         self.state = RunState()
+        self.threads: ThreadTuner
         self.average: WeightAverage | None = None
         self.best: Outcome | None = None
         self.saved = 0.0  # time of the last saved state
@@ -101,7 +102,10 @@ class FinetuneTrainer:
         """Trains for the epochs or minutes; ends with the resulting weights in the network."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
-        with thread_count(self.device, self.state.threads, self.log.line):
+        state = self.state
+        threads = thread_count(self.device, state.threads, state.threads_used, self.log.line)
+        with threads as self.threads:
+            state.threads = self.threads.limit
             self._resume()
             self._steps_through()
         self.learn = self._train_step  # drops the captured graphs and frees their memory
@@ -109,6 +113,8 @@ class FinetuneTrainer:
             self.network.load_state_dict(self.state.best_weights)
         elif self.average is not None:
             self.average.keep()
+        if not weights_are_finite(self.network, ProcessGroup(device=self.device)):
+            raise self._diverged("its weights are no numbers")
         self.network.eval()
 
     def judge(self, evaluate: Callable[[], Outcome], rows: str = "judged") -> Outcome:
@@ -175,6 +181,8 @@ class FinetuneTrainer:
         self.state.step += 1
         self.clock.step()
         self.state.tokens += batch["tokens"].numel()
+        self.threads.step(batch["tokens"].numel())
+        self.state.threads_used = self.threads.count
         if self.progress > 1 - self.settings.average:
             self._average()
 
@@ -187,8 +195,10 @@ class FinetuneTrainer:
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update; returns its loss."""
         loss: Tensor
+        # counted on the device: a captured step cannot wait for a number
+        counts = count_labels(self.loss_module.objective, batch)
         with self.execution.computing():
-            loss, _ = self.loss_module(batch, self.counts)
+            loss, _ = self.loss_module(batch, {name: n.clamp(min=1) for name, n in counts.items()})
         loss.backward()
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
@@ -209,6 +219,7 @@ class FinetuneTrainer:
         if over or (self.selects and self.state.evaluations_since >= self.settings.patience):
             return True
         if signal or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+            self.log.require_folder()
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
@@ -239,11 +250,16 @@ class FinetuneTrainer:
         metrics = {"step": self.step, "loss": loss}
         return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
 
+    def _diverged(self, how: str) -> MalmoiError:
+        return MalmoiError(
+            f"The fine-tuning diverged: {how} at step {self.step:,}; a lower lr usually helps."
+        )
+
     def _row(self) -> None:
         loss = float(torch.stack(self.state.pending).mean())
         self.state.pending = []
-        if loss != loss:
-            raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss:g}")
         speed = self.clock.steps_per_second * self.state.tokens / self.step
         self.log.write_row(
             step=self.step,

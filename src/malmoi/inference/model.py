@@ -36,6 +36,7 @@ from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,
     Translator,
+    banned_tokens,
     cross_attention,
     translate_texts,
 )
@@ -163,8 +164,17 @@ class Model(ZeroShot, Interpretation):
         ends = sorted(self._ends)
         if not ends:
             raise UsageError("This model's tokenizer has no end-of-text token.")
-        start = self.checkpoint.generation.get("decoder_start_token_id", ends[0])
-        return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0)
+        start = self.checkpoint.generation_setting("decoder_start_token_id")
+        start = ends[0] if start is None else start
+        if start >= self.config.vocab:
+            raise UsageError(
+                f"This model's decoder_start_token_id is {start}, and its vocabulary has "
+                f"{self.config.vocab} tokens."
+            )
+        words = self.checkpoint.generation_setting("bad_words_ids") or []
+        banned = banned_tokens(words, self.config.vocab)
+        pad = self.tokenizer.specials.pad or 0
+        return Translator(self.network, start, ends[0], pad, banned)
 
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
         """Generates a text for each row of features [N, P, F] ([N, F]: one vector each), greedily.

@@ -26,9 +26,9 @@ def write_tokenizer(
         "tokenizer.json": rust.to_str(pretty=True),
     }
     try:
-        with output_folder(folder):
+        with output_folder(folder) as place:
             for name, text in texts.items():
-                write_text(folder / name, text)
+                write_text(place / name, text)
     except OSError as error:
         raise MalmoiError(
             f"The tokenizer cannot be written to {folder}: {error.strerror or error}."

@@ -12,7 +12,7 @@ from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.device import choose_execution, known_flops, thread_count
+from malmoi.training.device import choose_execution, known_flops
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
 
@@ -130,8 +130,7 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     execution = choose_execution(group.device, c)
     kind = group.device.type
     name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
-    with thread_count(group.device, 0, logger.info):
-        flops, problem = known_flops(execution)
+    flops, problem = known_flops(execution)
     if problem:
         logger.warning(
             f"The speed of {name} could not be measured ({problem}): the size is chosen for "

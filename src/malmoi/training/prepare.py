@@ -41,7 +41,7 @@ MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes; a plugin's file may be renamed
 FREE = "save_every keep snapshots valid_every valid_batches log_every prompt tensorboard track"
-FREE += " fit_batch micro compile parallel"
+FREE += " fit_batch micro compile parallel stretch"
 CHANGEABLE_SETTINGS = {f"train.{name}" for name in (*BUDGETS, *FREE.split())} | {"about", "plugins"}
 
 

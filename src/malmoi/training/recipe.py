@@ -69,6 +69,7 @@ class TrainConfig(Config):
     tokens: int = 0  # the budget in tokens
     epochs: float = 0.0  # the budget in epochs of the text
     minutes: float = 0.0  # the budget in minutes …
+    stretch: float = 1.0  # … which may take this many times as long beside other programs
     max_epochs: float = 0.0  # … which ends when the text was read this often; 0: never
     batch: int = 32  # sequences per step over all processes
     fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
@@ -207,6 +208,10 @@ class Recipe(Config):
         _require(
             bool(budgets),
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
+        )
+        _require(
+            self.train.stretch >= 1,
+            f"train.stretch must be 1 or more, not {self.train.stretch:g}.",
         )
         _require(
             self.train.max_epochs >= 0,

@@ -14,8 +14,10 @@ from torch import Tensor
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
+from malmoi.system.machine import this_machine
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.threads import ThreadTuner
 from malmoi.training.device import (
     COMPILED_PAYS,
     StepTimer,
@@ -71,6 +73,9 @@ MAX_DEPTH_OF_ONE_GRAPH = 16
 # objective → the recipe that learns in few minutes
 SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
+WORTH_SAYING = 0.2  # other programs' share of the machine
+LONG_ENOUGH = 10.0  # seconds of training
+FEWER_STEPS = 0.9  # of the expected updates
 
 
 class Trainer:
@@ -99,6 +104,7 @@ class Trainer:
         self.log = RunLog(run.out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
+        self.threads: ThreadTuner
         self._stop = StopSignals()
         self._saved_at = 0.0  # by time.monotonic
         self._compiled = False  # whether a pass was compiled
@@ -133,8 +139,9 @@ class Trainer:
         """Trains until the budget is used and returns the last validation; a signal saves first."""
         with self._stop:
             self._resume()
-            threads = thread_count(self.group.device, self.position.threads, self.log.line)
-            with threads, closing(self._planned_steps()) as planned:
+            p = self.position
+            threads = thread_count(self.group.device, p.threads, p.threads_used, self.log.line)
+            with threads as self.threads, closing(self._planned_steps()) as planned:
                 self._start()
                 for phase, size, micros in planned:
                     try:
@@ -156,22 +163,49 @@ class Trainer:
     def _start(self) -> None:
         """Calibrates and starts the clocks."""
         self._calibrate()
-        self.position.threads = torch.get_num_threads()
-        self.clock = WorkClock(self.position.seconds)
+        self.position.threads = self.threads.limit
+        self.clock = WorkClock(self.position.seconds, share=self._share)
         self._saved_at = time.monotonic()
         self._mark = (self.position.tokens, 0.0)
         if self.budget.progress(self.position) < 1:
             self._announce("running the first step")
 
+    def _share(self) -> float:
+        """How much of a second counts: all of it, or less while other programs take their share."""
+        return max(1 / self.config.stretch, 1 - self.threads.others)
+
     def _finish(self) -> dict[str, float]:
         """Validates and saves for the last time; averaged weights stay in place."""
         metrics = self._validate()
+        if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
+            raise MalmoiError(
+                f"The run diverged: its validation loss is {loss:g} at step "
+                f"{self.position.step:,}. Its last good state is in {self.state_root}; start "
+                "again with a lower train.lr."
+            )
         self.save()
         if self.average is not None and self.position.averaged:
             self.average.keep()
         if not metrics and (warning := self._verdict(self.position.mean)):
             self.log.line(warning)
+        if sentence := self._about_others():
+            self.log.line(sentence)
         return metrics
+
+    def _about_others(self) -> str:
+        """What other programs cost this run, where it is worth a sentence."""
+        others = self.threads.meter.overall
+        short = self.clock.training < LONG_ENOUGH
+        alone = self.group.device.type == "cpu" and self.group.world == 1
+        if others < WORTH_SAYING or short or not alone:
+            return ""
+        step = self.position.step
+        if not self.budget.seconds or step > FEWER_STEPS * self.expected:
+            return f"Other programs used {others:.0%} of this machine."
+        return (
+            f"Other programs used {others:.0%} of this machine: {step:,} of about "
+            f"{self.expected:,} updates were made."
+        )
 
     # ------------------------------------------------------------------ steps
 
@@ -198,7 +232,11 @@ class Trainer:
         p = self.position
         p.step += 1
         p.samples_seen[phase] += size
-        p.tokens += sum(micro.tokens for micro in micros) * self.group.world
+        tokens = sum(micro.tokens for micro in micros) * self.group.world
+        p.tokens += tokens
+        if self.group.world == 1:  # the processes of a run are no strangers to one another
+            self.threads.step(tokens)
+            p.threads_used = self.threads.count
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
         """One update: gradients of all micro-batches, weighted, clipped and applied."""
@@ -298,6 +336,11 @@ class Trainer:
             return self._measure(compiled=self.execution.compiled)
         self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
+        steps = self.budget.steps
+        seconds = steps * eager.seconds_of(self.config.batch) if steps else self.budget.seconds
+        if not this_machine().compile_pays("cpu", seconds):
+            self._compile_or_not(compiled=False)
+            return eager
         self._announce("measuring whether it helps")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
@@ -336,7 +379,7 @@ class Trainer:
 
     def _measure(self, *, compiled: bool) -> Pace:
         """Times a pass and an update with as few sequences as possible."""
-        timer = StepTimer(self.execution, self._probe, self._apply_gradients)
+        timer = StepTimer(self.execution, self._probe, self._apply_gradients, self.threads)
         try:
             update, sequence = timer.measure(self.micro, compiled=compiled)
         except RuntimeError as error:
@@ -403,12 +446,16 @@ class Trainer:
             self._roll_back(math.nan, phase)
             return False
         if snapping:
+            self.log.require_folder()
             with self._averaged():
                 self.run.save_snapshot(p.step)
             self.clock.lap("save")
         if validating:
-            self._validate()
+            loss = self._validate().get("valid_loss", 0.0)
             self.clock.lap("validation")
+            if not math.isfinite(loss):
+                self._roll_back(loss, phase)
+                return False
         if saving and not done:
             self.save()
             self.clock.lap("save")
@@ -481,7 +528,8 @@ class Trainer:
         self._restore()
         self.log.resume(self.position.step)
         self.position.samples_seen[phase] = p.samples_seen[phase]
-        kept = {name: getattr(p, name) for name in ("seconds", "expected", "compiled", "threads")}
+        names = ("seconds", "expected", "compiled", "threads", "threads_used")
+        kept = {name: getattr(p, name) for name in names}
         self.position = replace(self.position, rollbacks=rollbacks, spiked=p.step, **kept)
         back = f"back to step {self.position.step:,}, skipping the data that led there"
         self.log.line(f"The loss reached {loss:g} at step {p.step:,}: {back}.")
@@ -538,7 +586,8 @@ class Trainer:
                 metrics = validate(self.loss_module, feed, self.config, self.execution)
                 metrics["valid_loss_without_ema"] = own["valid_loss"]
             self.position.valid_loss = metrics["valid_loss"]
-            self._log_validation(metrics)
+            if math.isfinite(metrics["valid_loss"]):  # else there is nothing to show
+                self._log_validation(metrics)
         self.network.train()
         return metrics
 
@@ -567,6 +616,7 @@ class Trainer:
 
     def save(self) -> None:
         """Saves the training state, then the checkpoint; removes old states but the best."""
+        self.log.require_folder()
         if self.group.world == 1:
             self.position.seconds = self.clock.seconds
         self._save_state()
