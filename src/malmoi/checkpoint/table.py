@@ -167,11 +167,12 @@ class Table:
             today = self._today(name)
             if value is None:
                 continue
-            if found.setdefault(today, value) != value:
+            if today in found and found[today] != value:
                 raise MalmoiError(
                     f"{where} says {said[today]} = {shown(found[today])} and {name} = "
                     f"{shown(value)}, which are two names of one setting; remove one of them."
                 )
+            found.setdefault(today, value)
             said.setdefault(today, name)
         return found
 
