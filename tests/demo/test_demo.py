@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 
 import malmoi
-from conftest import environment, korean_bills
+from conftest import environment
 from malmoi.demo.demo import run_demo, verdict
 from malmoi.demo.page import attention_grid, heat_map, sharpest
 from malmoi.demo.story import DemoConfig, Story
 from malmoi.demo.texts import (
     BUILT_IN,
-    MINISTRIES,
     ORDERS,
     PIECES,
     SPEECHES,
     DemoText,
-    bills,
     plain_sentences,
 )
 from malmoi.system.language import language
@@ -150,28 +148,6 @@ def test_the_gain_of_pre_training_is_printed(story: Story) -> None:
         assert "no clear difference" in told(*runs)
         assert "million tokens, while other programs used 62% of this machine" in told(*runs)
     assert story.facts["verdict"] in (story.out / "report.html").read_text("utf-8")
-
-
-@pytest.fixture
-def bill_file(tmp_path: Path) -> Path:
-    path = tmp_path / "bills.ko.txt"
-    path.write_text("\n\n".join(korean_bills(240)), "utf-8")
-    return path
-
-
-def test_the_korean_task_hides_its_answer(bill_file: Path) -> None:
-    documents = bills(bill_file).documents()
-    rows = [row for document in documents for row in document.rows]
-    assert len(documents) == 240
-    assert {label for _, label in rows} == set(MINISTRIES)
-    assert not [text for text, label in rows if label in text or "\t" in text]
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "poem.txt"
-    path.write_text("나 보기가 역겨워\n\n가실 때에는", "utf-8")
-    with pytest.raises(malmoi.UsageError, match="not a file of Korean bills"):
-        bills(path).documents()
 
 
 def test_the_built_in_text_follows_the_language() -> None:

@@ -23,7 +23,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from malmoi import __version__
-from malmoi.cli.deprecated import current_options
 from malmoi.cli.options import option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
@@ -238,9 +237,7 @@ def run_command(arguments: Sequence[str]) -> int:
     )
     try:
         with Console().attached():
-            code = build_app()(
-                plugins_first(current_options(arguments)), prog_name="malmoi", standalone_mode=False
-            )
+            code = build_app()(plugins_first(arguments), prog_name="malmoi", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

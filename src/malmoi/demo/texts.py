@@ -4,21 +4,15 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from malmoi.errors import UsageError
-from malmoi.text.documents import read_documents
 from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
-MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
-MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
 # a sentence, or its words in random order: counting words cannot tell
 ORDERS = {"en": ("sentence", "shuffled"), "ko": ("문장", "뒤섞은 말")}
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 SENTENCE_WORDS = range(6, 15)
 PUNCTUATION = re.compile(r"[^\w\s]")
-HIDDEN_NAME = "소관 부처"  # "the ministry in charge"
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,6 @@ def _messages() -> list[DemoDocument]:
         )
         for message in sotu_messages()
     ]
-
-
-def _ministry(text: str) -> Iterator[tuple[str, str]]:
-    """The text without its ministry's name, and that name; only where there is exactly one."""
-    names = set(MINISTRY_NAME.findall(text))
-    if len(names) == 1 and (name := names.pop()) in MINISTRIES:
-        yield " ".join(text.replace(name, HIDDEN_NAME).split()), name
 
 
 SPEECHES = DemoText(
@@ -183,43 +170,3 @@ PIECES = DemoText(
 )
 
 BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language
-
-
-def bills(path: Path) -> DemoText:
-    """Rationales of bills of Korea's National Assembly, from a file of them."""
-
-    def documents() -> list[DemoDocument]:
-        found = [
-            DemoDocument("bills.txt", document.text, list(_ministry(document.text)))
-            for document in read_documents(str(path))
-        ]
-        labels = {label for document in found for _, label in document.rows}
-        if labels != set(MINISTRIES):
-            missing = ", ".join(name for name in MINISTRIES if name not in labels)
-            raise UsageError(
-                f"{path} is not a file of Korean bills: no bill names only {missing}. Put a blank "
-                "line between bills."
-            )
-        return found
-
-    return DemoText(
-        source=path.name,
-        documents=documents,
-        rule="blank",
-        out="demo-ko",
-        title="Two language models from Korean bills",
-        about="Rationales of bills of Korea's National Assembly.",
-        task="ministry",
-        labels=MINISTRIES,
-        task_about="The task: predict the ministry of a bill, with its name removed.",
-        question="Fine-tuned: whose bill is it?",
-        prompts=("현행법은", "최근 들어", "이에 국민의", "그러나 현행법에는"),
-        masked=(
-            "현행법은 국가가 이를 지원할 수 있도록 규정하고 [MASK].",
-            "국민의 생명과 [MASK] 보호하려는 것임.",
-            "이를 위반한 자에게는 과태료를 [MASK] 함.",
-        ),
-        attended="현행법은 국민의 생명과 재산을 보호하도록 규정하고 있음.",
-        opening="현행법은",
-        example="어린이집에 다니는 아이의 건강을 지키려는 것임.",
-    )

@@ -31,13 +31,15 @@ from malmoi.tokenizer.call import (
     call_rows,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
-from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
+from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
+COUNTED_CHARACTERS = 65_536  # of a text, counted at once
+LONGEST_UNKNOWN_WORD = 100  # characters; WordPiece's limit for a word that it splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +179,8 @@ class Tokenizer:
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
         with encoding_explained(texts, pairs or ()):
-            if len(texts) == 1:  # avoids waking the thread pool
+            # avoids waking the thread pool; but no other thread runs meanwhile
+            if len(texts) == 1 and len(texts[0]) <= CHUNK_CHARACTERS:
                 pair = pairs[0] if pairs else None
                 encoded = [rust.encode(texts[0], pair, add_special_tokens=specials)]
             else:
@@ -276,6 +279,24 @@ class Tokenizer:
             return [one.ids for one in encoded]
         bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))
         return [[token for one in encoded[start:end] for token in one.ids] for start, end in bounds]
+
+    def count(self, text: str, most: int) -> int:
+        """How many tokens a text has, special ones included, counted up to `most`.
+
+        A long text is counted in parts, and not further than that takes. A cut between two parts
+        may count a token twice.
+        """
+        total = self._rust.num_special_tokens_to_add(is_pair=False)
+        for start in range(0, len(text), COUNTED_CHARACTERS):
+            total += len(self.ids([text[start : start + COUNTED_CHARACTERS]])[0])
+            if total >= most:
+                return most
+        return total
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of a text that become one token."""
+        return max(LONGEST_UNKNOWN_WORD, *map(len, self._vocab))
 
     def ids_of_words(self, words: list[str]) -> list[tuple[list[int], list[int | None]]]:
         """`ids` of many short texts, in groups: their tokens, and for each its text in the group.
