@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -280,6 +281,7 @@ def make_adapter(kind: str, folder: Path) -> None:
 
 
 def make_gguf(folder: Path) -> None:
+    pytest.importorskip("gguf", reason="what writes such files")
     from malmoi.checkpoint.export_gguf import export_gguf
 
     folder.mkdir(parents=True)

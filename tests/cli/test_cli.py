@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from typer.main import get_command
 from typer.models import OptionInfo
 
@@ -256,7 +256,7 @@ def test_recipes_and_doctor(call: Call) -> None:
     found = json.loads(call("doctor", "--json").out)
     expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
     assert expected | {"gpu", "memory", "disk", "tested on", "extras"} == set(found)
-    assert torch.__version__ in call("doctor").out
+    assert f"torch {version('torch')}" in call("doctor").out
 
 
 def test_the_extras_are_those_of_the_project() -> None:
@@ -322,9 +322,8 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("generate", "--model", tmp_path / "nowhere", "the"), 2, "nowhere")
     refused(call("generate", "--model", gpt, "state union " * 60), 2, "context of 48")
     refused(call("generate", "--model", gpt, "--temperature", "-1", "the"), 2, "temperature")
-    refused(
-        call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See"
-    )
+    wrong = call("generate", "--model", gpt, "--top-k", "many", "the")
+    refused(wrong, 2, "--top-k", ". See: malmoi generate --help")
     refused(call("generate", "--model", gpt, "--logit-bias", "a", "the"), 2, "50256=-100")
     refused(call("generate", "--model", gpt, "--device", "gpu", "the"), 2, "'gpu'")
     refused(call("generate", "--model", gpt, "--dtype", "fp33", "the"), 2, "'fp32'")

@@ -10,12 +10,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from copy import copy
 from importlib import import_module
 from inspect import cleandoc, signature
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -75,14 +76,14 @@ def _tidy(param: Any) -> Any:
     shown = getattr(param, "show_default", None)
     if isinstance(shown, str):
         param._get_default_string = lambda **_: default_words(shown)
-    if param.param_type_name == "argument":  # its name already describes it
+    argument = param.param_type_name == "argument"
+    if argument or param.is_flag:  # its name already describes it
         param.display_type_rich = lambda ctx: ""
+    if argument:
         param._usage_display_name = lambda: param.metavar or param.name.upper()
-    elif hasattr(param, "type_descriptor"):
-        kind = param.type_descriptor.annotation
-        inner = getattr(kind, "__args__", (kind,))[0]
-        metavar = METAVARS.get(getattr(inner, "__name__", ""), "TEXT")
-        param.display_type_rich = lambda ctx: metavar if param.metavar is None else param.metavar
+    if argument and hasattr(param, "type"):  # typer before 0.29
+        param.type = copy(param.type)
+        param.type.get_metavar = lambda **_: ""
     return param
 
 
@@ -102,7 +103,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True, help=_about(malmoi))(malmoi)
+    app.callback(invoke_without_command=True, help=_about(malmoi))(_declare(malmoi))
     for panel, modules in PANELS.items():
         for name in modules:
             _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
@@ -119,7 +120,7 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
     for verb in verbs:
-        _write_names(verb)
+        _declare(verb)
     settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
@@ -137,15 +138,26 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 
-def _write_names(verb: Callable[..., None]) -> None:
-    """Names each option after its parameter: versions of typer derive a missing name differently.
+def _declare(verb: Callable[..., None]) -> Callable[..., None]:
+    """Writes out each option's name and metavar, which versions of typer derive differently.
 
-    Options that commands share have theirs in `malmoi.cli.options`.
+    Options that commands share have their names in `malmoi.cli.options`.
     """
     for name, parameter in signature(verb).parameters.items():
-        info = parameter.default
-        if isinstance(info, OptionInfo) and not info.param_decls:
-            info.param_decls = (f"--{name.replace('_', '-')}",)
+        own = parameter.default
+        if isinstance(own, OptionInfo) and not own.param_decls:
+            own.param_decls = (f"--{name.replace('_', '-')}",)
+        for info in (own, *getattr(parameter.annotation, "__metadata__", ())):
+            if isinstance(info, OptionInfo) and info.metavar is None:
+                info.metavar = METAVARS.get(_type_name(parameter.annotation), "TEXT")
+    return verb
+
+
+def _type_name(annotation: Any) -> str:
+    """ "int" for int, int | None, list[int] and Annotated[int, …]."""
+    while parts := get_args(annotation):
+        annotation = parts[0]
+    return str(getattr(annotation, "__name__", ""))
 
 
 def _about(thing: Callable[..., None] | ModuleType) -> str:

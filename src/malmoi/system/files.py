@@ -224,7 +224,7 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
                 yield
             except Exception:
                 if new and [path.name for path in folder.glob("*")] == [LOCK_NAME]:
-                    shutil.rmtree(folder)
+                    shutil.rmtree(folder, ignore_errors=True)  # Windows keeps an open file
                 raise
 
 
@@ -250,9 +250,10 @@ def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 @contextmanager
 def _whole_lock(folder: Path, *, wait: bool) -> Iterator[None]:
     with _file_lock(folder / LOCK_NAME, wait=wait):
-        for other in folder.glob(f".*{LOCK_NAME}"):  # shared locks
+        for other in folder.glob(f".*{LOCK_NAME}"):  # of those who share it
             with _file_lock(other, wait=wait):
                 pass
+            other.unlink(missing_ok=True)  # whoever locks it now is refused the whole
         yield
 
 
