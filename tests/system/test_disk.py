@@ -151,6 +151,16 @@ def test_a_killed_writer_leaves_nothing_that_the_next_one_does_not_remove(
         require_free(out, overwrite=False)
 
 
+def test_a_killed_process_with_the_number_of_this_one_left_nothing_of_ours(tmp_path: Path) -> None:
+    """As in containers, whose first process is always the first."""
+    with scratch_folder(tmp_path) as ours:
+        twin = ours.with_name(ours.name.replace(".scratch-", ".scratch-a", 1))
+        twin.mkdir()
+        write_json(tmp_path / "a.json", {})
+        assert ours.exists()
+        assert not twin.exists()
+
+
 def test_no_file_of_another_machine_that_shares_the_disk_is_removed(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from stat import S_IMODE
 from tempfile import mkdtemp
@@ -25,6 +25,7 @@ PARTIAL_SUFFIX = ".tmp"
 WRITER = re.compile(r"\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<process>\d+)\.tmp")
 SCRATCH = ".scratch-"
 UNFINISHED = ".unfinished-"  # in a folder whose files are not all there yet
+_in_use: set[str] = set()  # folders that this process writes to
 # errors of a disk, and what to do about them
 REFUSALS = {
     errno.ENOSPC: ("The disk is full", "Free some space"),
@@ -109,11 +110,13 @@ def _own_folder(parent: Path, prefix: str) -> Iterator[Path]:
     except OSError as error:
         error.filename = str(parent)
         raise
+    _in_use.add(folder.name)
     try:
         _remove_partial_files(parent.glob(f"{prefix}*{PARTIAL_SUFFIX}"), shared=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _in_use.discard(folder.name)
 
 
 def _machine() -> str:
@@ -273,22 +276,24 @@ def _remove_partial_files(halves: Iterable[Path], *, shared: bool = False) -> No
 
     If the folder is `shared`, another machine may be writing its files.
     """
-    for half in list(halves):
-        if not _is_left(half, shared=shared):
-            continue
-        if half.is_file():
-            half.unlink(missing_ok=True)
-        elif half.name.startswith((SCRATCH, UNFINISHED)):
-            shutil.rmtree(half, ignore_errors=True)
+    with suppress(FileNotFoundError):  # another writer has removed its own meanwhile
+        for half in [half for half in halves if _is_left(half, shared=shared)]:
+            if half.is_file():
+                half.unlink(missing_ok=True)
+            elif half.name.startswith((SCRATCH, UNFINISHED)):
+                shutil.rmtree(half, ignore_errors=True)
 
 
 def _is_left(half: Path, *, shared: bool) -> bool:
     writer = WRITER.fullmatch(half.name, half.name.rfind(".", 0, -len(PARTIAL_SUFFIX)))
     if writer is None:
         return False
-    if writer["machine"] in (None, _machine()):
-        return not _runs(int(writer["process"]))
-    return not shared
+    if writer["machine"] not in (None, _machine()):
+        return not shared
+    process = int(writer["process"])
+    # in a container every first process has the number 1
+    own = process == os.getpid() and half.name.startswith((SCRATCH, UNFINISHED))
+    return half.name not in _in_use if own else not _runs(process)
 
 
 def _runs(process: int) -> bool:
