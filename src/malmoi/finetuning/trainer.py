@@ -19,6 +19,7 @@ from malmoi.finetuning.run_state import RunState
 from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
+from malmoi.system.language import plural
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.threads import ThreadTuner
 from malmoi.training.data.background import Background
@@ -40,6 +41,11 @@ LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
 MIN_CURVE_POINTS = 3
 MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing
+LIMITED_EVALUATIONS = 0.1  # share of a limit in seconds between two evaluations, and for all
+# share of a limit before the clock moves the schedule: a run that fits does not depend on it
+UNCLOCKED = 0.05
+MORE_TIME = 5  # times a limit: what is proposed after it
+SURE_STEPS = 5  # after which the usual time of one is known
 
 
 class FinetuneTrainer:
@@ -92,7 +98,9 @@ class FinetuneTrainer:
         self.saved = 0.0  # time of the last saved state
         self.looked = 0.0  # seconds of training when the loss was last read
         self.stopped = 0  # the signal that stopped it early
-        self.limit = 0.0  # seconds after which it ends, its schedule with it; 0: none
+        # seconds after which it ends, its schedule with it; 0: none
+        self.limit = 60 * settings.max_minutes
+        self.next_evaluation = self.limit * LIMITED_EVALUATIONS
 
     @property
     def step(self) -> int:
@@ -171,7 +179,7 @@ class FinetuneTrainer:
         if self.settings.minutes:
             return min(1.0, self.clock.seconds / (60 * self.settings.minutes))
         late = self.clock.seconds / self.limit if self.limit else 0.0
-        return min(1.0, max(self.step / self.steps, late))
+        return min(1.0, max(self.step / self.steps, (late - UNCLOCKED) / (1 - UNCLOCKED)))
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
         # dropout depends only on the seed and the step, so that a resumed run is identical
@@ -212,7 +220,7 @@ class FinetuneTrainer:
         over = self.progress >= 1
         self._look(over=over)
         over = over or stop_requested()
-        if self.evaluate is not None and (self.step % self.every == 0 or over):
+        if self.evaluate is not None and (over or self._evaluation_due()):
             with self.average.in_place() if self.average else nullcontext():
                 self._keep_if_best(self._evaluated(self.evaluate, "held out"))
             self.clock.lap("judging")
@@ -225,6 +233,25 @@ class FinetuneTrainer:
             self.saved = time.monotonic()
         self.stopped = signal
         return bool(signal)
+
+    def _evaluation_due(self) -> bool:
+        """Every so many steps; where the clock may end the run, as rarely as time allows."""
+        if self.selects or not self.limit:
+            return self.step % self.every == 0
+        return self.clock.seconds >= self.next_evaluation
+
+    def explain_limit(self) -> None:
+        """Says what more time would hold, if a default limit ended the run."""
+        minutes = self.settings.max_minutes
+        if minutes and self.progress >= 1 and self.step < self.steps:
+            epochs = self.step / self.per_epoch
+            total = self.steps / self.per_epoch
+            more = min(total, MORE_TIME * epochs)
+            self.log.line(
+                f"{plural(minutes, 'minute')} ended it after {epochs:.2g} of {total:.2g} epochs; "
+                f"--minutes {MORE_TIME * minutes:g} (minutes={MORE_TIME * minutes:g}): about "
+                f"{more:.2g} epochs."
+            )
 
     def _look(self, *, over: bool) -> None:
         """Reads the loss, on a GPU only occasionally, since it synchronizes; logs progress."""
@@ -242,13 +269,14 @@ class FinetuneTrainer:
             self._row()
 
     def _event(self, loss: float) -> Progress:
-        if not self.settings.minutes:
-            left = (self.steps - self.step) * self.clock.usual_step
+        total = 60 * self.settings.minutes or self.limit
+        time_left = total - self.clock.seconds
+        left = (self.steps - self.step) * self.clock.usual_step
+        sure = self.settings.minutes or self.clock.taken >= SURE_STEPS
+        if not total or not sure or (not self.settings.minutes and left < time_left):
             return Progress("finetune", self.step, self.steps, "steps", {"loss": loss}, left)
-        total = 60 * self.settings.minutes
-        left = total - self.clock.seconds
         metrics = {"step": self.step, "loss": loss}
-        return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
+        return Progress("finetune", self.clock.seconds, total, "seconds", metrics, time_left)
 
     def _diverged(self) -> MalmoiError:
         return MalmoiError(
@@ -288,6 +316,8 @@ class FinetuneTrainer:
         began = time.monotonic()
         outcome = self.outcome(evaluate)
         judging = round(time.monotonic() - began, 3)
+        pause = max(LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS)
+        self.next_evaluation = self.clock.seconds + judging + pause
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
         self.log.write_row(
             step=self.step,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONG_MINUTES = 10  # a run of more that nobody asked for is announced
 # files that a run writes
 RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
 RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
@@ -65,8 +66,8 @@ def run_pretraining(
             group.barrier()
         if named in SIZED:
             chosen = _sized(chosen, overrides, origin, out, group)
-        elif named in RECIPES and not names_budget(overrides):
-            refuse_months(chosen, origin, group)
+        elif (named in RECIPES or distillation) and not names_budget(overrides):
+            announce_time(chosen, origin, group, begun=(out / "recipe.json").is_file())
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
@@ -158,17 +159,21 @@ def size_run(
     return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
 
 
-def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> None:
-    """Refuses a paper's budget that takes more than a day here, unless the user asked for it."""
+def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, begun: bool) -> None:
+    """Says how long a budget that nobody gave takes here; refuses one of more than a day."""
     _, made = estimate_run(
         recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device)
     )
-    days = made.seconds / group.world / 86_400
-    if days <= 1:
-        return
+    minutes = made.seconds / group.world / 60
     budget = next(name for name in BUDGETS if getattr(recipe.train, name))
     paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
-    raise UsageError(
-        f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or "
-        f"--tokens, or {paper} for the paper's budget."
-    )
+    if minutes > 1440:
+        raise UsageError(
+            f"This would take about {plural(round(minutes / 1440), 'day')} here. Give --minutes, "
+            f"--steps or --tokens, or {paper} for the paper's budget."
+        )
+    if minutes > LONG_MINUTES and group.first and not begun:
+        logger.info(
+            f"{recipe.name} takes about {plural(round(minutes), 'minute')} here; --minutes "
+            f"{LONG_MINUTES} (minutes={LONG_MINUTES}) makes it shorter."
+        )
