@@ -236,8 +236,10 @@ def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
     for folder, task in GLUE.items():
-        how = {"seeds": 3, "max_minutes": 0.0}  # no result depends on the clock
-        found = run_finetuning(model, task, data / "glue" / folder, out / task, **how)
+        # no result depends on the clock
+        found = run_finetuning(
+            model, task, data / "glue" / folder, out / task, seeds=3, max_minutes=0.0
+        )
         metric = next(iter(found.metrics))
         yield task, 100 * sum(run[metric] for run in found.runs) / len(found.runs)
 
