@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 
 # characters of a wrong name that are compared with known ones; the time grows with its square
 LONGEST_NAME = 100
 SHOWN_NAMES = 4  # that begin with an unknown one
+MOST_NAMES = 10_000  # that are compared
 # torch's, as a RuntimeError
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")
 
@@ -58,7 +60,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for an unknown name: names that begin with it, else the most similar one, else all
     names if there are few.
     """
-    known = sorted(names)
+    known = sorted(islice(names, MOST_NAMES))
     requested = name[:LONGEST_NAME].lower()
     begin = sorted((n for n in known if requested and n.lower().startswith(requested)), key=len)
     close = begin or get_close_matches(requested, known, n=1, cutoff=0.55)

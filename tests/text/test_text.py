@@ -228,7 +228,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     with pytest.raises(MalmoiError, match="Did you mean 'text'"):
         texts(tmp_path / "a.parquet", text="txt")
     (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:50])
-    with pytest.raises(MalmoiError, match="not a valid Parquet"):
+    with pytest.raises(MalmoiError, match=r"c.parquet is damaged, or no .parquet file \(Parquet"):
         texts(tmp_path / "c.parquet")
     folder = tmp_path / "saved" / "train"
     folder.mkdir(parents=True)

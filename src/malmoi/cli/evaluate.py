@@ -153,8 +153,8 @@ def _task(
             f"classification rows.csv --model {folder}."
         )
     task, found = evaluated_task(model, name or None, rows, columns)
-    if found is not None:
-        say(found.describe())
+    for sentence in found.sentences() if found is not None else ():
+        say(sentence)
     return by_metric(task, metric or "")
 
 

@@ -136,8 +136,8 @@ def finetune_command(
     from malmoi.evaluation.kinds import head_kind
 
     task, found = guess_task(name or None, rows, **given_columns(options))
-    if found is not None:
-        say(found.describe())
+    for sentence in found.sentences() if found is not None else ():
+        say(sentence)
     base = model or newest_model(files[0], writes=head_kind(task).writes)
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:

@@ -19,7 +19,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.files import atomic_write
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
-from malmoi.text.lines import uncompressed_name
+from malmoi.text.open_file import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -152,7 +152,8 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     """The rows of a table, by the columns that are given, known, or likely."""
     from malmoi.text.rows import any_rows
 
-    rows = RowSource(lambda: any_rows(data), lambda row: row, ())
+    named = (*known.values(), *given.values())
+    rows = RowSource(lambda: any_rows(data, named), lambda row: row, ())
     first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
     if not first:
         raise MalmoiError(f"There are no rows in {data}.")

@@ -77,7 +77,8 @@ def pretrain_command(
     changes: dict[str, Any] = dict(changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
-    changes = _guessed_column(sources) | changes
+    if "data.text" not in changes:
+        changes |= _guessed_column(sources)
     recipe = named or DEFAULT_RECIPE
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
@@ -111,7 +112,7 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     file = Path(sources[0])
     if len(sources) > 1 or not file.is_file() or format_of(file) not in (".csv", ".tsv"):
         return {}
-    rows = first_rows(file)
+    rows = first_rows(file, ["text"])
     if "text" in rows[0]:
         return {}
     note_missing_header(list(rows[0]), str(file))

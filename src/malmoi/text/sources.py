@@ -21,7 +21,7 @@ from malmoi.text.formats import (
     read_plain_blocks,
     text_cells,
 )
-from malmoi.text.lines import COMPRESSED, uncompressed_name
+from malmoi.text.open_file import COMPRESSED, uncompressed_name, whole_items
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
@@ -57,7 +57,7 @@ class FileSource:
 
     def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
         read = read_plain_blocks if self.kind == ".txt" else READERS[self.kind]
-        return read(self.path, want)
+        return whole_items(self.path, read(self.path, want))
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()

@@ -9,7 +9,8 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
-from malmoi.text.lines import decode_sample, open_bytes
+from malmoi.text.lines import decode_sample
+from malmoi.text.open_file import open_bytes
 from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
 
 NO_TEXT = "no main text was found"
@@ -22,7 +23,11 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[^\r\n]*\r?\n")
 def read_html(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a page; its URL will be the one that it calls canonical."""
     with open_bytes(path) as stream:
-        yield FoundDocument("", 1, page=stream.read())
+        page = stream.read(MAX_RECORD_BYTES + 1)
+    if len(page) > MAX_RECORD_BYTES:
+        want.on_bad_line(1, f"longer than {MAX_RECORD_BYTES:,} bytes")
+    else:
+        yield FoundDocument("", 1, page=page)
 
 
 def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
