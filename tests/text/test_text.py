@@ -321,7 +321,7 @@ def test_unreadable_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("x")
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MalmoiError, match=r"corpsu.txt does not exist. Did you mean 'corpus.txt'"):
+    with pytest.raises(MalmoiError, match=r"corpsu.txt'. Did you mean '.*corpus.txt'\?"):
         read_documents(tmp_path / "corpsu.txt")
     with pytest.raises(MalmoiError, match="no file in a known format"):
         read_documents(tmp_path / "empty")

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import (
-    changes_of,
-    complete_tasks,
-    given,
-    given_columns,
-    load_torch,
-    require_there,
-)
+from malmoi.cli.inputs import changes_of, complete_tasks, given, given_columns, load_torch
 from malmoi.cli.options import count, option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural
+from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
 
 if TYPE_CHECKING:
@@ -162,20 +156,17 @@ def finetune_command(
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
     """The task ("" if none is given) and the files; either may come first."""
-    from malmoi.evaluation.kinds import KINDS
-    from malmoi.evaluation.tasks import KIND_ALIASES, TASKS
+    from malmoi.evaluation.tasks import KIND_ALIASES, KIND_METRICS, TASKS
 
-    known = {**KINDS, **TASKS, **KIND_ALIASES}
+    known = {**KIND_METRICS, **TASKS, **KIND_ALIASES}
     named = [word for word in words if word in known]
     at = words.index(named[0]) if named else len(words)  # a folder may have the task's name
     files = [*map(Path, [*words[:at], *words[at + 1 :]]), *(data or [])]
-    missing = next((file for file in files if not file.exists()), None)
-    if missing is not None and not named and not missing.suffix:
-        raise UsageError(
-            f"There is no task and no file {str(missing)!r}.{nearest(str(missing), known)}"
-        )
-    if missing is not None:
-        require_there(missing)
+    for file in files:
+        if not named and not file.suffix and not file.exists():
+            hint = similar_path(file) or nearest(str(file), known)
+            raise UsageError(f"There is no task and no file {str(file)!r}.{hint}")
+        require_path(file)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
 

@@ -15,6 +15,7 @@ from malmoi.cli.output import format_span, print_facts, print_json, print_result
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural, translate
 from malmoi.system.limits import format_size
+from malmoi.system.paths import require_path, similar_path
 from malmoi.system.untrusted import read_object
 
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
@@ -131,6 +132,8 @@ def recipe_and_sources(
         others.remove(recipe)
     for word in others:
         _check_source(word, named=recipe is not None)
+    for source in data or ():
+        _check_source(source, named=True)
     sources = [*others, *(data or ())]
     if not sources:
         raise UsageError(f"{recipe} needs text: malmoi pretrain {recipe} FILE…")
@@ -155,8 +158,9 @@ def _check_source(word: str, *, named: bool) -> None:
     if Path(path).exists():
         return
     if named:
-        raise UsageError(f"There is no file or folder {word!r}.")
-    raise UsageError(f"There is no recipe, file or folder {word!r}.{nearest(word, RECIPES)}")
+        require_path(Path(path))
+    hint = similar_path(Path(path)) or nearest(word, RECIPES)
+    raise UsageError(f"There is no recipe, file or folder {word!r}.{hint}")
 
 
 def _explain(

@@ -13,6 +13,7 @@ from typing import IO, Any, TypeVar, cast
 
 from malmoi.errors import MalmoiError, first_line
 from malmoi.system.limits import MAX_GROWTH, MIN_UNPACKED_BYTES
+from malmoi.system.paths import require_path
 
 T = TypeVar("T")
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
@@ -41,6 +42,7 @@ def open_bytes(path: Path, *, decompress: bool = True) -> Iterator[IO[bytes]]:
 def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
     """The rows or documents that a reader finds in a file; any error of its names the file."""
     count = 0
+    require_path(path)
     try:
         for item in items:
             yield item

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import read_lines
@@ -114,8 +115,7 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
     found: list[PairSource] = []
     alone: list[Path] = []
     for path in (Path(given).expanduser() for given in sources):
-        if not path.is_file():
-            raise MalmoiError(f"{path} is missing.")
+        require_path(path)
         if format_of(path) in TABLES:
             found.append(PairSource(path, path, columns))
         else:

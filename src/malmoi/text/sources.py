@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
     FORMATS,
@@ -223,8 +224,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
         if same:  # a name that macOS decomposed
             yield from _on_disk(str(path.with_name(same[0])))
             return
-        hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
-        raise MalmoiError(f"{path} does not exist.{hint if 'Did you' in hint else ''}")
+        require_path(path)
 
 
 def _file(path: Path) -> FileSource:
