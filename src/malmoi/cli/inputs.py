@@ -128,5 +128,3 @@ def _standard_input() -> str:
             f"Standard input is not UTF-8: byte 0x{content[error.start]:02x} in line {line}; "
             "convert it first, for example with: iconv -f EUC-KR -t UTF-8"
         ) from error
-
-

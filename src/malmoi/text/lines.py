@@ -150,12 +150,14 @@ def _read_blocks(path: Path, bad: OnBadLine) -> Iterator[tuple[int, list[str], b
 
 
 def repair(why: str, path: Path) -> str:
-    """What to do about a file with such a bad line."""
+    """What to do about a file with such a bad line; empty if that is clear."""
     name = uncompressed_name(path)
     if why == HAS_NULS:
         return f"Remove them: tr -d '\\000' < {name} > clean{name.suffix}"
     if why == TOO_LONG:
         return "Save long texts as plain text: .txt."
+    if not why.startswith("not readable"):
+        return ""
     return (
         "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert other encodings, for example that "
         f"of Windows in Europe: iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{name.suffix}"

@@ -222,7 +222,7 @@ class Recipe(Config):
     def _check_shares(self) -> None:
         _require(
             0 < self.data.fraction <= 1,
-            f"data.fraction is a share of the text: above 0, at most 1, not {self.data.fraction:g}.",
+            f"data.fraction is above 0 and at most 1, not {self.data.fraction:g}.",
         )
         _require(
             0 <= self.data.together <= 1,

@@ -106,8 +106,6 @@ def held_out_share(text: TextSize) -> float:
 
 def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
-    if not text.bytes:
-        raise UsageError("There is no text to learn from: every source is empty.")
     if text.bytes < MIN_TEXT_BYTES:
         raise UsageError(
             f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "

@@ -16,7 +16,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import Background
 from malmoi.training.data.cached_encoder import Coder, make_encoder
@@ -206,7 +206,7 @@ class _Item:
 def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
-    texts = (document.text for document in plan.reader)
+    texts = (document.text for document in require_documents([plan.reader]))
     split = draw(assign(texts, plan.valid, plan.seed), plan.fraction, plan.seed)
     for text, valid in islice(split, skip, None):
         pieces = plan.sentences(text) if plan.sentences else cut(text)
