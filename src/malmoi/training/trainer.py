@@ -552,8 +552,9 @@ class Trainer:
 
     @property
     def _epochs(self) -> float:
-        """How often the text was read."""
-        return sum(self.position.samples_seen) / samples_per_epoch(self.recipe, self.feeds)
+        """How often the text was read, of which only a fraction may be encoded."""
+        encoded = sum(self.position.samples_seen) / samples_per_epoch(self.recipe, self.feeds)
+        return encoded * self.recipe.data.fraction
 
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
         p = self.position
