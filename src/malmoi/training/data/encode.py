@@ -71,7 +71,7 @@ class EncodePlan:
         return found | {"settings": digest}
 
 
-def build_stores(
+def build_stores(  # noqa: PLR0913  # the settings of a store
     reader: DocumentReader,
     tokenizer: Tokenizer,
     out: str | Path,
