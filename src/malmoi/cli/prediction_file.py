@@ -201,10 +201,14 @@ def _known_columns(model: "Model", data: Path) -> dict[str, str]:
     from malmoi.evaluation.guess import public_task
     from malmoi.evaluation.similarity import similarity_columns_of
     from malmoi.evaluation.task import read_columns
+    from malmoi.inference.embed import pairs_needed
     from malmoi.inference.predictors import SENTENCE
 
     if model.task_head is SENTENCE and not model.input_columns:
-        pair = similarity_columns_of(data, ranked=True)
+        try:
+            pair = similarity_columns_of(data, ranked=True)
+        except UsageError as error:
+            raise pairs_needed() from error
         return {"text": pair.text} | ({"pair": pair.pair} if pair.pair else {})
     task = public_task(model)
     known = read_columns(task) if task is not None else {}

@@ -164,7 +164,7 @@ def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns
     chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
     if (given.text or chat or "").lower() in CHAT_COLUMNS:
         return GuessedColumns("writing", given.text or str(chat), None)
-    likely = next((pair for pair in PROMPT_COLUMNS if set(pair) <= set(known)), None)
+    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), None)
     prompt = given.text or (known[likely[0]] if likely else None)
     answer = given.label or (known[likely[1]] if likely else None)
     if prompt is None or answer is None:

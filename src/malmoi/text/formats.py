@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.column_names import label_name
 from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect, table_reader
 from malmoi.text.lines import (
     SAMPLE_BYTES,
+    TOO_LONG,
     OnBadLine,
     decode_blocks,
     decode_sample,
     read_lines,
+    refuse_bad_lines,
     whole_text,
 )
 from malmoi.text.open_file import COMPRESSED, open_bytes, read_whole, require_real_size
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
+MAX_BATCH_ROWS = 1000  # of a Parquet file, …
+BATCH_BYTES = 1 << 26  # … or about so many bytes
 MAX_BAD_SHARE = 0.2  # unreadable characters of a text file
 DOCUMENT_RULES = {
     "blank": "a blank line separates documents",
@@ -236,22 +241,30 @@ def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads a column of a Parquet file, 1,000 rows at a time."""
+    """Reads a column of a Parquet file."""
     file = parquet_file(path)
     name = checked_column(path, want.column, file.schema_arrow.names)
-    batches = file.iter_batches(batch_size=1000, columns=[name])
+    batches = parquet_batches(path, file, [name])
     yield from text_cells((cell for batch in batches for cell in batch[0].to_pylist()), want)
 
 
 def parquet_file(path: Path) -> Any:
-    """A Parquet file that does not grow as no text does."""
+    """Opens a Parquet file, which may be compressed as a whole."""
     pyarrow = import_pyarrow(path)
     packed = path.suffix in COMPRESSED
-    file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(read_whole(path)) if packed else path)
-    about = file.metadata
-    groups = (about.row_group(i) for i in range(about.num_row_groups))
-    require_real_size(path, sum(group.total_byte_size for group in groups))
-    return file
+    return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(read_whole(path)) if packed else path)
+
+
+def parquet_batches(path: Path, file: Any, columns: list[str] | None = None) -> Iterator[Any]:
+    """The rows of a Parquet file, as many at once as fit easily into memory."""
+    groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+    unpacked = sum(group.total_byte_size for group in groups)
+    require_real_size(path, unpacked)
+    row = unpacked // max(1, file.metadata.num_rows) + 1
+    if row > MAX_LINE_CHARACTERS:
+        refuse_bad_lines(path)(1, TOO_LONG)
+    size = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row))
+    return valid_batches(file.iter_batches(batch_size=size, columns=columns))
 
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -260,7 +273,15 @@ def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
     with open_bytes(path) as stream:
         reader = pyarrow.ipc.open_stream(stream)
         name = checked_column(path, want.column, reader.schema.names)
-        yield from text_cells((cell for one in reader for cell in one[name].to_pylist()), want)
+        batches = valid_batches(reader)
+        yield from text_cells((cell for batch in batches for cell in batch[name].to_pylist()), want)
+
+
+def valid_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a file; a damaged one would make pyarrow read foreign memory."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
 
 
 def import_pyarrow(path: Path) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 from unicodedata import category
 
+from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.open_file import open_bytes, require_real_size, uncompressed_name
 
@@ -114,20 +115,17 @@ def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
     number = 1
     for first, lines, ends in _read_blocks(path, bad):
         for number, text in enumerate(lines, first):
+            if size <= MAX_LINE_CHARACTERS < size + len(text):
+                bad(number, TOO_LONG)
+                parts = []
             size += len(text)
-            parts.append(text if size <= MAX_LINE_CHARACTERS else "")
+            if size <= MAX_LINE_CHARACTERS:
+                parts.append(text)
             if ends:
-                yield from _joined(number, parts, size, bad)
+                yield from [(number, "".join(parts))] if size <= MAX_LINE_CHARACTERS else ()
                 parts = []
                 size = 0
     if parts:
-        yield from _joined(number, parts, size, bad)
-
-
-def _joined(number: int, parts: list[str], size: int, bad: OnBadLine) -> Iterator[tuple[int, str]]:
-    if size > MAX_LINE_CHARACTERS:
-        bad(number, TOO_LONG)
-    else:
         yield number, "".join(parts)
 
 
@@ -153,15 +151,24 @@ def repair(why: str, path: Path) -> str:
     """What to do about a file with such a bad line; empty if that is clear."""
     name = uncompressed_name(path)
     if why == HAS_NULS:
-        return f"Remove them: tr -d '\\000' < {name} > clean{name.suffix}"
+        return f"Remove them, with tr -d '\\000' < {name} > clean{name.suffix} for example."
     if why == TOO_LONG:
         return "Save long texts as plain text: .txt."
     if not why.startswith("not readable"):
         return ""
     return (
-        "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert other encodings, for example that "
-        f"of Windows in Europe: iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{name.suffix}"
+        "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert a file of Windows in Europe with "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{name.suffix} for example."
     )
+
+
+def refuse_bad_lines(path: Path) -> OnBadLine:
+    """Raises the error of a line that cannot be read."""
+
+    def bad(number: int, why: str) -> None:
+        raise MalmoiError(f"{path}:{number}: {why}. {repair(why, path)}")
+
+    return bad
 
 
 def decode_lines(

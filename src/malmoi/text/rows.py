@@ -22,8 +22,8 @@ from malmoi.text.dialect import (
     tab_dialect,
     table_reader,
 )
-from malmoi.text.formats import json_objects, parquet_file, whole_rows
-from malmoi.text.lines import OnBadLine, read_lines, repair, whole_text
+from malmoi.text.formats import json_objects, parquet_batches, parquet_file, whole_rows
+from malmoi.text.lines import read_lines, refuse_bad_lines, whole_text
 from malmoi.text.open_file import COMPRESSED, require_real_size, uncompressed_name, whole_items
 
 
@@ -129,15 +129,6 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(path, refuse_bad_lines(path))
 
 
-def refuse_bad_lines(path: Path) -> OnBadLine:
-    """Raises the error of a line that cannot be read."""
-
-    def bad(number: int, why: str) -> None:
-        raise MalmoiError(f"{path}:{number}: {why}. {repair(why, path)}")
-
-    return bad
-
-
 def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
@@ -221,7 +212,7 @@ def parquet_rows(path: Path) -> Iterator[DataRow]:
     """Yields the rows of a Parquet file, numbered from 1."""
     file = parquet_file(path)
     _check_header(f"{path}:1", file.schema_arrow.names)
-    rows = (values for batch in file.iter_batches(batch_size=1000) for values in batch.to_pylist())
+    rows = (values for batch in parquet_batches(path, file) for values in batch.to_pylist())
     for number, values in enumerate(rows, start=1):
         yield DataRow(values, f"{path}:{number}")
 

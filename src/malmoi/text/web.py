@@ -62,12 +62,10 @@ def main_text(name: str, page: bytes) -> tuple[str, str]:
 def _trafilatura(name: str) -> Any:
     try:
         import trafilatura
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise MalmoiError(
-            f"{name} needs the package trafilatura: pip install trafilatura."
+            f"{name} needs two packages ({error}): pip install trafilatura lxml_html_clean."
         ) from error
-    except ImportError as error:  # of a package that it needs
-        raise MalmoiError(f"{name} needs trafilatura, which cannot be loaded: {error}") from error
     # a page without text is reported by its place, not by trafilatura's own log
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     return trafilatura
