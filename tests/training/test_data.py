@@ -32,7 +32,7 @@ from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
-from malmoi.training.data.split import assign, cut
+from malmoi.training.data.split import assign, cut, draw
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Windows
 from malmoi.training.data.word_numbers import PythonWordNumbers, word_numbers
@@ -190,6 +190,28 @@ def test_cut_loses_nothing_and_keeps_words(text: str) -> None:
     assert "".join(pieces) == text
     if all(len(word) < 12 for word in text.split()) and "   " not in text.replace("\n", " "):
         assert [word for piece in pieces for word in piece.split()] == text.split()
+
+
+def test_a_part_of_the_text_is_drawn_evenly() -> None:
+    short = [(f"document {i} " + "word " * (i % 9), i % 10 == 0) for i in range(4000)]
+    long = [(" ".join(f"w{k}" for k in range(60_000)), False)] * 3
+    for fraction in (0.05, 0.3):
+        drawn = list(draw([*short, *long], fraction, 0))
+        assert [one for one in drawn if one[1]] == [one for one in short if one[1]]
+        some = [text for text, valid in drawn if not valid and text.startswith("document")]
+        assert len(some) == pytest.approx(3600 * fraction, rel=0.1)
+        places = [int(text.split()[1]) for text in some]
+        assert np.mean(places) == pytest.approx(2000, rel=0.1)  # from everywhere
+        stretches = [text for text, _ in drawn if text.startswith("w")]
+        assert len(stretches) == 3
+        for text in stretches:
+            numbers = [int(word[1:]) for word in text.split()]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            assert len(text) == pytest.approx(fraction * len(long[0][0]), rel=0.01)
+        assert len({text[:20] for text in stretches}) == 3
+    fewer, more = (set(draw(short, fraction, 0)) for fraction in (0.05, 0.3))
+    assert fewer < more
+    assert list(draw(short, 1.0, 0)) == short
 
 
 def test_bad_stores_are_refused(tmp_path: Path) -> None:

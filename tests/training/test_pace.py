@@ -412,6 +412,9 @@ def test_the_verdict_gives_advice_that_fits() -> None:
         "Use --minutes 75 or a smaller batch (--set train.batch=8)."
     )
     assert "a lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
+    few = verdict(recipe, 5000, 9.2, 8.987, epochs=0.0123)
+    assert few.startswith("After 5,000 updates on 1.2% of the text: this model has learnt next")
+    assert few.endswith("Train for longer (--minutes 8), or use a smaller model.")
     assert "has memorised its text (loss 1.20)" in verdict(recipe, 5000, 9.2, 8.987, training=1.2)
     sized = resolve_recipe("gpt", {"minutes": 2})
     assert verdict(sized, 100, 8.985, 8.987).endswith("Use --minutes 6.")

@@ -1,7 +1,5 @@
 """Checkpoints are Hugging Face folders: reading them, and noting what did not fit."""
 
-import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
 from malmoi.model import FeatureConfig, Network
 from malmoi.system.limits import MAX_CLASSES, shown
+from malmoi.system.paths import local_model, similar_path
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 # what older folders say in config.json, and newer ones in generation_config.json
@@ -218,28 +216,17 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
 
 def find_on_hub(source: str | Path) -> Path:
     """The folder itself, or a hub model downloaded into the usual cache."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
+    folder = local_model(source)
+    if folder is None:
+        return _download(str(source))
     if folder.is_file():
         raise UsageError(
             f"{source} is a file; give the folder that holds config.json and the weights."
         )
-    name = str(source)
-    if (
-        not HUB_ID.fullmatch(name)
-        or name.startswith(".")
-        or (folder.parent.name and folder.parent.is_dir())
-    ):
-        raise UsageError(f"There is no folder {source}.")
-    return _download(name)
+    return folder
 
 
 def _download(name: str) -> Path:
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise MalmoiError(
-            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the hub."
-        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -252,6 +239,6 @@ def _download(name: str) -> Path:
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub: "
-            f"{first_line(error)}"
+            f"There is no folder {name!r}, and it could not be downloaded from the hub "
+            f"({first_line(error)}).{similar_path(Path(name))}"
         ) from error

@@ -16,7 +16,7 @@ from inspect import cleandoc, signature
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,10 +28,12 @@ from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
+from malmoi.system.paths import local_model, require_path
 from malmoi.system.plugins import load_plugin
 from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
+T = TypeVar("T")
 # modules of this package in the order they are used; each is a command or a group of commands
 PANELS = {
     "Train": (
@@ -44,14 +46,25 @@ PANELS = {
     "This machine": ("doctor", "plan", "bench"),
 }  # fmt: skip
 SUFFIX = "_command"  # suffix of the functions that are commands
+INPUTS = ("data", "dev", "train", "test", "calibration", "pairs")  # options for files that exist
 METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
 
 
 class Command(TyperCommand):
-    """A command whose help shows FILE, TEXT and N instead of Python types."""
+    """A command whose help shows FILE, TEXT and N instead of Python types.
+
+    A misspelt input is an error before the command runs, and so before torch is loaded.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         return [_tidy(param) for param in super().get_params(ctx)]
+
+    def invoke(self, ctx: Any) -> Any:
+        for path in _values(ctx, INPUTS, Path):
+            require_path(path)
+        for source in _values(ctx, ("model",), str):
+            local_model(source)
+        return super().invoke(ctx)
 
 
 class CommandGroup(TyperGroup):
@@ -68,6 +81,13 @@ class CommandGroup(TyperGroup):
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(f"There is no command {args[0]!r}.{nearest(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+def _values(ctx: Any, names: Sequence[str], kind: type[T]) -> list[T]:
+    """The values of these options that have a type: each of those that are repeatable."""
+    given = [ctx.params.get(name) for name in names]
+    several = [value if isinstance(value, list | tuple) else [value] for value in given]
+    return [value for values in several for value in values if isinstance(value, kind)]
 
 
 def _tidy(param: Any) -> Any:

@@ -19,7 +19,7 @@ NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
     "hub": ("huggingface_hub",),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
-    "web": ("trafilatura",),
+    "web": ("trafilatura", "lxml_html_clean"),
     "cluster": ("ray",),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),

@@ -6,7 +6,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
-from malmoi.errors import UsageError
+from malmoi.system.limits import MAX_PATH_CHARACTERS
 
 
 def perplexity_command(
@@ -25,20 +25,25 @@ def perplexity_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Compute the perplexity of a text of any length with a GPT.
+    """Compute the perplexity of a text of any length, or of a file's, with a GPT.
 
-    Example: malmoi perplexity --model runs/tiny-gpt < book.txt
+    Example: malmoi perplexity --model runs/tiny-gpt book.txt
     """
-    given = whole_texts(texts)
-    for text in given:
-        if len(text.split()) == 1 and Path(text).is_file():
-            raise UsageError(
-                f"{text} is a file: give its text on stdin, malmoi perplexity < {text}"
-            )
+    whole = [_of_file(text) for text in whole_texts(texts)]
     lm = open_model(model, device, dtype)
-    for text in given:
+    for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
         value = measure(text, stride=stride, memory=memory)
         print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print_result(
             f"{value:.4f}"
         )
+
+
+def _of_file(text: str) -> str:
+    """The text of a file that is named, else the text itself."""
+    from malmoi.text.lines import refuse_bad_lines, whole_text
+
+    path = Path(text)
+    if len(text) > MAX_PATH_CHARACTERS or "\n" in text or not path.is_file():
+        return text
+    return whole_text(path, refuse_bad_lines(path)).rstrip("\r\n")

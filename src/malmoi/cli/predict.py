@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, input_pairs, open_model, require_there
+from malmoi.cli.inputs import input_lines, input_pairs, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.cli.prediction_file import (
@@ -17,6 +17,7 @@ from malmoi.cli.prediction_file import (
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.language import plural, translate
+from malmoi.system.paths import require_path
 from malmoi.system.result import plain
 
 
@@ -72,7 +73,7 @@ def predict_command(
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
-        require_there(data)
+        require_path(data)
         target = out or default_output(data)
         # killed between writing the one and removing the other, the same command finishes it
         require_free(target, overwrite=overwrite or partial_file(target).is_file())

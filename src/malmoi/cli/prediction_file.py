@@ -19,7 +19,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
-from malmoi.text.lines import uncompressed_name
+from malmoi.text.open_file import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -157,7 +157,8 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     """The rows of a table, by the columns that are given, known, or likely."""
     from malmoi.text.rows import any_rows
 
-    rows = RowSource(lambda: any_rows(data), lambda row: row, ())
+    named = (*known.values(), *given.values())
+    rows = RowSource(lambda: any_rows(data, named), lambda row: row, ())
     first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
     if not first:
         raise MalmoiError(f"There are no rows in {data}.")
@@ -205,10 +206,14 @@ def _known_columns(model: "Model", data: Path) -> dict[str, str]:
     from malmoi.evaluation.guess import public_task
     from malmoi.evaluation.similarity import similarity_columns_of
     from malmoi.evaluation.task import read_columns
+    from malmoi.inference.embed import pairs_needed
     from malmoi.inference.predictors import SENTENCE
 
     if model.task_head is SENTENCE and not model.input_columns:
-        pair = similarity_columns_of(data, ranked=True)
+        try:
+            pair = similarity_columns_of(data, ranked=True)
+        except UsageError as error:
+            raise pairs_needed() from error
         return {"text": pair.text} | ({"pair": pair.pair} if pair.pair else {})
     task = public_task(model)
     known = read_columns(task) if task is not None else {}

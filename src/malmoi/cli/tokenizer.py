@@ -49,12 +49,12 @@ def train_command(
 
     Example: malmoi tokenizer train books/*.txt --kind byte-bpe --vocab 16000 -o tokenizers/mine
     """
-    from malmoi.text.documents import read_documents
+    from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer import train_tokenizer
 
     require_free(out, overwrite=overwrite)
     reader = read_documents(sources)
-    texts = (document.text for document in reader)
+    texts = (document.text for document in require_documents([reader]))
     tokenizer = train_tokenizer(
         texts,
         kind=kind,
@@ -92,7 +92,7 @@ def extend_command(
     """
     from malmoi.checkpoint import read_checkpoint, write_checkpoint
     from malmoi.checkpoint.grow_vocabulary import grow_vocabulary
-    from malmoi.text.documents import read_documents
+    from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer.extend import extend_tokenizer
     from malmoi.tokenizer.training import first_texts
 
@@ -100,7 +100,8 @@ def extend_command(
     checkpoint = read_checkpoint(model)
     tokenizer = checkpoint.required_tokenizer
     reader = read_documents(data)
-    texts = list(first_texts((document.text for document in reader), MAX_CHARACTERS))
+    whole = (document.text for document in require_documents([reader]))
+    texts = list(first_texts(whole, MAX_CHARACTERS))
     for sentence in reader.describe():
         say(sentence)
     found = extend_tokenizer(tokenizer, texts, add)

@@ -5,6 +5,7 @@ How rows are read and checked, trained on and predicted, prompted for, and grade
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
@@ -438,6 +439,11 @@ def _named_columns(by: Columns) -> dict[str, str]:
     return found | ({} if by.separator == Columns.separator else {"separator": by.separator})
 
 
+def _column_list(by: Columns) -> tuple[str, ...]:
+    labels = (by.label,) if isinstance(by.label, str) else tuple(by.label)
+    return (by.text, *([by.pair] if by.pair else ()), *labels, *by.choices)
+
+
 def custom_task(  # noqa: PLR0913  # one per column
     kind: str,
     *,
@@ -470,7 +476,7 @@ def custom_task(  # noqa: PLR0913  # one per column
     return Task(
         chosen.name,
         chosen.name,
-        any_rows,
+        partial(any_rows, named=_column_list(by)),
         chosen.columns(by),
         about="your own columns",
         metrics=tuple(metrics) or chosen.metrics,

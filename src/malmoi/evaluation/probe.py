@@ -256,7 +256,8 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
     if not isinstance(found.label, str):
         raise MalmoiError(f"No column of {path} looks like a label; name it with --label COLUMN.")
     try:
-        return [(row.text(found.text), str(row[found.label])) for row in any_rows(path)]
+        rows = any_rows(path, (found.text, found.label))
+        return [(row.text(found.text), str(row[found.label])) for row in rows]
     except BadRow as error:
         raise MalmoiError(f"{error}.") from None
 

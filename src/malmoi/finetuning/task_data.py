@@ -269,7 +269,10 @@ def describe_run(
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
         text = ", ".join(label) if isinstance(label, tuple) else label
         share = f"{times / len(work.dev):.1%}"
-        logger.info(f"Always predicting {text or 'no label'!r} would be right for {share} of them.")
+        logger.info(
+            f"Always predicting {text or 'no label'!r} would be right for {share} of the "
+            "evaluation rows."
+        )
     if work.word_baseline is not None:
         logger.info(
             f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."

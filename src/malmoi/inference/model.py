@@ -384,8 +384,9 @@ class Model(ZeroShot, Interpretation):
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(
-                "This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
-                f"finetune rows.csv --model {self.checkpoint.source or 'DIR'}"
+                "This model cannot predict: it was not fine-tuned. Name the labels (--labels A,B) "
+                "or fine-tune it: malmoi finetune rows.csv --model "
+                f"{self.checkpoint.source or 'DIR'}"
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)

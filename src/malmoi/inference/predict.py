@@ -174,7 +174,7 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     """
     if isinstance(rows, Path):
         try:
-            rows = [row.checked for row in any_rows(rows)]
+            rows = [row.checked for row in any_rows(rows, columns.values())]
         except BadRow as error:
             raise MalmoiError(f"{error}.") from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):

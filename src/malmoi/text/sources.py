@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
     FORMATS,
@@ -24,7 +25,7 @@ from malmoi.text.formats import (
     read_plain_blocks,
     text_cells,
 )
-from malmoi.text.lines import COMPRESSED, open_bytes, uncompressed_name
+from malmoi.text.open_file import COMPRESSED, open_bytes, uncompressed_name, whole_items
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
@@ -60,7 +61,7 @@ class FileSource:
 
     def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
         read = read_plain_blocks if self.kind == ".txt" else READERS[self.kind]
-        return read(self.path, want)
+        return whole_items(self.path, read(self.path, want))
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()
@@ -226,8 +227,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
         if same:  # a name that macOS decomposed
             yield from _on_disk(str(path.with_name(same[0])))
             return
-        hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
-        raise MalmoiError(f"{path} does not exist.{hint if 'Did you' in hint else ''}")
+        require_path(path)
 
 
 def _file(path: Path) -> FileSource:

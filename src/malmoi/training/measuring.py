@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice, takewhile
 
 from malmoi.system.machine import this_machine
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.device import choose_execution, known_flops
@@ -95,7 +95,7 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     sample: list[tuple[str, str]] = []
     documents = 0
     whole = 0
-    for document in (document for reader in readers for document in reader):
+    for document in require_documents(readers):
         if whole > READ_BYTES:
             break
         size = len(document.text.encode("utf-8", "replace"))

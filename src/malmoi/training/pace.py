@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from malmoi.system.language import plural
-from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
 from malmoi.training.state import Position
 
@@ -247,11 +247,17 @@ def smallest_batch(recipe: Recipe) -> int:
 
 
 def verdict(
-    recipe: Recipe, steps: int, loss: float, guessing: float, training: float = math.inf
+    recipe: Recipe,
+    steps: int,
+    loss: float,
+    guessing: float,
+    training: float = math.inf,
+    epochs: float = 1.0,
 ) -> str:
     """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
 
-    `training` is the loss on the text that it learned from, if that is another.
+    `training` is the loss on the text that it learned from, if that is another; `epochs` is how
+    often it read that text.
     """
     learnt = (1 - LEARNT) * guessing
     if not guessing or loss < learnt:
@@ -268,6 +274,13 @@ def verdict(
         f"this model has learnt next to nothing (loss {loss:.2f}; guessing by token frequency "
         f"gives {guessing:.2f})."
     )
+    if steps >= USEFUL_UPDATES and epochs < 1:
+        budget = next(name for name in BUDGETS if getattr(c, name))
+        more = f"--{budget} {4 * getattr(c, budget):.10g}"
+        return (
+            f"After {updates} on {epochs:.1%} of the text: {nothing} Train for longer ({more}), or "
+            "use a smaller model."
+        )
     if steps >= USEFUL_UPDATES:
         return f"After {updates}: {nothing} More training, a lower train.lr or more text may help."
     smaller = (

@@ -1,6 +1,7 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_pa
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
-from malmoi.training.sized_recipe import SizedRecipe, size_recipe
+from malmoi.training.sized_recipe import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _sized(
 ) -> Recipe:
     """The folder's recipe, or one that the first process chooses for all."""
     begun = out / "recipe.json"
-    if begun.is_file() and (found := read_recipe(begun)).name == requested.name:
-        return resolve_recipe(found, overrides)
+    if begun.is_file() and (before := read_recipe(begun)).name == requested.name:
+        return _with_enough_text(resolve_recipe(before, overrides), before)
     chosen = ""
     if group.first:
         logger.info("Reading the text and measuring this machine …")
@@ -124,6 +125,15 @@ def _sized(
             logger.info(sentence)
         chosen = sized.recipe.to_json()
     return Recipe.from_json(group.broadcast_text(chosen)).check()
+
+
+def _with_enough_text(recipe: Recipe, before: Recipe) -> Recipe:
+    """A run that is continued for longer reads more of the text, or all of it."""
+    longer = max(1.0, recipe.train.minutes / (before.train.minutes or math.inf))
+    if recipe.data.fraction != before.data.fraction:  # it was given
+        return recipe
+    share = before.data.fraction * longer if recipe.train.minutes else 1.0
+    return recipe.override({"data.fraction": encoded_fraction(share)})
 
 
 def explain_size(

@@ -37,6 +37,7 @@ class DataConfig(Config):
     shares: tuple[float, ...] = ()  # share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)
     weights: tuple[float, ...] = ()  # share of each source in the mixture; none: by size
     valid: float = 0.01  # share of the documents held out for validation
+    fraction: float = 1.0  # of the training text that is encoded, drawn evenly; 1: all of it
     # what separates documents in plain text
     documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
     text: str = "text"  # the column or key that holds the text
@@ -224,6 +225,10 @@ class Recipe(Config):
             )
 
     def _check_shares(self) -> None:
+        _require(
+            0 < self.data.fraction <= 1,
+            f"data.fraction is above 0 and at most 1, not {self.data.fraction:g}.",
+        )
         _require(
             0 <= self.data.together <= 1,
             f"data.together lies between 0 and 1, not {self.data.together:g}.",

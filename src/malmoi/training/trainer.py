@@ -595,7 +595,15 @@ class Trainer:
         """A warning if the loss hardly moved, so that the run does not end like a success."""
         p = self.position
         done = self.budget.progress(p) >= 1
-        return verdict(self.recipe, p.step, loss, self._guessing, p.mean) if done else ""
+        if not done:
+            return ""
+        return verdict(self.recipe, p.step, loss, self._guessing, p.mean, self._epochs)
+
+    @property
+    def _epochs(self) -> float:
+        """How often the text was read, of which only a fraction may be encoded."""
+        encoded = sum(self.position.samples_seen) / samples_per_epoch(self.recipe, self.feeds)
+        return encoded * self.recipe.data.fraction
 
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
         p = self.position
@@ -603,6 +611,7 @@ class Trainer:
         warning = self._verdict(metrics["valid_loss"])
         if warning:
             rounded["guessing_loss"] = round(self._guessing, 5)
+            rounded["epochs"] = round(self._epochs, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
         self.log.write_row(**self._progress_row(), **rounded, **({"sample": text} if text else {}))
