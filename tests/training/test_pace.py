@@ -5,6 +5,7 @@ about them.
 import html
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pre
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.device import StepTimer, choose_execution
+from malmoi.training.estimate import estimate_run
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.recipes import RECIPES
@@ -384,6 +386,23 @@ def test_a_run_of_months_needs_an_explicit_budget(corpus: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"--set train\.tokens=10000000000 for the paper's budget"):
         pretrain("gpt2-small", data=str(corpus), out=out, device="cpu")
     train("bert", corpus, out, steps=1)
+
+
+def test_a_run_of_hours_that_nobody_asked_for_is_announced(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    name, settings = KINDS["bert"]
+    with pretend(replace(this_machine(), flops=1e12)):
+        seconds = estimate_run(resolve_recipe(name, settings), device="cpu")[1].seconds
+    how = {**settings, "data": str(corpus), "device": "cpu", "progress": Progress.stop}
+    with pretend(replace(this_machine(), flops=1e12 * seconds / 1800)):
+        pretrain(name, out=tmp_path / "a", **how)
+        said = caplog.text
+        caplog.clear()
+        pretrain(name, out=tmp_path / "b", steps=1, **how)
+    assert re.search(rf"{name} takes about \d+ minutes here; --minutes 10 \(minutes=10\)", said)
+    assert "takes about" not in caplog.text
 
 
 def test_only_a_run_that_learnt_nothing_warns(

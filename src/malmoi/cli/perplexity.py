@@ -25,7 +25,7 @@ def perplexity_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Compute the perplexity of a text of any length, or of a file's, with a GPT.
+    """Compute a GPT's perplexity on a text or a file of any length.
 
     Example: malmoi perplexity --model runs/tiny-gpt book.txt
     """

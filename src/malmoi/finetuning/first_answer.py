@@ -140,10 +140,11 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, most: int, read: int) -> 
     measure = work.primary_metric
     held = judge_held_out(work.task, some, reading) if places else None
     found = judge(work.task, some, reading, None if held is None else held.chosen)
+    score = f"{measure.replace('_', ' ')} {found.metrics[measure]:.4g}"
     logger.info(
-        f"After {time.monotonic() - work.began:.0f} s: {measure.replace('_', ' ')} "
-        f"{found.metrics[measure]:.4g} on {plural(len(dev), 'evaluation row')} with the model "
-        f"frozen, by a linear layer that learnt from {read:,} of {plural(len(work.train), 'row')}."
+        f"After {time.monotonic() - work.began:.0f} s: {score} on "
+        f"{plural(len(dev), 'evaluation row')} with the model frozen, by a linear layer that "
+        f"learnt from {read:,} of {plural(len(work.train), 'row')}."
     )
     value = 0.0 if held is None else goodness(measure, held.metrics[measure])
     return {"value": value, "places": places}
