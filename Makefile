@@ -37,7 +37,7 @@ check: $(DEV)
 	$(BIN)/python tools/count.py --check
 
 test: check
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not heavy and not campaign"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 heavy: $(DEV)
 	$(BIN)/pytest -m heavy

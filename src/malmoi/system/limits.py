@@ -46,10 +46,6 @@ MAX_BEAMS = 256
 MAX_CHOICES = 100_000
 MAX_CHOICE_CHARACTERS = 10_000_000  # of all choices together
 MAX_REGEX_CHARACTERS = 10_000
-MAX_REGEX_NESTING = 100
-MAX_REGEX_REPEATS = 100_000
-MAX_REGEX_PARTS = 20_000  # of the remaining expression
-MAX_REGEX_STEPS = 2_000_000  # parts visited to find the next token
 MIN_SEED = -(2**63)
 MAX_SEED = 2**63 - 1
 

@@ -1,17 +1,19 @@
 """The options of `generate`, and their validated form."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.generation.constraints import (
-    CONSTRAINT_SETTINGS,
+    AllConstraints,
+    AllowedTokens,
+    BannedWords,
     Constraint,
-    ConstraintOptions,
-    build_constraint,
+    MinTokens,
 )
 from malmoi.inference.generation.detokenize import stop_strings
+from malmoi.inference.generation.grammar import GRAMMARS, grammar_constraint
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.system.limits import (
     MAX_BEAMS,
@@ -22,6 +24,18 @@ from malmoi.system.limits import (
     check_whole_number,
 )
 from malmoi.tokenizer import Tokenizer
+
+
+class ConstraintOptions(TypedDict, total=False):
+    """The options of `generate` that constrain the text."""
+
+    choices: Sequence[str]  # one of these
+    regex: str  # the whole text must match
+    json_schema: Mapping[str, Any] | Literal[True]  # JSON of this schema; True: any object
+    # token ids, or a function of the tokens generated so far
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
+    banned: Sequence[str]  # words that must not appear
+    min_tokens: int  # at least this many before the end
 
 
 class GenerationOptions(ConstraintOptions, total=False):
@@ -115,7 +129,7 @@ def generation_config(
         raise UsageError(
             f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
         )
-    rules = _take(given, CONSTRAINT_SETTINGS)
+    rules = _take(given, ConstraintOptions.__annotations__)
     rules = {name: value for name, value in rules.items() if value is not None}
     constraint = build_constraint(tokenizer, ends, **rules) if rules else None
     # special tokens decode to no text, so they match by id
@@ -123,6 +137,27 @@ def generation_config(
     stops = (known[one] for one in stop_strings(given.get("stop", ())) if one in known)
     ends = frozenset() if given.pop("ignore_eos", False) else ends.union(stops)
     return GenerationConfig(sampling=sampling, end_tokens=ends, constraint=constraint, **given)
+
+
+def build_constraint(
+    tokenizer: Tokenizer, ends: frozenset[int], **options: Unpack[ConstraintOptions]
+) -> Constraint:
+    """Combines the constraining options of `generate` into one constraint."""
+    parts: list[Constraint] = []
+    if "allowed" in options:
+        parts.append(AllowedTokens(options["allowed"]))
+    if "banned" in options:
+        words = options["banned"]
+        parts.append(BannedWords([words] if isinstance(words, str) else words, tokenizer))
+    if "min_tokens" in options:
+        parts.append(MinTokens(options["min_tokens"], ends))
+    # last, since near the limit they choose among the tokens that the others leave
+    parts += [
+        grammar_constraint(name, value, tokenizer, ends)
+        for name, value in options.items()
+        if name in GRAMMARS
+    ]
+    return parts[0] if len(parts) == 1 else AllConstraints(parts)
 
 
 def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -1,11 +1,7 @@
-"""The bytes of every token of a vocabulary, one by one and as a matrix."""
+"""The bytes of every token of a vocabulary."""
 
 import re
 from functools import cache, lru_cache
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from malmoi.tokenizer import Tokenizer
 
@@ -61,21 +57,3 @@ def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     known = set(tokenizer.vocab().values())
     written = token_bytes(tokenizer)
     return tuple(written[id] if id in known else b"" for id in range(tokenizer.vocab_size))
-
-
-class TokenMatrix(NamedTuple):
-    """The bytes of the tokens that have any: row i is the token ids[i], zeros after its end."""
-
-    ids: NDArray[np.int32]
-    bytes: NDArray[np.uint8]
-    lengths: NDArray[np.int32]
-
-
-@lru_cache(maxsize=8)
-def token_matrix(tokenizer: Tokenizer) -> TokenMatrix:
-    texts = [(id, text) for id, text in enumerate(all_token_bytes(tokenizer)) if text]
-    lengths = np.array([len(text) for _, text in texts], np.int32)
-    matrix = np.zeros((len(texts), lengths.max(initial=0)), np.uint8)
-    for row, (_, text) in zip(matrix, texts, strict=True):
-        row[: len(text)] = np.frombuffer(text, np.uint8)
-    return TokenMatrix(np.array([id for id, _ in texts], np.int32), matrix, lengths)

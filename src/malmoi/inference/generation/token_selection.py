@@ -199,7 +199,7 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
 
 def _forbid(row: Tensor, sequence: SequenceState, state: Constraint) -> None:
     try:
-        allowed = state.allowed(len(row))
+        allowed = state.allowed(row)
     except Exception as error:  # a user's function may raise anything; only its own request fails
         ours = isinstance(error, MalmoiError)
         sequence.error = error if ours else MalmoiError(f"The constraint failed: {error!r}.")

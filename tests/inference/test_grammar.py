@@ -1,28 +1,35 @@
-"""JSON schemas as regular expressions: what they match, checked character by character."""
+"""Texts that follow a JSON schema or an expression: what matches, and what a model writes."""
 
 import json
+import random
 from typing import Any
 
 import jsonschema_rs
 import pytest
+import regex
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from live_server import gpt_folder
-from malmoi.errors import UsageError
+from live_server import TEXTS, gpt_folder
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
-from malmoi.inference.generation.json_schema import json_schema_regex
-from malmoi.inference.generation.regex import NOTHING, Derivatives, Regex
+from malmoi.inference.generation import grammar
+from malmoi.inference.generation.grammar import grammar_constraint
+from malmoi.inference.generation.token_bytes import all_token_bytes
+from malmoi.tokenizer import train_tokenizer
+
+WORDS = train_tokenizer(["the state of the union", "나는 오늘"], kind="byte-bpe", vocab=300)
 
 
-def matches(regex: Regex, text: str) -> bool:
-    derivatives = Derivatives()
-    for character in text:
-        derivatives.begin()
-        regex = derivatives.after(regex, ord(character))
-        if regex is NOTHING:
-            return False
-    return regex.complete
+def matches(schema: Any, text: str) -> bool:
+    constraint = grammar_constraint("json_schema", schema, WORDS, frozenset({0}))
+    return constraint.ending.completes(text.encode())
+
+
+def parsed(text: str) -> Any:
+    """Numbers of JSON have any exponent; Python's end at 1e308."""
+    return json.loads(text, parse_float=lambda numeral: min(max(float(numeral), -1e300), 1e300))
 
 
 JSON_VALUES = st.recursive(
@@ -40,14 +47,10 @@ JSON_VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(alphabet="ab한", max_size=3), JSON_VALUES, max_size=3))
 def test_any_object_matches(value: dict[str, Any]) -> None:
-    def depth(one: Any) -> int:
-        inside = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        return 1 + max(map(depth, inside), default=0) if isinstance(one, dict | list) else 0
-
     text = json.dumps(value, ensure_ascii=False)
-    assert matches(json_schema_regex(True), text) == (depth(value) <= 4)
-    assert not matches(json_schema_regex(True), text[:-1])
-    assert not matches(json_schema_regex(True), f"[{text}]")
+    assert matches(True, text)
+    assert not matches(True, text[:-1])
+    assert not matches(True, f"[{text}]")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +78,8 @@ def test_any_object_matches(value: dict[str, Any]) -> None:
     ],
 )
 def test_schemas_match_valid_values(schema: dict[str, Any], yes: list[str], no: list[str]) -> None:
-    regex = json_schema_regex(schema)
-    assert [text for text in yes if not matches(regex, text)] == []
-    assert [text for text in no if matches(regex, text)] == []
+    assert [text for text in yes if not matches(schema, text)] == []
+    assert [text for text in no if matches(schema, text)] == []
 
 
 @given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd")))
@@ -88,7 +90,7 @@ def test_required_and_optional_properties(required: set[str], given_names: set[s
         "required": sorted(required),
     }
     text = json.dumps(dict.fromkeys(sorted(given_names), 1))
-    assert matches(json_schema_regex(schema), text) == (required <= given_names)
+    assert matches(schema, text) == (required <= given_names)
 
 
 def test_references() -> None:
@@ -98,30 +100,33 @@ def test_references() -> None:
         "properties": {"a": {"$ref": "#/$defs/point"}, "b": {"$ref": "#/$defs/point"}},
         "required": ["a", "b"],
     }
-    assert matches(json_schema_regex(schema), '{"a": [1, 2], "b": []}')
+    assert matches(schema, '{"a": [1, 2], "b": []}')
 
 
 @given(st.integers(-2000, 2000), st.integers(0, 1500), st.integers(-4000, 4000))
 def test_whole_numbers_within_limits(low: int, size: int, number: int) -> None:
-    regex = json_schema_regex({"type": "integer", "minimum": low, "maximum": low + size})
+    schema = {"type": "integer", "minimum": low, "maximum": low + size}
     for one in (number, low - 1, low, low + size, low + size + 1):
-        assert matches(regex, str(one)) == (low <= one <= low + size), one
+        assert matches(schema, str(one)) == (low <= one <= low + size), one
 
 
 @given(st.decimals(-20, 20, places=2), st.decimals(0, 9, places=2), st.decimals(-30, 30, places=3))
 def test_numbers_within_limits(low: Any, size: Any, number: Any) -> None:
-    regex = json_schema_regex(
-        {"type": "number", "minimum": float(low), "exclusiveMaximum": float(low + size + 1)}
-    )
+    schema = {
+        "type": "number",
+        "minimum": float(low),
+        "exclusiveMaximum": float(low + size + 1),
+    }
     inside = low <= number < low + size + 1
-    # a negative zero has no numeral of its own
-    assert matches(regex, str(abs(number) if number == 0 else number)) == inside
+    # written without trailing zeros, and zero without a sign
+    numeral = format(abs(number) if number == 0 else number.normalize(), "f")
+    assert matches(schema, numeral) == inside
 
 
 @pytest.mark.parametrize("schema", [3, {"type": "array", "items": 3}, {"properties": []}])
 def test_invalid_schemas_are_refused(schema: Any) -> None:
     with pytest.raises(UsageError, match="json_schema"):
-        json_schema_regex(schema)
+        matches(schema, "1")
 
 
 # ------------------------------------------------------------------ what a model writes
@@ -192,7 +197,7 @@ def test_generated_json_is_always_valid(gpt: Model, name: str) -> None:
     written = set()
     for seed, limit in enumerate((100, 120, 140)):
         text = gpt.generate("a", json_schema=SCHEMAS[name], max_new_tokens=limit, seed=seed)
-        check.validate(json.loads(text))
+        check.validate(parsed(text))
         written.add(text)
     assert len(written) > 1
 
@@ -234,4 +239,42 @@ def test_generated_json_follows_random_schemas(
     gpt: Model, schema: dict[str, Any], seed: int
 ) -> None:
     text = gpt.generate("a", json_schema=schema, max_new_tokens=60, seed=seed)
-    jsonschema_rs.validate(schema, json.loads(text))
+    jsonschema_rs.validate(schema, parsed(text))
+
+
+# ------------------------------------------------------------------ vocabularies
+
+PATTERNS = [r"[가-힣 ]{2,9}\.", r"(the|of) ?[a-z]+", "[^a-z]{2,5}x?", "(a|ab|나는)*d", r"\w+ \d"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "wordpiece", "char"])
+def test_exactly_the_tokens_that_can_be_completed_are_allowed(kind: str, pattern: str) -> None:
+    """By the partial matches of the package regex, for every token of whole characters."""
+    tokenizer = train_tokenizer(TEXTS, kind=kind, vocab=400)
+    end = tokenizer.vocab_size
+    state = grammar_constraint("regex", pattern, tokenizer, frozenset({end})).new_state(10**6)
+    texts = all_token_bytes(tokenizer)
+    rng = random.Random(0)
+    written = b""
+    for _ in range(5):
+        allowed = state.allowed(torch.zeros(end + 1)).tolist()
+        for id, text in enumerate(texts):
+            whole = (written + text).decode(errors="ignore")
+            if text and whole.encode() == written + text:
+                matching = regex.fullmatch(pattern, whole, partial=True) is not None
+                assert allowed[id] == matching, (whole, text)
+        assert allowed[end] == bool(regex.fullmatch(pattern, written.decode(errors="replace")))
+        token = rng.choice([id for id, free in enumerate(allowed[:end]) if free] or [end])
+        if token == end:
+            return
+        state.push(token)
+        written += texts[token]
+
+
+def test_without_the_library_a_sentence_says_what_to_install(
+    gpt: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "LLMatcher", None)
+    with pytest.raises(MalmoiError, match="regex needs the package llguidance: pip install"):
+        gpt.generate("a", regex="b")
