@@ -9,6 +9,7 @@ See test_campaign.py.
 import json
 import random
 import resource
+import shutil
 import struct
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentencepiece import sentencepiece_model_pb2
 
+import folder_mutations
 import malmoi
 from campaign_data import DATA_KINDS
 from malmoi.adapters import AdapterConfig, attach_adapter, write_adapter
@@ -34,6 +37,7 @@ from malmoi.model.int8 import quantize_int8
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.resolve import resolve_recipe
 from mutations import Kind, mutate_bytes, mutate_header, mutate_json, mutate_tensors, quiet
+from tiny_sentencepiece import write_tokenizer as write_pieces
 
 TEXT = "the state of the union is strong"
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
@@ -254,6 +258,64 @@ def damage_run(folder: Path, rng: random.Random) -> str:
     return f"{path.name}: {change(path, rng)}"
 
 
+def damage_pieces(folder: Path, rng: random.Random) -> str:
+    """Bytes of a SentencePiece model or what it says, or the small files beside it."""
+    models = [*folder.glob("*.model"), *folder.glob("*.spm")]
+    path = rng.choice(sorted([*models, *models, *folder.glob("*.json")]))
+    if path.suffix == ".json":
+        change: Callable[[Path, random.Random], str] = mutate_json
+    else:
+        change = rng.choice((mutate_bytes, mutate_pieces, mutate_pieces))
+    return f"{path.name}: {change(path, rng)}"
+
+
+def mutate_pieces(path: Path, rng: random.Random) -> str:
+    """Changes one statement of a SentencePiece model, which is still one."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    piece = rng.choice(model.pieces)
+    how = rng.choice(("score", "text", "type", "kind", "unknown", "table", "flags", "fewer"))
+    if how == "score":
+        piece.score = rng.choice((float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0))
+    elif how == "text":
+        piece.piece = rng.choice(("", "a" * 70_000, "\x00", "<s>", model.pieces[5].piece))
+    elif how == "type":
+        piece.type = rng.choice((1, 2, 3, 4, 5, 6))
+    elif how == "kind":
+        model.trainer_spec.model_type = rng.choice((1, 2, 3, 4))
+    elif how == "unknown":
+        model.trainer_spec.unk_id = rng.choice((-1, 5, 2**31 - 1))
+    elif how == "table" and model.normalizer_spec.precompiled_charsmap:
+        table = bytearray(model.normalizer_spec.precompiled_charsmap)
+        for _ in range(rng.choice((1, 20, 2000))):
+            table[rng.randrange(len(table))] = rng.randrange(256)
+        model.normalizer_spec.precompiled_charsmap = bytes(table)
+    elif how == "flags":
+        model.normalizer_spec.add_dummy_prefix = rng.random() < 0.5
+        model.trainer_spec.byte_fallback = rng.random() < 0.5
+        model.trainer_spec.treat_whitespace_as_suffix = rng.random() < 0.5
+    else:
+        del model.pieces[rng.randrange(len(model.pieces)) :]
+    path.write_bytes(model.SerializeToString())
+    return how
+
+
+class Compared(Kind):
+    """Folders of transformers that are whole, but odd: what comes of one must be the same there."""
+
+    def run(self, seed: int, scratch: Path) -> tuple[str, Callable[[], None]]:
+        family = sorted(self.makers)[seed % len(self.makers)]
+        shutil.rmtree(scratch, ignore_errors=True)
+
+        def act() -> None:
+            said, outcome = folder_mutations.compare(family, seed, scratch)
+            if outcome.startswith("wrong"):
+                raise AssertionError(f"{said}: {outcome}")
+            if outcome != "right":
+                raise MalmoiError(f"{said}: {outcome.rstrip('.')}.")
+
+        return f"{family} {seed}", act
+
+
 def _models(*names: str, **how: Any) -> dict[str, Callable[[Path], None]]:
     return {name: lambda folder, name=name: make_model(name, folder, **how) for name in names}  # type: ignore[misc]
 
@@ -265,6 +327,17 @@ KINDS: dict[str, Kind] = {
         lambda folder: use(folder),
     ),
     "tokenizer": Kind(_models("bert", "gpt2", "gpt1", "llama"), damage_tokenizer, use_tokenizer),
+    "sentencepiece": Kind(
+        {
+            name: lambda folder, name=name: write_pieces(folder, name, {})  # type: ignore[misc]
+            for name in ("xlm-roberta", "albert", "llama", "marian")
+        },
+        damage_pieces,
+        use_tokenizer,
+    ),
+    "odd folders": Compared(
+        dict.fromkeys(folder_mutations.CLASSES, lambda folder: None), None, use
+    ),
     "weights": Kind(
         {**_models("bert", "gpt2", "llama", "own"), "packed": make_packed, "int8": make_int8}
         | {

@@ -17,7 +17,7 @@ from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
-    "hub": ("huggingface_hub",),
+    "hub": ("huggingface_hub", "sentencepiece"),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
     "web": ("trafilatura", "lxml_html_clean"),
     "cluster": ("ray",),

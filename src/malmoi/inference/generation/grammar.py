@@ -115,7 +115,7 @@ def _compiled(grammar: str, tokenizer: Tokenizer, ends: frozenset[int]) -> "Gram
 
 def _reason(matcher: Any) -> str:
     """The error of llguidance, with the character of an expression that it points to."""
-    lines = [line.rstrip() for line in matcher.get_error().splitlines()]
+    lines = [line.rstrip() for line in str(matcher.get_error()).splitlines()]
     carets = [line.index("^") - 4 for line in lines if "^" in line and not line.strip("^ ")]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if errors and carets:
@@ -157,7 +157,9 @@ def _schema_grammar(schema: Any) -> str:
     if schema is not True and not isinstance(schema, Mapping):
         raise UsageError(f"json_schema must be an object, not {shown(schema)}.")
     try:
-        whole = {"type": "object"} if schema is True else _prepared(schema, not _joins(schema))
+        whole = (
+            {"type": "object"} if schema is True else _prepared(schema, closed=not _joins(schema))
+        )
         return f"start: %json {json.dumps({**whole, 'x-guidance': JSON_OPTIONS})}"
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"json_schema is invalid: {first_line(error).rstrip('.')}.") from error
@@ -171,17 +173,19 @@ def _joins(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(_joins, schema))
 
 
-def _prepared(schema: Any, closed: bool) -> Any:
+def _prepared(schema: Any, *, closed: bool) -> Any:
     """A schema as it is meant: where properties are named, a value is an object of these alone.
 
     Formats that llguidance does not know only annotate.
     """
     if isinstance(schema, list):
-        return [_prepared(part, closed) for part in schema]
+        return [_prepared(part, closed=closed) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     parts = {
-        key: _named_parts(part, closed) if key in NAMED_PARTS else _prepared(part, closed)
+        key: _named_parts(part, closed=closed)
+        if key in NAMED_PARTS
+        else _prepared(part, closed=closed)
         for key, part in schema.items()
         if key != "format" or part in FORMATS
     }
@@ -192,10 +196,10 @@ def _prepared(schema: Any, closed: bool) -> Any:
     return parts | {key: schema[key] for key in ("enum", "const") if key in schema}
 
 
-def _named_parts(parts: Any, closed: bool) -> Any:
+def _named_parts(parts: Any, *, closed: bool) -> Any:
     if not isinstance(parts, Mapping):
         return parts
-    return {name: _prepared(part, closed) for name, part in parts.items()}
+    return {name: _prepared(part, closed=closed) for name, part in parts.items()}
 
 
 GRAMMARS = {"choices": _choices_grammar, "regex": _regex_grammar, "json_schema": _schema_grammar}
