@@ -93,6 +93,20 @@ def test_a_measurement_is_the_rate_of_the_best_count(machine: Machine) -> None:
     assert machine.tuner.measure(run) == pytest.approx(9.5)
 
 
+def test_what_others_cost_is_said_of_long_work_alone(machine: Machine) -> None:
+    machine.others = 0.6
+    machine.work(20, BESIDE)
+    tuner = machine.tuner
+    assert tuner.about_others(20, 355, 720) == (
+        "Other programs used 60% of this machine: 355 of about 720 updates were made."
+    )
+    assert tuner.about_others(20, 700, 720) == "Other programs used 60% of this machine."
+    assert tuner.about_others(5, 355, 720) == ""
+    machine.others = 0.0
+    machine.work(100, ALONE)
+    assert tuner.about_others(120, 355, 720) == ""
+
+
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     machine = Machine()

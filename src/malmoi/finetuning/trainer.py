@@ -116,6 +116,9 @@ class FinetuneTrainer:
             state.threads = self.threads.limit
             self._resume()
             self._steps_through()
+            expected = self.steps if self.limit else 0
+            if others := self.threads.about_others(self.clock.training, self.step, expected):
+                self.log.line(others)
         self.learn = self._train_step  # drops the captured graphs and frees their memory
         if self.state.best_weights:
             self.network.load_state_dict(self.state.best_weights)

@@ -24,6 +24,9 @@ WINDOW = 0.5  # seconds over which a rate is measured, and …
 MAX_WINDOW = 4.0  # … after which one step is enough
 MIN_STEPS = 2
 QUIET = 0.12  # other programs' share of the machine that is not worth a trial
+WORTH_SAYING = 0.2  # other programs' share of the machine
+LONG_ENOUGH = 10.0  # seconds of work
+FEWER_STEPS = 0.9  # of the expected ones
 FEWER = 0.9  # more threads must be faster than one by a tenth: they wait for one another
 FIRST_PAUSE = 8.0  # seconds between trials of a count, doubled while they change nothing, …
 LONGEST_PAUSE = 64.0  # … to this
@@ -108,6 +111,7 @@ class ThreadTuner:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = limit
+        self._fixed = fixed
         fixed = fixed or "OMP_NUM_THREADS" in os.environ
         self.count = limit if fixed else _recent_count(limit)
         self.meter = meter or LoadMeter()
@@ -143,6 +147,18 @@ class ThreadTuner:
         while not self.rate:
             self.step(run())
         return self.rate
+
+    def about_others(self, seconds: float, steps: int, expected: float) -> str:
+        """What other programs cost work of so many seconds, where it is worth a sentence."""
+        others = self.meter.overall
+        if others < WORTH_SAYING or seconds < LONG_ENOUGH or self._fixed:
+            return ""
+        if steps > FEWER_STEPS * expected:
+            return f"Other programs used {others:.0%} of this machine."
+        return (
+            f"Other programs used {others:.0%} of this machine: {steps:,} of about "
+            f"{expected:,.0f} updates were made."
+        )
 
     def use(self, count: int) -> None:
         """Computes with this many threads from now on."""

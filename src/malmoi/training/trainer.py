@@ -73,9 +73,6 @@ MAX_DEPTH_OF_ONE_GRAPH = 16
 # objective → the recipe that learns in few minutes
 SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
-WORTH_SAYING = 0.2  # other programs' share of the machine
-LONG_ENOUGH = 10.0  # seconds of training
-FEWER_STEPS = 0.9  # of the expected updates
 
 
 class Trainer:
@@ -188,24 +185,11 @@ class Trainer:
             self.average.keep()
         if not metrics and (warning := self._verdict(self.position.mean)):
             self.log.line(warning)
-        if sentence := self._about_others():
-            self.log.line(sentence)
+        expected = self.expected if self.budget.seconds else 0
+        others = self.threads.about_others(self.clock.training, self.position.step, expected)
+        if others and self.group.world == 1:
+            self.log.line(others)
         return metrics
-
-    def _about_others(self) -> str:
-        """What other programs cost this run, where it is worth a sentence."""
-        others = self.threads.meter.overall
-        short = self.clock.training < LONG_ENOUGH
-        alone = self.group.device.type == "cpu" and self.group.world == 1
-        if others < WORTH_SAYING or short or not alone:
-            return ""
-        step = self.position.step
-        if not self.budget.seconds or step > FEWER_STEPS * self.expected:
-            return f"Other programs used {others:.0%} of this machine."
-        return (
-            f"Other programs used {others:.0%} of this machine: {step:,} of about "
-            f"{self.expected:,} updates were made."
-        )
 
     # ------------------------------------------------------------------ steps
 
