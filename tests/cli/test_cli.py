@@ -544,11 +544,13 @@ def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_of_benchmarks_knows_its_switches(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     assert run_command(["bench", "--quick", "--without", "prefix,nothing"]) == 2
     assert "'nothing' is none of kernel, prefix, cache, screen, graphs" in capfd.readouterr().err
 
 
 def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     short = ["--shape", "tiny", "--tokens", "2", "--rounds", "1", "--batches", "1", "--json"]
     assert run_command(["bench", "decode", *short]) == 0
     told = json.loads(capfd.readouterr().out)
