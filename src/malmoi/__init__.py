@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from malmoi.api.transformers_hook import register_when_imported
+from malmoi.system.threads import sleep_soon
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,11 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.errors import UsageError as UsageError
     from malmoi.evaluation.kinds import custom_task as custom_task
     from malmoi.evaluation.task import Task as Task
+    from malmoi.inference import Answer as Answer
+    from malmoi.inference import MultiLabelPrediction as MultiLabelPrediction
+    from malmoi.inference import Prediction as Prediction
+    from malmoi.inference import Reply as Reply
+    from malmoi.inference import Span as Span
     from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
     from malmoi.inference.generation.config import GenerationOptions as GenerationOptions
     from malmoi.inference.model import Model as Model
@@ -83,6 +89,7 @@ HOMES = {
     ),
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
     "inference.model": ("load", "Model"),
+    "inference": ("Prediction", "MultiLabelPrediction", "Answer", "Span", "Reply"),
     "inference.generation.config": ("GenerationConfig", "GenerationOptions"),
     "model.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
@@ -106,6 +113,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name because of it
     def __getattr__(name: str) -> object:
         if name not in PUBLIC:
             raise AttributeError(f"module 'malmoi' has no attribute {name!r}")
+        sleep_soon()
         value = globals()[name] = getattr(import_module(PUBLIC[name]), name)
         return value
 

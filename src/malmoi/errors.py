@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 
 # characters of a wrong name that are compared with known ones; the time grows with its square
 LONGEST_NAME = 100
 SHOWN_NAMES = 4  # that begin with an unknown one
+MOST_NAMES = 10_000  # that are compared
 # torch's, as a RuntimeError
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")
 
@@ -58,10 +60,20 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for an unknown name: names that begin with it, else the most similar one, else all
     names if there are few.
     """
-    known = sorted(names)
+    known = sorted(islice(names, MOST_NAMES))
+    if close := similar_names(name, known):
+        return did_you_mean(close)
+    return f" Known: {', '.join(known)}." if 0 < len(known) <= 20 else ""
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Names that begin with an unknown one, the shortest first; else the most similar one."""
+    known = sorted(islice(names, MOST_NAMES))
     requested = name[:LONGEST_NAME].lower()
     begin = sorted((n for n in known if requested and n.lower().startswith(requested)), key=len)
-    close = begin or get_close_matches(requested, known, n=1, cutoff=0.55)
-    if close:
-        return f" Did you mean {', '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
-    return f" Known: {', '.join(known)}." if len(known) <= 20 else ""
+    return (begin or get_close_matches(requested, known, n=1, cutoff=0.55))[:SHOWN_NAMES]
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """The question at the end of an error."""
+    return f" Did you mean {', '.join(map(repr, names))}?"

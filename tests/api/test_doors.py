@@ -111,6 +111,21 @@ def checked() -> list[str]:
     return said.splitlines()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_the_pages_snippets_are_typed(page: str, tmp_path: Path) -> None:
+    """A reader's editor finds no mistake in them; functions of their own need no annotations."""
+    text = (ROOT / page).read_text("utf-8")
+    for i, code in enumerate(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)):
+        (tmp_path / f"snippet_{i}.py").write_text(code, "utf-8")
+    files = [str(path) for path in sorted(tmp_path.iterdir())]
+    settings = ["--strict", "--allow-untyped-defs", "--allow-incomplete-defs"]
+    settings += ["--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache'}"]
+    said, wrong, failed = mypy.run(
+        [*settings, "--config-file", str(ROOT / "pyproject.toml"), *files]
+    )
+    assert (failed, wrong) == (0, ""), said
+
+
 def test_no_public_function_returns_any(checked: list[str]) -> None:
     revealed = [line for line in checked if "Revealed type is" in line]
     assert len(revealed) == SCRIPT.read_text("utf-8").count("reveal_type(")
@@ -251,6 +266,9 @@ def test_a_file_is_predicted_by_its_path_and_not_by_its_name(workshop: Path) -> 
     assert model.predict(file) == model.predict([row.split(",")[0] for row in REVIEWS])
     with pytest.raises(malmoi.UsageError, match=r"is a file; .* predict\(pathlib\.Path\("):
         malmoi.predict(model, str(file))
+    assert malmoi.predict(model, "free", malmoi.Prediction).label in ("good", "bad")
+    with pytest.raises(malmoi.UsageError, match="predicts Prediction, not Answer"):
+        malmoi.predict(model, ["free"], malmoi.Answer)
     with pytest.raises(malmoi.UsageError, match=r"splits: data\['train'\]"):
         malmoi.evaluate(model, data={"train": [{"text": "a", "label": "good"}]})  # type: ignore[call-overload]
 

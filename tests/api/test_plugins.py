@@ -16,6 +16,7 @@ from malmoi.system.plugins import load_plugin
 from malmoi.training.losses import OBJECTIVES
 from malmoi.training.recipe import OBJECTIVE_SAMPLES
 from malmoi.training.schedule import SCHEDULES
+from tiny_models import tiny_bert
 from tiny_runs import write_corpus
 
 PAGE = Path(__file__).parents[2] / "docs" / "api" / "plugins.md"
@@ -57,6 +58,44 @@ def test_a_plugin_of_the_command_line_and_its_resumed_run(
     assert "plugin mine, which is not loaded: add --plugin FILE.py" in capsys.readouterr().err
     with pytest.raises(malmoi.UsageError, match="There is no objective 'twice_lm'"):
         malmoi.recipes()["gpt-char"].override({"objective": "twice_lm"})
+
+
+METRIC = """
+import malmoi
+
+@malmoi.register_metric
+def always_half(gold, predicted):
+    return 0.5
+"""
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_registered_metric_selects(
+    kind: str,
+    tmp_path: Path,
+    forgetting: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(METRIC, "utf-8")
+    model = tiny_bert(
+        tmp_path / "bert", ["a good film", "a bad film"], 100, width=16, depth=1, heads=1
+    )
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "a good film,1.5\na bad film,-2.5\n" * 8, "utf-8")
+    options = [kind, str(rows), "--model", str(model), "--metric", "always_half"]
+    own = ["--steps", "1", "--out", str(tmp_path / "out")]
+    assert run_command(["finetune", *options, *own]) == 2
+    assert "'always_half' is not one of" in capsys.readouterr().err
+    assert run_command(["finetune", *options, *own, "--plugin", str(plugin)]) == 0
+    assert "always half 0.5" in capsys.readouterr().err
+    options[3] = str(tmp_path / "out")
+    assert run_command(["evaluate", *options]) == 0
+    assert "always_half" in capsys.readouterr().out
+    done = malmoi.finetune(
+        model, kind, rows, tmp_path / "again", rows, metric="always_half", steps=1, patience=1
+    )
+    assert next(iter(done.metrics)) == "always_half"
 
 
 def test_plugins_may_be_named_before_or_after_the_command() -> None:

@@ -3,21 +3,22 @@
 import codecs
 import contextlib
 import csv
+import inspect
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from typer.main import get_command
+from typer.models import OptionInfo
 
 import malmoi
 from conftest import environment, standard_input
@@ -155,7 +156,7 @@ def test_generate_takes_the_options_of_python(call: Call, gpt: Path, what: str) 
     assert call(*same) == Done(0, f"{written}\n", "")
 
 
-def test_score_and_perplexity(call: Call, gpt: Path) -> None:
+def test_score_and_perplexity(call: Call, gpt: Path, tmp_path: Path) -> None:
     import malmoi
 
     lm = malmoi.load(gpt)
@@ -175,7 +176,10 @@ def test_score_and_perplexity(call: Call, gpt: Path) -> None:
         call("perplexity", "--model", gpt, "--bits-per-byte", "--json", stdin=TEXTS[0] * 9).out
     )
     assert bits == {"bits_per_byte": pytest.approx(lm.bits_per_byte(TEXTS[0] * 9), rel=1e-5)}
-    refused(call("perplexity", "--model", gpt, __file__), 2, "is a file: give its text on stdin")
+    (tmp_path / "a.txt").write_text(TEXTS[0] + "\n")
+    assert float(call("perplexity", "--model", gpt, tmp_path / "a.txt").out) == pytest.approx(
+        lm.perplexity(TEXTS[0]), abs=1e-3
+    )
     assert call("score", "--model", gpt, "only a context").code == 2
     assert "no tab" in call("score", "--model", gpt, stdin="no tab here").err
 
@@ -254,8 +258,8 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert "model.tied\tTrue\tthe vocabulary head reuses the token embedding" in shown
     found = json.loads(call("doctor", "--json").out)
     expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
-    assert expected | {"gpu", "memory", "disk", "extras"} == set(found)
-    assert torch.__version__ in call("doctor").out
+    assert expected | {"gpu", "memory", "disk", "tested on", "extras"} == set(found)
+    assert f"torch {version('torch')}" in call("doctor").out
 
 
 def test_the_extras_are_those_of_the_project() -> None:
@@ -321,9 +325,8 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("generate", "--model", tmp_path / "nowhere", "the"), 2, "nowhere")
     refused(call("generate", "--model", gpt, "state union " * 60), 2, "context of 48")
     refused(call("generate", "--model", gpt, "--temperature", "-1", "the"), 2, "temperature")
-    refused(
-        call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See"
-    )
+    wrong = call("generate", "--model", gpt, "--top-k", "many", "the")
+    refused(wrong, 2, "--top-k", ". See: malmoi generate --help")
     refused(call("generate", "--model", gpt, "--logit-bias", "a", "the"), 2, "50256=-100")
     refused(call("generate", "--model", gpt, "--device", "gpu", "the"), 2, "'gpu'")
     refused(call("generate", "--model", gpt, "--dtype", "fp33", "the"), 2, "'fp32'")
@@ -388,6 +391,25 @@ def test_help_fits_eighty_columns_and_names_no_python_type(
         assert line.rstrip("│ ").endswith(".")
         shown = call(name, "--help").out
         assert not re.search(r"<(str|int|float|bool|path|list)", shown)
+
+
+def test_every_option_has_its_name_written_out() -> None:
+    """typer 0.27 called options without one --MINUTES, --KIND and --TASK, after their metavar."""
+    written: list[object] = []
+    for command in commands(get_command(build_app())):
+        for parameter in inspect.signature(command.callback).parameters.values():
+            if isinstance(parameter.default, OptionInfo):
+                written.append((parameter.default.param_decls or ["none"])[0])
+            for shared in getattr(parameter.annotation, "__metadata__", ()):
+                written += [shared.default] if isinstance(shared, OptionInfo) else []
+    assert len(written) > 300
+    assert [name for name in written if not re.match("--[a-z][a-z-]*", str(name))] == []
+
+
+def commands(group: Any) -> Iterator[Any]:
+    yield group
+    for command in getattr(group, "commands", {}).values():
+        yield from commands(command)
 
 
 def test_human_readable_numbers_and_durations_parse(call: Call, tmp_path: Path) -> None:
@@ -475,13 +497,26 @@ def process(code: str, *arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_help_is_quick() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = process("from malmoi.cli import main; main()", "--help")
+def test_help_imports_no_library_that_computes() -> None:
+    """Which is what takes time; a clock would judge the machine."""
+    code = (
+        "import atexit, sys; from malmoi.cli import main; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    )
+    done = process(code, "--help")
     assert done.code == 0
     assert "generate" in done.out
-    assert done.err == ""
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 0.5
+    loaded = set(done.err.split())
+    assert not loaded & {
+        "torch",
+        "numpy",
+        "tokenizers",
+        "safetensors",
+        "multiprocessing",
+        "asyncio",
+    }
+    packages = {name.split(".")[1] for name in loaded if name.count(".") == 1 and "malmoi" in name}
+    assert packages == {"api", "cli", "config", "errors", "report", "system", "text", "training"}
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:
@@ -509,11 +544,13 @@ def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_of_benchmarks_knows_its_switches(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     assert run_command(["bench", "--quick", "--without", "prefix,nothing"]) == 2
     assert "'nothing' is none of kernel, prefix, cache, screen, graphs" in capfd.readouterr().err
 
 
 def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     short = ["--shape", "tiny", "--tokens", "2", "--rounds", "1", "--batches", "1", "--json"]
     assert run_command(["bench", "decode", *short]) == 0
     told = json.loads(capfd.readouterr().out)

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 import malmoi
-from conftest import environment, korean_bills
-from malmoi.demo import demo as module
-from malmoi.demo.demo import run_demo
+from conftest import environment
+from malmoi.demo.demo import run_demo, verdict
 from malmoi.demo.page import attention_grid, heat_map, sharpest
 from malmoi.demo.story import DemoConfig, Story
-from malmoi.demo.texts import BUILT_IN, MINISTRIES, ORDERS, PIECES, SPEECHES, DemoText, bills
+from malmoi.demo.texts import (
+    BUILT_IN,
+    ORDERS,
+    PIECES,
+    SPEECHES,
+    DemoText,
+    plain_sentences,
+)
 from malmoi.system.language import language
 from malmoi.text.documents import read_documents
 from malmoi.training.recipe import read_recipe
@@ -42,24 +48,29 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 def test_every_part_leaves_its_folder(story: Story) -> None:
-    gpt, bert, era = (malmoi.load(story.out / name) for name in ("gpt", "bert", "era"))
+    gpt, bert, order = (malmoi.load(story.out / name) for name in ("gpt", "bert", "order"))
     assert isinstance(gpt.generate("The", max_new_tokens=3, seed=0), str)
     assert bert.fill("The [MASK].", top=1)
-    assert era.predict("We must act now.").label in {"before 1900", "1900–1945", "after 1945"}
-    assert (story.out / "era-untrained" / "report.html").is_file()
+    assert order.predict("we must act now").label in ORDERS["en"]
+    assert (story.out / "order-untrained" / "report.html").is_file()
 
 
 def test_the_story_is_whole(story: Story) -> None:
-    assert len(story.scores) == 3
+    assert len(story.scores) == 4
+    assert [len(runs) for runs in story.runs.values()] == [1, 1]
     assert all(0 <= score <= 1 for score in story.scores.values())
     assert len(story.samples) == 4
     assert len(story.attention) == 2
     assert all(abs(sum(row) - 1) < 1e-3 for head in story.attention[0] for row in head)
-    held = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1].split("\t")[0]
-    learnt = " ".join(
-        " ".join(path.read_text("utf-8").split()) for path in (story.out / "text").iterdir()
-    )
-    assert held not in learnt  # what is judged was never trained on
+    rows = (story.out / "order.dev.tsv").read_text("utf-8").splitlines()[1:]
+    held = [text for text, label in (row.split("\t") for row in rows) if label == "sentence"]
+    learnt = {
+        " ".join(words)
+        for path in (story.out / "text").iterdir()
+        for words in plain_sentences(path.read_text("utf-8"))
+    }
+    assert learnt
+    assert not learnt.intersection(held)  # what is judged was never trained on
 
 
 class Tags(HTMLParser):
@@ -125,34 +136,18 @@ def test_pictures() -> None:
 
 
 def test_the_gain_of_pre_training_is_printed(story: Story) -> None:
-    assert "+15 points" in module._verdict(story, 0.15)
-    for gain in (0.01, -0.03):
-        told = module._verdict(story, gain)
-        assert "no clear difference" in told
-        assert "million tokens" in told
+    counting = {"counting words (naive Bayes)": 0.5}
+    facts = {**story.facts, "others": 0.62}
+
+    def told(raw: list[float], tuned: list[float]) -> str:
+        runs = {"raw": raw, "tuned": tuned}
+        return verdict(replace(story, runs=runs, scores=counting, facts=facts))
+
+    assert told([0.5, 0.6], [0.7, 0.8]) == "Pre-training added +20 points."
+    for runs in (([0.5, 0.6], [0.59, 0.9]), ([0.3, 0.35], [0.4, 0.45])):
+        assert "no clear difference" in told(*runs)
+        assert "million tokens, while other programs used 62% of this machine" in told(*runs)
     assert story.facts["verdict"] in (story.out / "report.html").read_text("utf-8")
-
-
-@pytest.fixture
-def bill_file(tmp_path: Path) -> Path:
-    path = tmp_path / "bills.ko.txt"
-    path.write_text("\n\n".join(korean_bills(240)), "utf-8")
-    return path
-
-
-def test_the_korean_task_hides_its_answer(bill_file: Path) -> None:
-    documents = bills(bill_file).documents()
-    rows = [row for document in documents for row in document.rows]
-    assert len(documents) == 240
-    assert {label for _, label in rows} == set(MINISTRIES)
-    assert not [text for text, label in rows if label in text or "\t" in text]
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "poem.txt"
-    path.write_text("나 보기가 역겨워\n\n가실 때에는", "utf-8")
-    with pytest.raises(malmoi.UsageError, match="not a file of Korean bills"):
-        bills(path).documents()
 
 
 def test_the_built_in_text_follows_the_language() -> None:
@@ -176,22 +171,23 @@ def test_the_korean_text_is_long_and_does_not_repeat_itself() -> None:
     assert [d.text for d in read_documents("builtin:korean")] == [d.text for d in documents]
 
 
-def test_only_the_order_of_the_words_tells_a_korean_sentence_from_a_shuffled_one() -> None:
-    documents = PIECES.documents()
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_only_the_order_of_the_words_tells_a_sentence_from_a_shuffled_one(name: str) -> None:
+    documents = BUILT_IN[name].documents()
     rows = [(document, *row) for document in documents for row in document.rows]
     shares = Counter(label for *_, label in rows)
     assert min(shares.values()) > 0.45 * len(rows)
     for document, text, label in rows[:500]:
-        whole = " ".join(re.sub(r"[^\w\s]", "", document.text).split())
+        whole = " ".join(re.sub(r"[^\w\s]", "", document.text).lower().split())
         assert set(text.split()) <= set(whole.split())
-        assert label != ORDERS[0] or text in whole
+        assert label != ORDERS[name][0] or text in whole
 
 
 def test_the_korean_demo_has_a_korean_page(tmp_path: Path) -> None:
     tiny = replace(TINY, gpt_seconds=1, bert_seconds=1)
     with environment(MALMOI_LANG="ko"):
         found = run_demo(tmp_path, tiny, PIECES)
-    assert malmoi.load(tmp_path / "order").predict("국을 끓인다").label in ORDERS
+    assert malmoi.load(tmp_path / "order").predict("국을 끓인다").label in ORDERS["ko"]
     page = (tmp_path / "report.html").read_text("utf-8")
     assert '<html lang="ko">' in page
     shown = " ".join(

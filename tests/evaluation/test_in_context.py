@@ -371,6 +371,35 @@ def test_likelihood_alone_tells_good_sentences_from_bad(gpt: Path, tmp_path: Pat
     assert found.verdict.predictions == said
 
 
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_an_answer_longer_than_the_context_is_cut_from_the_left(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """One such item of many: the others count, and it is scored as the harness would do."""
+    folder = request.getfixturevalue(name)
+    rng = random.Random(0)
+    rows = [{"query": words(rng, 5), "choices": [words(rng, 3), words(rng, 4)], "gold": 0}] * 5
+    long = words(rng, 400)
+    rows.append({"query": words(rng, 300), "choices": [words(rng, 2), long], "gold": 1})
+    data = tmp_path / "piqa.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    found = result(folder, "piqa", data)
+    assert found.facts["examples"] == 6
+    assert found.facts["truncated"] == 1
+    assert any("1 of 6 items have an answer that is longer" in note for note in found.notes)
+    if name == "gpt":
+        network = hf.GPT2LMHeadModel.from_pretrained(folder).eval()
+        model = malmoi.load(folder)
+        tokens = model.tokenizer.ids([f" {long}"])[0][-129:]
+        with torch.no_grad():
+            logits = network(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+        expected = logits.gather(1, torch.tensor(tokens[1:])[:, None]).sum()
+        score = model.score("the man", f" {long}", cut=True)
+        assert score.logprob == pytest.approx(float(expected), rel=1e-4)
+        with pytest.raises(UsageError, match="does not fit into this model's context"):
+            model.score("the man", f" {long}")
+
+
 def test_numbers_and_labels_in_context(gpt: Path, bert: Path, tmp_path: Path) -> None:
     """Every kind of a fine-tuning task is asked, by a GPT and, where it chooses, by a BERT."""
     sts, ner = tmp_path / "sts.tsv", tmp_path / "ner.txt"

@@ -3,6 +3,7 @@ with equal scores.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -582,9 +583,8 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     again = finetune(gpt, "classification", path, cut, path, **settings)
     assert again.metrics == done.metrics
     if place == "finetune.write_results":
-        assert (cut / "predictions.jsonl").read_bytes() == (
-            whole / "predictions.jsonl"
-        ).read_bytes()
+        for name in ("predictions.jsonl", "report.json"):
+            assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_killed_run_loses_what_came_after_its_last_state(
@@ -762,3 +762,17 @@ def test_the_commands(
         == 2
     )
     assert "--text is for a kind" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rate_that_is_far_too_high_ends_in_a_sentence_or_a_result(
+    kind: str, rate: float, bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, settings = data(kind), {**QUICK, "epochs": 2, "lr": rate, "clip": 0.0}
+    try:
+        done = finetune(bert, the_task(kind), path, tmp_path / "out", path, **settings)
+    except MalmoiError as error:
+        assert "diverged" in str(error)  # noqa: PT017  # both are right
+    else:
+        assert all(map(math.isfinite, done.metrics.values()))

@@ -11,7 +11,7 @@ from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
 from malmoi.model.decode_step import fused_step
 from malmoi.model.families import gpt1, gpt2, gpt3, llama
-from malmoi.model.int8 import quantize_int8
+from malmoi.model.int8 import QuantizedLinear, quantize_int8
 from malmoi.model.int8_row import why_not
 from malmoi.system.machine import parse_machine, pretend
 
@@ -34,7 +34,11 @@ def quantized(config: ModelConfig) -> Network:
     with torch.no_grad():
         for weight in network.parameters():  # biases and norms too must matter
             weight.add_(torch.randn_like(weight) * 0.1)
-    return quantize_int8(network.eval())
+    quantize_int8(network.eval())
+    for module in network.modules():
+        if isinstance(module, QuantizedLinear):
+            module.amx = False  # a prompt's tiles round otherwise; the step is what is compared
+    return network
 
 
 @needs_kernel

@@ -58,6 +58,7 @@ def test_a_layer_equals_the_modules_with_the_same_rounding(name: str) -> None:
     fused = network.trunk(tokens, keep=keep)
     for module in network.modules():
         if isinstance(module, QuantizedLinear):
+            module.amx = False  # whose tiles keep 15 bits of many rows
             module.__dict__["_multiply"] = product(module.weight, module.bias, 8)
     with pretend(parse_machine("no-fused")):
         wanted = network.trunk(tokens, keep=keep)

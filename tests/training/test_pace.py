@@ -5,6 +5,7 @@ about them.
 import html
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pre
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.device import StepTimer, choose_execution
+from malmoi.training.estimate import estimate_run
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.recipes import RECIPES
@@ -274,7 +276,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
         calls.append(compiled)
         return 0.0, took[compiled]
 
-    took, executions = {False: 1.0, True: compiled}, []
+    took, executions = {False: 1000.0, True: 1000 * compiled}, []
     monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
         "malmoi.training.trainer.compile_for",
@@ -292,6 +294,12 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     assert calls == [False, True]  # the state knows
     assert executions[-1].compiled is pays
     assert position(tmp_path)["compiled"] is pays
+    calls.clear()
+    took |= {False: 0.001}  # a run of seconds
+    with pretend(machine):
+        resume_tiny(corpus, tmp_path / "short", steps=4, **settings)
+    assert calls == [False]
+    assert not executions[-1].compiled
 
 
 def resume_tiny(corpus: Path, out: Path, **changes: Any) -> None:
@@ -380,6 +388,23 @@ def test_a_run_of_months_needs_an_explicit_budget(corpus: Path, tmp_path: Path) 
     train("bert", corpus, out, steps=1)
 
 
+def test_a_run_of_hours_that_nobody_asked_for_is_announced(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    name, settings = KINDS["bert"]
+    with pretend(replace(this_machine(), flops=1e12)):
+        seconds = estimate_run(resolve_recipe(name, settings), device="cpu")[1].seconds
+    how = {**settings, "data": str(corpus), "device": "cpu", "progress": Progress.stop}
+    with pretend(replace(this_machine(), flops=1e12 * seconds / 1800)):
+        pretrain(name, out=tmp_path / "a", **how)
+        said = caplog.text
+        caplog.clear()
+        pretrain(name, out=tmp_path / "b", steps=1, **how)
+    assert re.search(rf"{name} takes about \d+ minutes here; --minutes 10 \(minutes=10\)", said)
+    assert "takes about" not in caplog.text
+
+
 def test_only_a_run_that_learnt_nothing_warns(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -406,6 +431,9 @@ def test_the_verdict_gives_advice_that_fits() -> None:
         "Use --minutes 75 or a smaller batch (--set train.batch=8)."
     )
     assert "a lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
+    few = verdict(recipe, 5000, 9.2, 8.987, epochs=0.0123)
+    assert few.startswith("After 5,000 updates on 1.2% of the text: this model has learnt next")
+    assert few.endswith("Train for longer (--minutes 8), or use a smaller model.")
     assert "has memorised its text (loss 1.20)" in verdict(recipe, 5000, 9.2, 8.987, training=1.2)
     sized = resolve_recipe("gpt", {"minutes": 2})
     assert verdict(sized, 100, 8.985, 8.987).endswith("Use --minutes 6.")

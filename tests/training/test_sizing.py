@@ -171,6 +171,36 @@ def test_a_run_sizes_itself_and_resumes_with_the_same_size(
     assert not (tmp_path / "no").exists()
 
 
+def test_a_short_run_encodes_what_it_can_read_and_a_longer_one_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("malmoi.training.sized_recipe.MIN_ENCODED_BYTES", 20_000)
+    corpus = write_corpus(tmp_path / "text.txt", documents=1200)
+    settings = {"model.context": 16, "train.batch": 4, "train.compile": False}
+
+    def run(out: Path, minutes: float, **more: Any) -> tuple[int, bytes, float]:
+        with pretend(replace(this_machine(), flops=3e7)):
+            chosen = settings | more
+            malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", minutes=minutes, **chosen)
+        train, valid = (out / "data" / part / "tokens.bin" for part in ("train", "valid"))
+        recipe = json.loads((out / "recipe.json").read_text())
+        return len(train.read_bytes()), valid.read_bytes(), recipe["data"]["fraction"]
+
+    with caplog.at_level("INFO"):
+        part, valid, fraction = run(tmp_path / "short", 0.002)
+    assert "drawn evenly: 0.002 minutes can read no more." in caplog.text
+    assert 0 < fraction < 0.3
+    words = malmoi.load(tmp_path / "short").tokenizer
+    whole = len(words.ids([corpus.read_text()])[0]) * 2  # two bytes a token
+    assert part == pytest.approx(0.9 * fraction * whole, rel=0.2)
+    assert len(valid) == pytest.approx(0.1 * whole, rel=0.4)  # of all documents
+    assert run(tmp_path / "short", 0.002) == (part, valid, fraction)  # resumed
+    longer = run(tmp_path / "short", 0.02)
+    assert longer[1:] == (valid, 1.0)
+    assert longer[0] + len(valid) == pytest.approx(whole, rel=0.05)
+    assert run(tmp_path / "all", 0.002, **{"data.fraction": 1.0})[2] == 1.0
+
+
 def test_a_berts_batch_counts_the_tokens_of_short_texts(tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(f"a short review of film number {i}" for i in range(1000)))

@@ -8,10 +8,12 @@ import lzma
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -22,10 +24,11 @@ import pytest
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import malmoi
 from conftest import typed
+from malmoi import Progress
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
@@ -44,7 +47,14 @@ from malmoi.training.recipes import RECIPES
 from malmoi.training.resolve import resolve_recipe
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
-from malmoi.training.state import Position, latest_state, prune_states, save_state
+from malmoi.training.state import (
+    CorruptState,
+    Position,
+    latest_state,
+    position_of,
+    prune_states,
+    save_state,
+)
 from malmoi.training.trainer import Trainer
 from tiny_runs import (
     KINDS,
@@ -395,6 +405,7 @@ def test_a_run_resumes_from_a_far_step(
     train("gpt", corpus, tmp_path, steps=2, **unjudged)
     (state,) = (tmp_path / "train_state").glob("step-2")
     about = json.loads((state / "state.json").read_text())
+    del about["checksum"]  # as a state of an earlier version
     about["position"] |= {"step": 100_000, "samples_seen": [800_000]}
     (state / "state.json").write_text(json.dumps(about))
     state.rename(state.with_name("step-100000"))
@@ -502,10 +513,56 @@ def remove(state: Path) -> None:
 def test_a_state_of_another_version_is_refused(corpus: Path, tmp_path: Path) -> None:
     settings = begun(corpus, tmp_path)
     file = tmp_path / "train_state" / "step-8" / "state.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
+    about = json.loads(file.read_text())
+    del about["checksum"]
+    file.write_text(json.dumps(about | {"format": 99}))
     with pytest.raises(MalmoiError, match="another version"):
         train("gpt", corpus, tmp_path, **settings)
     assert file.is_file()
+
+
+def test_every_bit_of_a_states_json_is_checked(corpus: Path, tmp_path: Path) -> None:
+    settings = begun(corpus, tmp_path)
+    root = tmp_path / "train_state"
+    text = (root / "step-8" / "state.json").read_bytes()
+    whole = position_of(root / "step-8")
+    chance = random.Random(0)
+    for _ in range(300):
+        at = chance.randrange(len(text))
+        flipped = bytes([text[at] ^ 1 << chance.randrange(8)])
+        (root / "step-8" / "state.json").write_bytes(text[:at] + flipped + text[at + 1 :])
+        with suppress(CorruptState):  # a flip that is not noticed changes nothing that is read
+            assert position_of(root / "step-8") == whole
+    (root / "step-8" / "state.json").write_bytes(text.replace(b'"seconds": ', b'"seconds": 1'))
+    train("gpt", corpus, tmp_path, **settings)
+    assert (root / "damaged-step-8").is_dir()
+
+
+def test_a_run_whose_folder_is_removed_stops_and_leaves_none(corpus: Path, tmp_path: Path) -> None:
+    def remove(event: Progress) -> None:
+        if event.verb == "pretrain" and event.done == 8:
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(MalmoiError, match=r"run was removed while the run was writing to it"):
+        train(
+            "gpt", corpus, tmp_path / "run", steps=20, progress=remove, **{"train.save_every": 10}
+        )
+    assert not (tmp_path / "run" / "train_state").exists()
+
+
+@pytest.mark.parametrize(("steps", "every"), [(4, 500), (60, 4)])
+def test_a_run_that_diverges_says_so_at_its_validation(
+    steps: int, every: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights may be finite, and what they compute no number."""
+
+    def broken(*arguments: Any) -> dict[str, float]:
+        return {"valid_loss": math.nan}
+
+    monkeypatch.setattr("malmoi.training.trainer.validate", broken)
+    for _ in range(2):  # and when the same command is repeated
+        with pytest.raises(MalmoiError, match=r"(diverged|reached nan).*lower train.lr"):
+            train("gpt", corpus, tmp_path, steps=steps, **{"train.valid_every": every})
 
 
 # ---- losses that go wrong
@@ -611,7 +668,7 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
             path.write_bytes(b"half")
             raise error
 
-        full.setattr("malmoi.training.state.save_file", refuse)
+        full.setattr("malmoi.checkpoint.weights.save_file", refuse)
         with pytest.raises(
             MalmoiError,
             match=r"(disk is full|I/O error): .* could not be .*written.* same command again",
@@ -629,6 +686,8 @@ def test_a_disk_that_is_full_when_the_model_is_written(
     with monkeypatch.context() as full:
 
         def refuse(tensors: Any, path: Path, metadata: Any) -> None:
+            if path.name != "model.safetensors":
+                return save_file(tensors, path, metadata)
             raise SafetensorError(
                 "Error while serializing: I/O error: No space left on device (os error 28)"
             )

@@ -5,12 +5,10 @@ What PEFT has no field for (labels, the task, the base's fingerprint) is in adap
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from malmoi.adapters.attach import fold_adapter
@@ -32,11 +30,11 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for
 from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
-from malmoi.checkpoint.weights import read_file
+from malmoi.checkpoint.weights import read_file, write_tensors
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
-from malmoi.system.files import output_folder, replace_file, write_json, write_text
+from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.untrusted import JsonObject
 from malmoi.system.untrusted import named as explained
@@ -114,16 +112,13 @@ def write_adapter(
     }
     meta = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": base_fingerprint(base)}
     heads = {name: len(checkpoint.labels) for name in network.heads}
-    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with output_folder(folder):
-        replace_file(
-            folder / ADAPTER_WEIGHTS, partial(save_file, contents, metadata={"format": "pt"})
-        )
+    with output_folder(folder) as place:
+        write_tensors(place / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(folder)
+            checkpoint.tokenizer.save(place)
         for name, values in ((ADAPTER_RECORD, {"heads": heads, **meta}), (ADAPTER_CONFIG, config)):
-            write_json(folder / name, values)
-        write_text(folder / "README.md", _card(config))
+            write_json(place / name, values)
+        write_text(place / "README.md", _card(config))
 
 
 def _learnt(network: Network) -> set[str]:

@@ -6,7 +6,7 @@ more than once, load the model with `load`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from malmoi.system.progress import ProgressCallback, listening
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
     from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
-    from malmoi.inference.model import Asked, Model, Predicted
+    from malmoi.inference.model import Asked, ManyAsked, Model, Predicted
     from malmoi.inference.score import Score
-    from malmoi.text.rows import TableLike
     from malmoi.tokenizer.chat_template import Messages
 
 AnyModel: TypeAlias = "Model | str | Path"
+P = TypeVar("P")
 
 
 def as_model(model: "AnyModel", device: str | None = None) -> "Model":
@@ -214,31 +214,42 @@ def predict(  # type: ignore[overload-overlap]
 ) -> "Predicted": ...
 @overload
 def predict(
-    model: "AnyModel",
-    texts: "Sequence[Asked] | Path | TableLike",
-    *,
-    progress: ProgressCallback | None = None,
+    model: "AnyModel", texts: "ManyAsked", *, progress: ProgressCallback | None = None
 ) -> "list[Predicted]": ...
+@overload
+def predict(  # type: ignore[overload-overlap]
+    model: "AnyModel", texts: "Asked", kind: type[P], *, progress: ProgressCallback | None = None
+) -> P: ...
+@overload
 def predict(
     model: "AnyModel",
-    texts: "Asked | Sequence[Asked] | Path | TableLike",
+    texts: "ManyAsked",
+    kind: type[P],
     *,
     progress: ProgressCallback | None = None,
-) -> "Predicted | list[Predicted]":
+) -> list[P]: ...
+def predict(
+    model: "AnyModel",
+    texts: "Asked | ManyAsked",
+    kind: Any = object,
+    *,
+    progress: ProgressCallback | None = None,
+) -> Any:
     """Predicts with a fine-tuned model for a text, a pair (a, b), a row, or a list of them.
 
     A row is a dict with the columns of the training table; a DataFrame, a `datasets.Dataset` or a
     file given as a `pathlib.Path` is a list of rows. A classifier returns a `Prediction` (label,
     scores), a multi-label classifier a `MultiLabelPrediction` (labels, scores), a tagger a list of
     `Span`s. A question-answering model takes (question, context) and returns an `Answer`; a
-    multiple-choice model takes (text, choices).
+    multiple-choice model takes (text, choices). `kind`, one of these classes or list[Span], tells
+    a type checker which of them it is.
 
     Examples:
         >>> malmoi.predict("runs/reviews", "a strong and free film")
         Prediction(label=..., scores={...})
     """
     with listening(progress):
-        return as_model(model).predict(texts)
+        return as_model(model).predict(texts, kind)
 
 
 def probe(

@@ -105,18 +105,20 @@ class FinetuneOptions(ColumnOptions, SharedRunOptions, total=False):
         >>> options: malmoi.FinetuneOptions = {"text": "review", "epochs": 4}
     """
 
-    epochs: float  # passes over the rows
+    epochs: float  # passes over the rows; default: 2–30 by rows, ended after 4 minutes, on a GPU 10
     steps: int  # updates, instead of epochs
     minutes: float  # time budget, instead of both
-    batch: int  # examples per step
-    lr: float  # peak learning rate
+    max_minutes: float  # time limit beside epochs or steps
+    frozen_first: bool  # start with a linear layer on the frozen model, and keep the better one
+    batch: int  # examples per step; default: 8–64 by rows and kind
+    lr: float  # peak learning rate; default: by model and kind
     decay: float  # weight decay
     clip: float  # maximum gradient norm; 0: off
     schedule: str  # linear, cosine, wsd, constant, or a plugin's
     warmup: float  # share of the steps
     length: int  # maximum tokens per row; 0: the context, up to 512
     stride: int  # between the windows over a long context
-    lm: float  # weight of the language-model loss (λ of GPT-1 eq. 5)
+    lm: float  # weight of the language-model loss (λ of GPT-1 eq. 5); default: 0.5 for a GPT
     freeze: bool  # train only the new layer
     freeze_layers: int  # freeze the embeddings and the first n layers
     features: str  # a small model on frozen layers: last4, weighted-all, layers=8,9

@@ -43,7 +43,8 @@ def register_task(task: "Task") -> "Task":
 def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metric:
     """Registers a metric, a function (gold, predicted) → number, under the function's name.
 
-    Name it in a task's `metrics`; the first of them selects the best checkpoint.
+    Name it as `metric` of `finetune` (`--metric`), or in a task's `metrics`; the first of them
+    selects the best checkpoint.
 
     Examples:
         >>> @malmoi.register_metric

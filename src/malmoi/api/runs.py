@@ -143,7 +143,8 @@ def _task(
         return task
     found, guessed = guess_task(task, data, **columns)
     if guessed is not None:
-        logger.info(guessed.describe())
+        for sentence in guessed.sentences():
+            logger.info(sentence)
     return found
 
 
@@ -240,7 +241,8 @@ def _evaluated_task(
         return _task(task, [], columns)
     found, guessed = evaluated_task(model, task, data, columns)
     if guessed is not None:
-        logger.info(guessed.describe())
+        for sentence in guessed.sentences():
+            logger.info(sentence)
     return found
 
 

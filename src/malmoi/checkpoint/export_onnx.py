@@ -155,7 +155,8 @@ def export_onnx(
         far = _distance(graph, made)
         if dtype == "fp32" and not far < MAX_SCORE_DIFFERENCE:
             raise MalmoiError(
-                f"ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written."
+                f"ONNX Runtime's scores differ from ours by {far:.1g}, so {path.name} was not "
+                "written."
             )
         for file in sorted(made.parent.iterdir(), reverse=True):  # NAME.onnx.data before NAME.onnx
             replace_file(path.parent / file.name, file.replace)

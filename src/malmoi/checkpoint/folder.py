@@ -1,7 +1,5 @@
 """Checkpoints are Hugging Face folders: reading them, and noting what did not fit."""
 
-import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,16 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
 from malmoi.model import FeatureConfig, Network
 from malmoi.system.limits import MAX_CLASSES, shown
+from malmoi.system.paths import local_model, similar_path
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.hf_files import has_tokenizer
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_model*.bin"]
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# what older folders say in config.json, and newer ones in generation_config.json
+TRANSLATION_SETTINGS = ("decoder_start_token_id", "bad_words_ids")
 
 
 @dataclass
@@ -39,11 +40,15 @@ class Checkpoint:
     # a task's own settings: config.json's "malmoi", and its problem_type
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
-    # config.json's model_type and token ids, kept unless the tokenizer decides them
+    # config.json's model_type, architectures, and ids unless another file or the tokenizer has them
     source_config: dict[str, Any] = field(default_factory=dict)
     bits: int = 0  # bits per weight if the folder is quantised, else 0
     dtype: torch.dtype | None = None  # to save in; None: the network's
     sentence: SentencePooling | None = None  # of a folder that sentence-transformers opens
+
+    def generation_setting(self, name: str) -> Any:
+        """A setting from generation_config.json, else from config.json."""
+        return self.generation.get(name, self.source_config.get(name))
 
     @property
     def required_tokenizer(self) -> Tokenizer:
@@ -117,7 +122,9 @@ def _extra(config: JsonObject) -> dict[str, Any]:
 
 def _kept_config(config: JsonObject) -> dict[str, Any]:
     ids = _with_ids(config)
-    return {name: ids[name] for name in ("model_type", *TOKEN_IDS) if ids.get(name) is not None}
+    names = ("model_type", *TOKEN_IDS, *TRANSLATION_SETTINGS)
+    kept = {name: ids[name] for name in names if ids.get(name) is not None}
+    return kept | {"architectures": config.list_of("architectures", str, default=[])}
 
 
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
@@ -135,6 +142,9 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
 
 def _with_ids(values: JsonObject) -> JsonObject:
     """The values, once their special tokens are checked to be ids (-1: none) or lists of ids."""
+    for word in values.list_of("bad_words_ids", list, default=[]):
+        JsonObject({"bad_words_ids": word}, values.where).list_of("bad_words_ids", int)
+    values.whole("decoder_start_token_id", default=None)
     for name in TOKEN_IDS:
         if isinstance(values.get(name), list):
             values.list_of(name, int)
@@ -179,8 +189,7 @@ def _read_own(
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    names = ("tokenizer.json", "vocab.txt", "vocab.json")
-    return Tokenizer.load(folder) if any((folder / name).is_file() for name in names) else None
+    return Tokenizer.load(folder) if has_tokenizer(folder) else None
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
@@ -207,28 +216,17 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
 
 def find_on_hub(source: str | Path) -> Path:
     """The folder itself, or a hub model downloaded into the usual cache."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
+    folder = local_model(source)
+    if folder is None:
+        return _download(str(source))
     if folder.is_file():
         raise UsageError(
             f"{source} is a file; give the folder that holds config.json and the weights."
         )
-    name = str(source)
-    if (
-        not HUB_ID.fullmatch(name)
-        or name.startswith(".")
-        or (folder.parent.name and folder.parent.is_dir())
-    ):
-        raise UsageError(f"There is no folder {source}.")
-    return _download(name)
+    return folder
 
 
 def _download(name: str) -> Path:
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise MalmoiError(
-            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the hub."
-        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -241,6 +239,6 @@ def _download(name: str) -> Path:
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub: "
-            f"{first_line(error)}"
+            f"There is no folder {name!r}, and it could not be downloaded from the hub "
+            f"({first_line(error)}).{similar_path(Path(name))}"
         ) from error

@@ -8,6 +8,7 @@ from malmoi.checkpoint.table import (
     HALVES,
     ONE_ROW,
     SPLIT_HEADS,
+    THRICE,
     TRANSPOSE,
     TWICE,
     Field,
@@ -20,6 +21,7 @@ from malmoi.checkpoint.table import (
 from malmoi.config import ModelConfig, coerce
 from malmoi.errors import MalmoiError
 from malmoi.model import families
+from malmoi.model.embedding import sinusoid_table
 from malmoi.system.limits import MAX_LAYERS, shown
 from malmoi.system.untrusted import is_a
 
@@ -33,13 +35,11 @@ SCALING_NUMBERS = {  # the names of each rule's numbers there, in our order
 }
 WHOLE_NUMBERS = {"original_max_position_embeddings"}  # transformers warns if this is a float
 ASSUMED_NUMBERS = {"beta_fast": 32, "beta_slow": 1}
-KNOWN_SCALINGS = {
+SCALING_FIELDS = (
     "rope_type",
-    "rope_theta",
     "partial_rotary_factor",
-    *ASSUMED_NUMBERS,
     *(n for names in SCALING_NUMBERS.values() for n in names),
-}
+)
 
 
 def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
@@ -48,13 +48,10 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
         key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
     }
     kind = given.get("rope_type", "default")
-    unknown = sorted(given.keys() - KNOWN_SCALINGS)
-    if kind not in ("default", *SCALING_NUMBERS) or unknown:
-        what = f"the rotary positions {shown(kind)}" + (
-            f" with {', '.join(unknown)}" if unknown else ""
-        )
+    if kind not in ("default", *SCALING_NUMBERS):
         raise MalmoiError(
-            f"config.json asks for {what}; Malmoi supports default, {', '.join(SCALING_NUMBERS)}."
+            f"config.json asks for the rotary positions {shown(kind)}; Malmoi supports default, "
+            f"{', '.join(SCALING_NUMBERS)}."
         )
     share = given.get("partial_rotary_factor", 1)
     if share != 1:
@@ -96,7 +93,7 @@ def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
     return {place + name: value for place in places for name, value in rule.items()}
 
 
-ROPE = FieldGroup(read_scaling, write_scaling)
+ROPE = FieldGroup(read_scaling, write_scaling, tuple(PLACE + name for name in SCALING_FIELDS))
 
 
 ACTIVATION = {
@@ -236,6 +233,21 @@ _GPT_FIELDS = (
     Field("tied", "tie_word_embeddings"),
 )
 
+_GPT_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_ENCODER_ONLY = {"position_embedding_type": "absolute", "is_decoder": False}
+_NO_CROSS_ATTENTION = {"add_cross_attention": False}
+
+# Tensors that older versions wrote although they are the same in every model
+POSITION_IDS = (".position_ids",)  # 0, 1, 2, …
+# which keys a query sees, and what hides the others
+CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias", *POSITION_IDS)
+ROTARY_ANGLES = (".inv_freq",)  # follow from rope_theta
+
 # How transformers pools a text for its multiple-choice heads, which the weights alone do not tell.
 _GPT_CHOICE = {
     "choice": {
@@ -261,8 +273,10 @@ BERT_TABLE = Table(
     ),
     architectures=_encoder_classes("Bert")
     | {"BertForPreTraining": ("mlm", "nsp"), "BertForNextSentencePrediction": ("nsp",)},
-    only={"position_embedding_type": "absolute", "is_decoder": False},
+    only=_ENCODER_ONLY,
+    legacy=_NO_CROSS_ATTENTION,
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    buffers=POSITION_IDS,
 )
 
 # RoBERTa numbers positions from its padding id + 1: the rows before that are in the table but not
@@ -295,7 +309,7 @@ def _roberta_table(model_type: str, name: str) -> Table:
         family=families.roberta,
         prefix="roberta.",
         fields=tuple(field for field in _BERT_FIELDS if field.ours != "context"),
-        groups=(FieldGroup(_read_positions, _write_positions),),
+        groups=(FieldGroup(_read_positions, _write_positions, ("pad_token_id",)),),
         rules=(
             *_embeddings("roberta.embeddings"),
             *_bert_layers("roberta"),
@@ -306,7 +320,8 @@ def _roberta_table(model_type: str, name: str) -> Table:
             *_task_heads("choice", "tag", "span"),
         ),
         architectures=_encoder_classes(name),
-        only={"position_embedding_type": "absolute", "is_decoder": False},
+        only=_ENCODER_ONLY,
+        legacy=_NO_CROSS_ATTENTION,
         defaults={
             "max_position_embeddings": 512,
             "pad_token_id": 1,
@@ -314,6 +329,7 @@ def _roberta_table(model_type: str, name: str) -> Table:
             "layer_norm_eps": 1e-12,
         },
         twins={"lm_head.decoder.bias": "lm_head.bias"},
+        buffers=POSITION_IDS,
     )
 
 
@@ -353,6 +369,12 @@ DISTILBERT_TABLE = Table(
         *_task_heads("classify", "choice", "tag", "span"),
     ),
     architectures=_encoder_classes("DistilBert"),
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
+    buffers=POSITION_IDS,
 )
 
 ELECTRA_TABLE = Table(
@@ -375,7 +397,9 @@ ELECTRA_TABLE = Table(
         *_task_heads("choice", "tag", "span"),
     ),
     architectures=_encoder_classes("Electra") | {"ElectraForPreTraining": ("detect",)},
-    only={"position_embedding_type": "absolute", "is_decoder": False},
+    only=_ENCODER_ONLY,
+    legacy=_NO_CROSS_ATTENTION,
+    buffers=POSITION_IDS,
     only_for={
         "choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     },
@@ -423,6 +447,7 @@ ALBERT_TABLE = Table(
     only={"position_embedding_type": "absolute", "inner_group_num": 1},
     defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
     twins={"predictions.decoder.bias": "predictions.bias"},
+    buffers=POSITION_IDS,
 )
 
 GPT2_TABLE = Table(
@@ -457,6 +482,8 @@ GPT2_TABLE = Table(
     },
     only_for=_GPT_CHOICE,
     write={"embd_pdrop": "dropout"},
+    aliases=_GPT_ALIASES,
+    buffers=CAUSAL_MASKS,
     free=("lm",),
 )
 
@@ -480,6 +507,8 @@ GPT1_TABLE = Table(
     },
     only_for=_GPT_CHOICE,
     write={"embd_pdrop": "dropout"},
+    aliases=_GPT_ALIASES,
+    buffers=CAUSAL_MASKS,
     free=("lm",),
 )
 
@@ -498,7 +527,9 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
 
 
 BIAS = FieldGroup(
-    _read_bias, lambda ours: {"attention_bias": ours["bias"], "mlp_bias": ours["bias"]}
+    _read_bias,
+    lambda ours: {"attention_bias": ours["bias"], "mlp_bias": ours["bias"]},
+    ("attention_bias", "mlp_bias"),
 )
 
 
@@ -550,9 +581,13 @@ LLAMA_TABLE = Table(
     # call its rule "type"
     aliases={
         "rope_theta": "rope_parameters.rope_theta",
+        "partial_rotary_factor": "rope_parameters.partial_rotary_factor",
+        "original_max_position_embeddings": "rope_parameters.original_max_position_embeddings",
         "rope_scaling.": "rope_parameters.",
         "rope_parameters.type": "rope_parameters.rope_type",
     },
+    legacy={"rope_interleaved": False},
+    buffers=ROTARY_ANGLES,
     free=("lm",),
 )
 
@@ -632,7 +667,7 @@ MODERNBERT_TABLE = Table(
     # null unless a tokenizer sets them: transformers' defaults are ids of its own vocabulary
     groups=(
         BIAS,
-        FieldGroup(_read_layers, _write_layers),
+        FieldGroup(_read_layers, _write_layers, ("layer_types",)),
         FieldGroup(lambda theirs: {}, lambda ours: _NO_SPECIALS),
     ),
     rules=(
@@ -672,6 +707,8 @@ MODERNBERT_TABLE = Table(
         "global_rope_theta": _THETA.format(FULL_LAYER),
         "local_rope_theta": _THETA.format(LOCAL_LAYER),
     },
+    legacy={"rope_scaling": {}, "position_embedding_type": "absolute"},
+    buffers=ROTARY_ANGLES,
 )
 
 # Marian: the Transformer of Vaswani et al. 2017, embeddings shared by encoder and decoder
@@ -684,6 +721,12 @@ _MARIAN_BLOCK = (
     "fc1",
     "fc2",
     "final_layer_norm",
+)
+# one matrix, which transformers keeps three times unless the output is tied to it too
+_MARIAN_EMBEDDINGS = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
 )
 _MARIAN_CROSS = "model.decoder.layers.{}.encoder_attn"
 _MARIAN_SIDES = {  # a field that must be equal to another of theirs, and our field
@@ -731,9 +774,10 @@ MARIAN_TABLE = Table(
         Field("tied", "tie_word_embeddings"),
         Field("lm_bias", "lm_bias"),  # ours: without it transformers adds zeros
     ),
-    groups=(FieldGroup(_read_marian, _write_marian),),
+    groups=(FieldGroup(_read_marian, _write_marian, tuple(_MARIAN_SIDES)),),
     rules=(
-        TensorRule("trunk.embed.token.weight", ("model.shared.weight",)),
+        TensorRule("trunk.embed.token.weight", _MARIAN_EMBEDDINGS[:1], tied=True),
+        TensorRule("trunk.embed.token.weight", _MARIAN_EMBEDDINGS, THRICE, tied=False),
         *_block("model.encoder.layers.{}", *_MARIAN_BLOCK, ours="trunk.encoder.blocks.{}"),
         *_block("model.decoder.layers.{}", *_MARIAN_BLOCK),
         *affine(f"{BLOCK_NAME}.cross.query", f"{_MARIAN_CROSS}.q_proj"),
@@ -750,6 +794,22 @@ MARIAN_TABLE = Table(
     ),
     architectures={"MarianModel": (), "MarianMTModel": ("lm",)},
     only={"share_encoder_decoder_embeddings": True},
+    legacy={
+        "is_decoder": False,
+        "static_position_embeddings": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+    },
+    aliases={
+        "num_attention_heads": "encoder_attention_heads",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+    },
+    copies=dict.fromkeys(_MARIAN_EMBEDDINGS[1:], _MARIAN_EMBEDDINGS[0]),
+    constants={
+        ".embed_positions.weight": lambda c: sinusoid_table(c.context, c.width, halves=True)
+    },
     defaults={
         "vocab_size": 58_101,
         "max_position_embeddings": 1024,

@@ -112,7 +112,7 @@ class Packing:
         bf16 halves the bytes and keeps fp32's range, which activations need when a network is
         computed in the folder's own dtype.
         """
-        chosen = _linear_maps(network, table)
+        chosen = _linear_maps(network, table) & tensors.keys()
         found: dict[str, Tensor] = {}
         for name, weight in tensors.items():
             if name in chosen:
@@ -163,7 +163,7 @@ class Packing:
 
 
 def _linear_maps(network: Network, table: Table | None) -> set[str]:
-    """Names of the blocks' linear weights in the folder."""
+    """Names of the blocks' linear weights in the folder, with and without the trunk's prefix."""
     maps = (
         name
         for name, part in network.trunk.blocks.named_modules()
@@ -173,8 +173,8 @@ def _linear_maps(network: Network, table: Table | None) -> set[str]:
     if table is None:
         return ours
     rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
-    prefix = table.prefix if table.bare(set(network.heads), tied=network.config.tied) else ""
-    return {name.removeprefix(prefix) for rule in rules for name in rule.theirs}
+    names = {name for rule in rules for name in rule.theirs}
+    return names | {name.removeprefix(table.prefix) for name in names}
 
 
 def _others(table: Table) -> list[str]:

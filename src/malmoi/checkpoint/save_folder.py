@@ -38,9 +38,11 @@ def write_checkpoint(
     """
     folder = Path(folder)
     if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
-        write_checkpoint(_generator(checkpoint), folder / "generator", shard_bytes=shard_bytes)
-        whole = checkpoint.network.without_head("generator")
-        checkpoint = replace(checkpoint, network=whole)
+        with output_folder(folder) as place:
+            write_checkpoint(_generator(checkpoint), place / "generator", shard_bytes=shard_bytes)
+            whole = replace(checkpoint, network=checkpoint.network.without_head("generator"))
+            write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
+        return
     network = checkpoint.network
     if network.trunk.has_soft_tokens:
         raise UsageError(
@@ -53,7 +55,8 @@ def write_checkpoint(
         )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
-    weights = state_of(network) if table is None else to_hf(table, network)
+    like = checkpoint.source_config.get("architectures", ())
+    weights = state_of(network) if table is None else to_hf(table, network, like)
     if network.config.tied:
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
@@ -62,19 +65,19 @@ def write_checkpoint(
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
-    with output_folder(folder):
+    with output_folder(folder) as place:
         # a whole model replaces an adapter in the same folder
-        (folder / "adapter_config.json").unlink(missing_ok=True)
-        write_weights(tensors, folder, shard_bytes)
+        (place / "adapter_config.json").unlink(missing_ok=True)
+        write_weights(tensors, place, shard_bytes)
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
-        write_sentence_pooling(checkpoint.sentence, folder, network.config.width)
+            checkpoint.tokenizer.save(place, segments=network.config.segments > 1)
+        write_sentence_pooling(checkpoint.sentence, place, network.config.width)
         generation = checkpoint.generation or _default_generation(checkpoint)
-        write_json(folder / "generation_config.json", generation)
-        write_json(folder / "config.json", config)
-        if not (folder / "README.md").exists():
+        write_json(place / "generation_config.json", generation)
+        write_json(place / "config.json", config)
+        if not (place / "README.md").exists():
             kind = table.model_type if table else OWN_MODEL_TYPE
-            write_text(folder / "README.md", _model_card(network, kind, checkpoint.tokenizer))
+            write_text(place / "README.md", _model_card(network, kind, checkpoint.tokenizer))
 
 
 def _generator(checkpoint: Checkpoint) -> Checkpoint:
@@ -137,7 +140,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         }
         values |= {"features": network.features.to_dict()} if network.features else {}
     else:
-        architecture = table.architecture(set(network.heads), tied=network.config.tied)
+        like = checkpoint.source_config.get("architectures", ())
+        architecture = table.architecture(set(network.heads), network.config, like)
         values = {
             "architectures": [architecture],
             "model_type": table.model_type,
@@ -178,7 +182,7 @@ def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     """The token that begins a translation: the folder's own, or the end-of-text token."""
-    start = checkpoint.generation.get("decoder_start_token_id")
+    start = checkpoint.generation_setting("decoder_start_token_id")
     end = _token_ids(checkpoint).get("eos_token_id")
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 

@@ -1,6 +1,6 @@
 """Reversible tables: names of a family's config fields and weights in other libraries."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig, coerce, field_types
 from malmoi.errors import MalmoiError
+from malmoi.model import Network
 from malmoi.system.limits import shown
 from malmoi.system.run_folder import flat_settings
 from malmoi.system.untrusted import JsonObject, named
@@ -25,8 +26,9 @@ COPY = Via(lambda t: t, lambda t, c: (t,))
 TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 store [in, out]
 ONE_ROW = Via(lambda t: t.flatten(), lambda t, c: (t[None],))  # a vector kept as [1, N]
 HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
-# the first is used, the second only kept
+# the first is used, the others only kept
 TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
+THRICE = Via(lambda used, *copies: used, lambda t, c: (t, t.clone(), t.clone()))
 
 
 def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
@@ -92,6 +94,11 @@ class FieldGroup(NamedTuple):
 
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     write: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    names: tuple[str, ...] = ()  # their fields that it reads
+
+
+# settings of transformers' base class under which layers differ from one another
+WHOLE_MODEL: dict[str, Any] = {"per_layer_config": {}, "pruned_heads": {}}
 
 
 @dataclass(frozen=True)
@@ -109,24 +116,35 @@ class Table:
     only: Mapping[str, Any] = field(default_factory=dict)
     # the same, for networks with a certain head
     only_for: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # the same, but older versions' alone: not written
+    legacy: Mapping[str, Any] = field(default_factory=dict)
     # their defaults for absent fields
     defaults: Mapping[str, Any] = field(default_factory=dict)
     write: Mapping[str, str] = field(default_factory=dict)  # their duplicates of our fields
-    aliases: Mapping[str, str] = field(default_factory=dict)  # old names of config fields
-    # two names of one tensor: a folder may have either or both
+    # other names of config fields: old ones, and those of transformers' `attribute_map`
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    # two names of one tensor, of which a folder may have either or both; the first is computed with
     twins: Mapping[str, str] = field(default_factory=dict)
+    # other names of a tensor: a folder in which they differ is refused
+    copies: Mapping[str, str] = field(default_factory=dict)
+    # ends of the names of tensors that are computed here, not read
+    buffers: tuple[str, ...] = ()
+    # the same, but a file's must be what is computed
+    constants: Mapping[str, Callable[[ModelConfig], Tensor]] = field(default_factory=dict)
     free: tuple[str, ...] = ()  # heads without weights of their own if tied
 
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Our config from theirs; errors use their names and the file `where`."""
-        given = {self._today(k): v for k, v in flat_settings(theirs) if v is not None}
+        given = self._under_one_name(theirs, where)
         classes = JsonObject(theirs, where).list_of("architectures", str, default=[])
         heads = {head for name in classes for head in self.architectures.get(name, ())}
-        fixed = [self.only, *(fields for head, fields in self.only_for.items() if head in heads)]
+        fixed = [self.only, self.legacy, WHOLE_MODEL]
+        fixed += (fields for head, fields in self.only_for.items() if head in heads)
         for name, value in (item for fields in fixed for item in fields.items()):
-            if given.get(name, value) != value:
+            said = given.get(name, theirs.get(name))
+            if said is not None and said != value:
                 raise MalmoiError(
-                    f"{where} says {name} = {shown(given[name])}, and Malmoi has {self.model_type} "
+                    f"{where} says {name} = {shown(said)}, and Malmoi has {self.model_type} "
                     f"only with {value!r}."
                 )
         known = {**self.defaults, **given}
@@ -140,6 +158,46 @@ class Table:
             for group in self.groups:
                 ours |= group.read(known)
             return self.family(**ours)
+
+    def _under_one_name(self, theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Their fields by current names; two names of one field must agree."""
+        found: dict[str, Any] = {}
+        said: dict[str, str] = {}
+        for name, value in flat_settings(theirs):
+            today = self._today(name)
+            if value is None:
+                continue
+            first = found.setdefault(today, value)
+            if first is not value and first != value:
+                raise MalmoiError(
+                    f"{where} says {said[today]} = {shown(first)} and {name} = "
+                    f"{shown(value)}, which are two names of one setting; remove one of them."
+                )
+            said.setdefault(today, name)
+        return found
+
+    @property
+    def known(self) -> set[str]:
+        """Their fields that decide what a model computes, under all their names."""
+        given = {f.theirs for f in self.fields} | {n for group in self.groups for n in group.names}
+        fixed = (self.only, self.legacy, *self.only_for.values(), WHOLE_MODEL)
+        return given.union(*fixed, self.defaults, self.write, self.aliases)
+
+    def unread(self, theirs: Mapping[str, Any], where: str) -> list[str]:
+        """Their fields that are not known; unknown parts of a known one are refused."""
+        known = self.known
+        objects = {name.partition(".")[0] for name in known if "." in name}
+        unread = []
+        for name, value in flat_settings(theirs):
+            top = name.partition(".")[0]
+            if value is None or known & {self._today(name), top}:
+                continue
+            if top in objects:
+                raise MalmoiError(
+                    f"{where} says {name} = {shown(value)}, which Malmoi does not support."
+                )
+            unread.append(top)
+        return list(dict.fromkeys(unread))
 
     def _today(self, name: str) -> str:
         """A field's current name, given an old name or a prefix ("rope_scaling.")."""
@@ -158,7 +216,7 @@ class Table:
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
         """Whether a model survives conversion there and back unchanged."""
-        if self.architecture(heads, tied=config.tied) is None:
+        if self.architecture(heads, config) is None:
             return False
         try:
             back = self.read_config(self.write_config(config))
@@ -166,17 +224,24 @@ class Table:
             return False
         return _by_layer(back) == _by_layer(config)
 
-    def architecture(self, heads: set[str], *, tied: bool) -> str | None:
-        """Their class for these heads; a tied head without weights of its own may be omitted."""
-        for wanted in (heads, heads - set(self.free)) if tied else (heads,):
-            for name, theirs in self.architectures.items():
-                if set(theirs) == wanted:
-                    return name
-        return None
+    def architecture(
+        self, heads: set[str], config: ModelConfig, like: Sequence[str] = ()
+    ) -> str | None:
+        """Their class for these heads; a tied head without weights of its own may be omitted.
 
-    def bare(self, heads: set[str], *, tied: bool) -> bool:
-        """Whether their class for these heads is the trunk alone, whose tensors have no prefix."""
-        return self.architecture(heads, tied=tied) == next(iter(self.architectures))
+        If several have them, one that the model came with, `like`.
+        """
+        free = config.tied and not config.lm_bias
+        wanted = (heads, heads - set(self.free)) if free else (heads,)
+        fitting = [
+            name for some in wanted for name, has in self.architectures.items() if set(has) == some
+        ]
+        return next((name for name in like if name in fitting), next(iter(fitting), None))
+
+    def prefix_of(self, network: Network, like: Sequence[str] = ()) -> str:
+        """The prefix that tensors lose: the trunk's, if their class is the trunk alone."""
+        name = self.architecture(set(network.heads), network.config, like)
+        return self.prefix if name == next(iter(self.architectures)) else ""
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
         """The tensor rules of a network with these heads.

@@ -1,14 +1,15 @@
-"""Converts a folder's tensors to a network and back; notes missing heads and unused tensors."""
+"""Converts a folder's tensors to a network and back; notes missing and unused heads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from malmoi.checkpoint.quantized import Quantized, Weight, by_rows
+from malmoi.checkpoint.config_keys import check_keys
+from malmoi.checkpoint.quantized import Quantized, Weight, by_rows, dense
 from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.config import ModelConfig
@@ -35,28 +36,34 @@ def state_of(network: Network) -> dict[str, Weight]:
     return found
 
 
-def to_hf(table: Table, network: Network) -> dict[str, Weight]:
+def to_hf(table: Table, network: Network, like: Sequence[str] = ()) -> dict[str, Weight]:
+    """The tensors of their class of such a network; `like` are classes to prefer."""
     ours = state_of(network)
-    heads = set(network.heads)
     c = network.config
     theirs: dict[str, Weight] = {}
-    for rule in table.expand(c, heads):
+    for rule in table.expand(c, set(network.heads)):
         if rule.ours in ours and not (c.tied and is_tied(rule.ours)):
             saved = by_rows(lambda t, save=rule.via.save: save(t, c), ours[rule.ours])
             theirs |= zip(rule.theirs, saved, strict=True)
-    prefix = table.prefix if table.bare(heads, tied=c.tied) else ""
+    prefix = table.prefix_of(network, like)
     return {name.removeprefix(prefix): weight for name, weight in theirs.items()}
 
 
 def from_hf(
     table: Table, weights: dict[str, Weight], theirs: Mapping[str, Any], folder: Path
 ) -> tuple[Network, tuple[str, ...]]:
+    """A network of their weights, every one of them: used, equal to a used one, or explained."""
     theirs = theirs if isinstance(theirs, JsonObject) else JsonObject(theirs, str(folder))
     config = table.read_config(theirs, theirs.where)
     check_sizes(config, weights, theirs.where)
-    weights = _under_current_names(table, weights)
+    weights = _under_current_names(table, weights, folder)
     architectures = theirs.list_of("architectures", str, default=[])
-    heads = _heads(table, architectures, weights, table.free if config.tied else ())
+    notes = check_keys(table, theirs, theirs.where)
+    matrix = _tie(table, weights) if config.tied else ""
+    heads = _heads(table, architectures, weights, table.free if config.tied and not matrix else ())
+    if matrix and VOCABULARY_HEADS & heads.keys():
+        config = replace(config, tied=False)
+        notes += (f"read as untied: {matrix} is not the embedding, although config.json ties them",)
     pooler = any(
         rule.theirs[0] in weights
         for rule in table.rules
@@ -65,16 +72,18 @@ def from_hf(
     with named(theirs.where):
         network = empty(config, heads, pooler=pooler)
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
-    found, used = _translate(network, rules, weights, folder)
-    notes = fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
-    used |= {*table.twins, *table.twins.values()}
-    buffers = (".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq")
-    unused = [k for k in weights if k not in used and not f".{k}".endswith(buffers)]
-    return network, (*notes, *([listing("not used", unused)] if unused else []))
+    found = _translate(network, rules, weights, folder)
+    used = {id(weights[name]) for ours in found for name in rules[ours].theirs}
+    unused = {name: weight for name, weight in weights.items() if id(weight) not in used}
+    notes += _unused_heads(table, network, unused, folder)
+    notes += fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
+    return network, notes
 
 
-def _under_current_names(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Their tensors under current names: LayerNorm's gamma and beta, prefixes, aliases."""
+def _under_current_names(
+    table: Table, weights: dict[str, Weight], folder: Path
+) -> dict[str, Weight]:
+    """Their tensors under current names: LayerNorm's gamma and beta, prefixes, copies."""
     prefix = table.prefix
     if not any(key.startswith(prefix) for key in weights):
         names = [t for r in table.rules for t in r.theirs if t.startswith(prefix)]
@@ -84,17 +93,70 @@ def _under_current_names(table: Table, weights: dict[str, Weight]) -> dict[str, 
     for key, tensor in weights.items():
         stem, _, end = key.rpartition(".")
         ends = {"gamma": ".weight", "beta": ".bias"}
-        renamed.setdefault(stem + ends[end] if end in ends else key, tensor)
-    for one, other in table.twins.items():
+        today = stem + ends[end] if end in ends else key
+        first = renamed.setdefault(table.copies.get(today, today), tensor)
+        if not is_same(first, tensor):
+            raise MalmoiError(
+                f"{folder}: {key} is not equal to its copy under another name; Malmoi has one "
+                "weight for both, and cannot know which is meant."
+            )
+    for one, other in (*table.copies.items(), *table.twins.items()):
         if one in renamed or other in renamed:
-            first, second = (one, other) if one in renamed else (other, one)
-            renamed.setdefault(second, renamed[first])
-    ours = {rule.ours: rule.theirs[0] for rule in table.rules}
-    for head in sorted(VOCABULARY_HEADS):  # a tied weight is stored once, under either name
-        tied = ours.get(f"heads.{head}.weight")
-        if tied in renamed:
-            renamed.setdefault(ours["trunk.embed.token.weight"], renamed[tied])
+            renamed[one] = renamed[other] = renamed[one if one in renamed else other]
     return renamed
+
+
+def _tie(table: Table, weights: dict[str, Weight]) -> str:
+    """Makes one weight of the embedding and the output matrix; the matrix's name if they differ.
+
+    As in transformers, a config's word that they are tied does not count against the weights.
+    """
+    ours = {rule.ours: rule.theirs[0] for rule in table.rules}
+    head = next(name for one in VOCABULARY_HEADS if (name := ours.get(f"heads.{one}.weight")))
+    embedding = ours["trunk.embed.token.weight"]
+    if head not in weights:
+        return ""
+    if not is_same(weights.setdefault(embedding, weights[head]), weights[head]):
+        return head
+    weights[head] = weights[embedding]
+    return ""
+
+
+def is_same(one: Weight, other: Weight) -> bool:
+    """Whether two weights are equal, to the bit."""
+    if one is other or isinstance(one, Quantized) or isinstance(other, Quantized):
+        return one is other
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _unused_heads(
+    table: Table, network: Network, unused: Mapping[str, Weight], folder: Path
+) -> tuple[str, ...]:
+    """Names heads that the model's class lacks; refuses tensors that the family lacks."""
+    opened = {None, *network.heads}
+    rules = [r for r in table.rules if r.head not in opened or r.ours.startswith("pooler.")]
+    idle = {name for rule in rules for name in rule.theirs}
+    for name, weight in unused.items():
+        constant = next((v for end, v in table.constants.items() if name.endswith(end)), None)
+        if constant is None and name not in idle and not f".{name}".endswith(table.buffers):
+            raise MalmoiError(
+                f"{folder} holds {name}, which a {table.model_type} with this config.json does "
+                "not have, so that the results could be others. If it is no part of the model, "
+                "open the folder with transformers and save it again."
+            )
+        if constant is not None and not _is_close(dense(weight), constant(network.config)):
+            raise MalmoiError(
+                f"{folder}: {name} is not the table that every {table.model_type} has; Malmoi "
+                "has no other one."
+            )
+    left = [name for name in unused if name in idle]
+    return (listing("not used, since its class has no such head", left),) if left else ()
+
+
+def _is_close(stored: Tensor, computed: Tensor) -> bool:
+    """Whether a stored constant is the computed one, up to half precision."""
+    same = stored.shape == computed.shape
+    return same and torch.allclose(stored.float(), computed, rtol=0, atol=1e-3)
 
 
 def _heads(
@@ -129,12 +191,10 @@ def _classes(table: Table, head: str, weights: Mapping[str, Weight]) -> int:
 
 def _translate(
     network: Network, rules: Mapping[str, TensorRule], weights: Mapping[str, Weight], folder: Path
-) -> tuple[dict[str, Weight], set[str]]:
+) -> dict[str, Weight]:
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     found: dict[str, Weight] = {}
-    used: set[str] = set()
     for name, rule in rules.items():
-        used.update(rule.theirs)
         if name not in shapes or not all(t in weights for t in rule.theirs):
             continue
         given = [weights[t] for t in rule.theirs]
@@ -154,7 +214,7 @@ def _translate(
                 "models."
             )
         found[name] = tensor
-    return found, used
+    return found
 
 
 def empty(
@@ -164,8 +224,32 @@ def empty(
     pooler: bool,
     features: FeatureConfig | None = None,
 ) -> Network:
+    """A network without memory for its weights, to be filled with those of a file."""
     with torch.device("meta"):
-        return Network(config, heads, pooler=pooler, features=features)
+        network = Network(config, heads, pooler=pooler, features=features)
+    if any(_computed(module) for module in network.modules()):
+        _compute(network, Network(config, heads, pooler=pooler, features=features))
+    return network
+
+
+def _computed(module: nn.Module) -> dict[str, Tensor]:
+    """A module's tensors that no file holds and the meta device could not compute.
+
+    Malmoi's own name their device, so that there are none; a new module need not know that rule.
+    """
+    tensors = {**module._buffers, **vars(module)}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor) and tensor.is_meta
+        if name not in module._buffers or name in module._non_persistent_buffers_set
+    }
+
+
+def _compute(network: Network, real: Network) -> None:
+    for module, twin in zip(network.modules(), real.modules(), strict=True):
+        for name in _computed(module):
+            setattr(module, name, getattr(twin, name))
 
 
 def fill_network(

@@ -33,7 +33,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    names = sorted(set(read_object(index).map_of("weight_map", str).values()))
+    places = read_object(index).map_of("weight_map", str)
+    names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
     missing = [name for name in names if name not in present]
     if missing:
@@ -41,7 +42,19 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy "
             "is incomplete."
         )
-    return {key: tensor for name in names for key, tensor in read_file(index.parent / name).items()}
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        for key, tensor in read_file(index.parent / name).items():
+            first = tensors.setdefault(key, tensor)
+            if first is not tensor and not torch.equal(first, tensor):
+                raise MalmoiError(f"{index.parent}: two of its files hold a different {key}.")
+    lost = next((key for key in places if key not in tensors), None)
+    if lost is not None:
+        raise MalmoiError(
+            f"{index} names the tensor {shown(lost)}, which is in none of its files: the download "
+            "or copy is incomplete."
+        )
+    return tensors
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
@@ -81,6 +94,12 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file atomically."""
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    replace_file(path, partial(save_file, contents, metadata=metadata))
+
+
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
     """Writes one safetensors file, or shards of `shard_bytes` at most and an index, atomically."""
     shards = list(_shards(tensors, shard_bytes))
@@ -91,8 +110,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
         else [WEIGHTS_FILE]
     )
     for name, shard in zip(names, shards, strict=True):
-        contents = {key: t.detach().cpu().contiguous() for key, t in shard.items()}
-        replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
+        write_tensors(folder / name, shard, {"format": "pt"})
     keep = {folder / name for name in names}
     if count > 1:
         total = sum(t.nbytes for t in tensors.values())

@@ -10,26 +10,30 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from copy import copy
 from importlib import import_module
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from malmoi import __version__
-from malmoi.cli.deprecated import current_options
 from malmoi.cli.options import option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
+from malmoi.system.paths import local_model, require_path
 from malmoi.system.plugins import load_plugin
+from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
+T = TypeVar("T")
 # modules of this package in the order they are used; each is a command or a group of commands
 PANELS = {
     "Train": (
@@ -42,14 +46,25 @@ PANELS = {
     "This machine": ("doctor", "plan", "bench"),
 }  # fmt: skip
 SUFFIX = "_command"  # suffix of the functions that are commands
+INPUTS = ("data", "dev", "train", "test", "calibration", "pairs")  # options for files that exist
 METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
 
 
 class Command(TyperCommand):
-    """A command whose help shows FILE, TEXT and N instead of Python types."""
+    """A command whose help shows FILE, TEXT and N instead of Python types.
+
+    A misspelt input is an error before the command runs, and so before torch is loaded.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         return [_tidy(param) for param in super().get_params(ctx)]
+
+    def invoke(self, ctx: Any) -> Any:
+        for path in _values(ctx, INPUTS, Path):
+            require_path(path)
+        for source in _values(ctx, ("model",), str):
+            local_model(source)
+        return super().invoke(ctx)
 
 
 class CommandGroup(TyperGroup):
@@ -68,20 +83,27 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _values(ctx: Any, names: Sequence[str], kind: type[T]) -> list[T]:
+    """The values of these options that have a type: each of those that are repeatable."""
+    given = [ctx.params.get(name) for name in names]
+    several = [value if isinstance(value, list | tuple) else [value] for value in given]
+    return [value for values in several for value in values if isinstance(value, kind)]
+
+
 def _tidy(param: Any) -> Any:
     """The parameter with help in the user's language, and without names of Python types."""
     param.help = translate(getattr(param, "help", None) or "")
     shown = getattr(param, "show_default", None)
     if isinstance(shown, str):
         param._get_default_string = lambda **_: default_words(shown)
-    if param.param_type_name == "argument":  # its name already describes it
+    argument = param.param_type_name == "argument"
+    if argument or param.is_flag:  # its name already describes it
         param.display_type_rich = lambda ctx: ""
+    if argument:
         param._usage_display_name = lambda: param.metavar or param.name.upper()
-    elif hasattr(param, "type_descriptor"):
-        kind = param.type_descriptor.annotation
-        inner = getattr(kind, "__args__", (kind,))[0]
-        metavar = METAVARS.get(getattr(inner, "__name__", ""), "TEXT")
-        param.display_type_rich = lambda ctx: metavar if param.metavar is None else param.metavar
+    if argument and hasattr(param, "type"):  # typer before 0.29
+        param.type = copy(param.type)
+        param.type.get_metavar = lambda **_: ""
     return param
 
 
@@ -101,7 +123,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True, help=_about(malmoi))(malmoi)
+    app.callback(invoke_without_command=True, help=_about(malmoi))(_declare(malmoi))
     for panel, modules in PANELS.items():
         for name in modules:
             _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
@@ -117,6 +139,8 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         for key, verb in vars(module).items()
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
+    for verb in verbs:
+        _declare(verb)
     settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
@@ -132,6 +156,28 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
     for verb in verbs:
         group.command(verb.__name__.removesuffix(SUFFIX), cls=Command, help=_about(verb))(verb)
     app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+def _declare(verb: Callable[..., None]) -> Callable[..., None]:
+    """Writes out each option's name and metavar, which versions of typer derive differently.
+
+    Options that commands share have their names in `malmoi.cli.options`.
+    """
+    for name, parameter in signature(verb).parameters.items():
+        own = parameter.default
+        if isinstance(own, OptionInfo) and not own.param_decls:
+            own.param_decls = (f"--{name.replace('_', '-')}",)
+        for info in (own, *getattr(parameter.annotation, "__metadata__", ())):
+            if isinstance(info, OptionInfo) and info.metavar is None:
+                info.metavar = METAVARS.get(_type_name(parameter.annotation), "TEXT")
+    return verb
+
+
+def _type_name(annotation: Any) -> str:
+    """ "int" for int, int | None, list[int] and Annotated[int, …]."""
+    while parts := get_args(annotation):
+        annotation = parts[0]
+    return str(getattr(annotation, "__name__", ""))
 
 
 def _about(thing: Callable[..., None] | ModuleType) -> str:
@@ -164,7 +210,9 @@ def malmoi(
     version: bool = option(False, "Print the version and exit.", "--version"),
     debug: bool = option(False, "Show the full traceback of an error.", "--debug"),
     plugin: list[Path] | None = option(
-        None, "Python file that registers tasks, losses, schedules…; works with any command."
+        None,
+        "Python file that registers tasks, losses, schedules…; works with any command.",
+        "--plugin",
     ),
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.
@@ -194,6 +242,7 @@ def main() -> NoReturn:
     # Operations that an Apple GPU lacks fall back to the CPU, with a warning from torch; torch
     # reads this variable when it is loaded.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    sleep_soon()
     code = run_command(sys.argv[1:])
     # NCCL would wait for the other processes on exit
     if code and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -208,9 +257,7 @@ def run_command(arguments: Sequence[str]) -> int:
     )
     try:
         with Console().attached():
-            code = build_app()(
-                plugins_first(current_options(arguments)), prog_name="malmoi", standalone_mode=False
-            )
+            code = build_app()(plugins_first(arguments), prog_name="malmoi", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -101,7 +101,9 @@ def prune_command(
 
 def distil_command(
     model: opt.Model,
-    data: Annotated[list[Path], described("Text, or rows of the task, to train the student on.")],
+    data: Annotated[
+        list[Path], described("Text, or rows of the task, to train the student on.", "--data")
+    ],
     out: opt.Out,
     task: opt.Task = None,
     dev: list[Path] | None = option(None, "Evaluation rows.", shown="a tenth of --data"),
@@ -116,6 +118,7 @@ def distil_command(
         "Weight of the distillation loss; the labels get the rest.",
         shown="5/7 for text, 1/2 for a task",
     ),
+    minutes: opt.Minutes = None,
     seed: opt.Seed = None,
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
@@ -133,7 +136,7 @@ def distil_command(
     from malmoi.compression.distil import distil_model
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
-    changes = {**changes_of(settings), **given(locals(), "seed"), "overwrite": overwrite}
+    changes = {**changes_of(settings), **given(locals(), "minutes", "seed"), "overwrite": overwrite}
     named = _task(task, given_columns(locals()))
     _show(
         distil_model(

@@ -17,12 +17,6 @@ def demo_command(
     out: Path | None = option(
         None, "Output folder.", "--out", "-o", shown="demo, or demo-ko", metavar="DIR"
     ),
-    data: Path | None = option(
-        None,
-        "Korean bills (제안이유), a blank line between them.",
-        shown="the language's built-in text",
-        metavar="FILE",
-    ),
     language: str | None = option(
         None, "Text, messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
@@ -44,9 +38,9 @@ def demo_command(
         os.environ["MALMOI_LANG"] = language
     load_torch()
     from malmoi.demo.demo import run_demo
-    from malmoi.demo.texts import BUILT_IN, bills
+    from malmoi.demo.texts import BUILT_IN
 
-    source = bills(data) if data else BUILT_IN[user_language()]
+    source = BUILT_IN[user_language()]
     story = run_demo(out, replace(source.plan, seed=seed or 0), source, overwrite=overwrite)
     facts = {
         "report": str(story.out / "report.html"),

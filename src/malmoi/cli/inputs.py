@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.cli.options import duration
 from malmoi.cli.output import note
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError
 from malmoi.report.console import waiting
 
 if TYPE_CHECKING:
@@ -129,10 +128,3 @@ def _standard_input() -> str:
             f"Standard input is not UTF-8: byte 0x{content[error.start]:02x} in line {line}; "
             "convert it first, for example with: iconv -f EUC-KR -t UTF-8"
         ) from error
-
-
-def require_there(path: Path) -> None:
-    """Raises an error if a file or folder does not exist."""
-    if not path.exists():
-        siblings = [str(one) for one in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UsageError(f"There is no file {str(path)!r}.{nearest(str(path), siblings)}")

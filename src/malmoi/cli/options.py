@@ -59,17 +59,22 @@ Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
 Overwrite = Annotated[bool, described("Overwrite --out if it exists.", "--overwrite")]
 Device = Annotated[
     str | None,
-    described("cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"),
+    described(
+        "cpu, cuda, cuda:1… or mps.", "--device", shown="a GPU if there is one", metavar="NAME"
+    ),
 ]
 Dtype = Annotated[
-    str | None, described("fp32, bf16, fp16, or int8 on a CPU.", shown="as stored", metavar="NAME")
+    str | None,
+    described("fp32, bf16, fp16, or int8 on a CPU.", "--dtype", shown="as stored", metavar="NAME"),
 ]
 Json = Annotated[bool, described("Print JSON, one object per line.", "--json")]
-Seed = Annotated[int | None, described("Random seed.", shown="0")]
+Seed = Annotated[int | None, described("Random seed.", "--seed", shown="0")]
 Track = Annotated[
     list[str] | None,
     described(
-        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.", metavar="NAME"
+        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.",
+        "--track",
+        metavar="NAME",
     ),
 ]
 Set = Annotated[
@@ -77,11 +82,18 @@ Set = Annotated[
     described("Change any other setting; repeatable.", "--set", metavar="NAME=VALUE"),
 ]
 Minutes = Annotated[
-    float | None, described("Budget as a time: 3, 90s, 2h.", parser=duration, metavar="MINUTES")
+    float | None,
+    described("Budget as a time: 3, 90s, 2h.", "--minutes", parser=duration, metavar="MINUTES"),
 ]
-Steps = Annotated[int | None, described("Budget in steps.", parser=whole_number, metavar="N")]
-Epochs = Annotated[float | None, described("Budget in epochs of the text.", metavar="N")]
-Tokens = Annotated[int | None, described("Budget in tokens.", parser=whole_number, metavar="N")]
+Steps = Annotated[
+    int | None, described("Budget in steps.", "--steps", parser=whole_number, metavar="N")
+]
+Epochs = Annotated[
+    float | None, described("Budget in epochs of the text.", "--epochs", metavar="N")
+]
+Tokens = Annotated[
+    int | None, described("Budget in tokens.", "--tokens", parser=whole_number, metavar="N")
+]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT…", help="Texts; omit them, or pass -, to read standard input."),
@@ -90,7 +102,8 @@ Texts = Annotated[
 # ------------------------------------------------------------------ rows of a task
 
 Task = Annotated[
-    str | None, described("Task of the rows in --data (see malmoi tasks).", metavar="TASK")
+    str | None,
+    described("Task of the rows in --data (see malmoi tasks).", "--task", metavar="TASK"),
 ]
 Text = Annotated[str | None, described("Column of the text.", "--text", metavar="COLUMN")]
 Pair = Annotated[

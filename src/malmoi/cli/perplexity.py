@@ -1,12 +1,12 @@
 """`malmoi perplexity`: how well a language model predicts a text."""
 
+import os
 from pathlib import Path
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
-from malmoi.errors import UsageError
 
 
 def perplexity_command(
@@ -25,20 +25,25 @@ def perplexity_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Compute the perplexity of a text of any length with a GPT.
+    """Compute a GPT's perplexity on a text or a file of any length.
 
-    Example: malmoi perplexity --model runs/tiny-gpt < book.txt
+    Example: malmoi perplexity --model runs/tiny-gpt book.txt
     """
-    given = whole_texts(texts)
-    for text in given:
-        if len(text.split()) == 1 and Path(text).is_file():
-            raise UsageError(
-                f"{text} is a file: give its text on stdin, malmoi perplexity < {text}"
-            )
+    named = bool(texts) and texts != ["-"]
+    whole = [_of_file(text) if named else text for text in whole_texts(texts)]
     lm = open_model(model, device, dtype)
-    for text in given:
+    for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
         value = measure(text, stride=stride, memory=memory)
         print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print_result(
             f"{value:.4f}"
         )
+
+
+def _of_file(text: str) -> str:
+    """The text of a file that is named, else the text itself."""
+    from malmoi.text.lines import refuse_bad_lines, whole_text
+
+    if not os.path.isfile(text):  # noqa: PTH113 (a text that is too long for a name is none)
+        return text
+    return whole_text(Path(text), refuse_bad_lines(Path(text))).rstrip("\r\n")

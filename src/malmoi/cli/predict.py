@@ -4,13 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, input_pairs, open_model, require_there
+from malmoi.cli.inputs import input_lines, input_pairs, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json, print_result
-from malmoi.cli.prediction_file import default_output, note_unknown, predict_file, prediction_facts
+from malmoi.cli.prediction_file import (
+    default_output,
+    note_unknown,
+    partial_file,
+    predict_file,
+    prediction_facts,
+)
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.language import plural, translate
+from malmoi.system.paths import require_path
 from malmoi.system.result import plain
 
 
@@ -66,9 +73,10 @@ def predict_command(
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
-        require_there(data)
+        require_path(data)
         target = out or default_output(data)
-        require_free(target, overwrite=overwrite)
+        # killed between writing the one and removing the other, the same command finishes it
+        require_free(target, overwrite=overwrite or partial_file(target).is_file())
         opened = open_model(model, device, dtype)
         count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
         result = {"file": str(target), "rows": count}

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from malmoi.cli.output import note, one_line, say
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.system.files import atomic_write
+from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
-from malmoi.text.lines import uncompressed_name
+from malmoi.text.open_file import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -56,6 +56,11 @@ def default_output(data: Path) -> Path:
     return bare.with_name(f"{bare.stem}.predicted{suffix}")
 
 
+def partial_file(out: Path) -> Path:
+    """The predictions so far; it is there until the output is, and removed after it."""
+    return out.with_name(out.name + PARTIAL)
+
+
 def predict_file(
     model: "Model",
     data: Path,
@@ -76,7 +81,7 @@ def predict_file(
     total = sum(1 for _ in source.rows())
     note_unknown(model, (source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)))
     predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
-    partial = out.with_name(out.name + PARTIAL)
+    partial = partial_file(out)
     made = _resume(partial, _fingerprint(model, data, [*source.names, *labels]))
     if made:
         say(f"Resuming after row {made:,} of {total:,}.")
@@ -152,7 +157,8 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     """The rows of a table, by the columns that are given, known, or likely."""
     from malmoi.text.rows import any_rows
 
-    rows = RowSource(lambda: any_rows(data), lambda row: row, ())
+    named = (*known.values(), *given.values())
+    rows = RowSource(lambda: any_rows(data, named), lambda row: row, ())
     first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
     if not first:
         raise MalmoiError(f"There are no rows in {data}.")
@@ -200,10 +206,14 @@ def _known_columns(model: "Model", data: Path) -> dict[str, str]:
     from malmoi.evaluation.guess import public_task
     from malmoi.evaluation.similarity import similarity_columns_of
     from malmoi.evaluation.task import read_columns
+    from malmoi.inference.embed import pairs_needed
     from malmoi.inference.predictors import SENTENCE
 
     if model.task_head is SENTENCE and not model.input_columns:
-        pair = similarity_columns_of(data, ranked=True)
+        try:
+            pair = similarity_columns_of(data, ranked=True)
+        except UsageError as error:
+            raise pairs_needed() from error
         return {"text": pair.text} | ({"pair": pair.pair} if pair.pair else {})
     task = public_task(model)
     known = read_columns(task) if task is not None else {}
@@ -269,7 +279,7 @@ def _resume(partial: Path, fingerprint: dict[str, Any]) -> int:
         lines.pop()
     if not lines or lines[0] != head:
         lines = [head]
-    partial.write_text("".join(lines), "utf-8")
+    write_text(partial, "".join(lines))
     return len(lines) - 1
 
 

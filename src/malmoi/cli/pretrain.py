@@ -15,6 +15,7 @@ from malmoi.cli.output import format_span, print_facts, print_json, print_result
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import plural, translate
 from malmoi.system.limits import format_size
+from malmoi.system.paths import require_path, similar_path
 from malmoi.system.untrusted import read_object
 
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
@@ -77,7 +78,8 @@ def pretrain_command(
     changes: dict[str, Any] = dict(changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
-    changes = _guessed_column(sources) | changes
+    if "data.text" not in changes:
+        changes |= _guessed_column(sources)
     recipe = named or DEFAULT_RECIPE
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
@@ -111,7 +113,7 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     file = Path(sources[0])
     if len(sources) > 1 or not file.is_file() or format_of(file) not in (".csv", ".tsv"):
         return {}
-    rows = first_rows(file)
+    rows = first_rows(file, ["text"])
     if "text" in rows[0]:
         return {}
     note_missing_header(list(rows[0]), str(file))
@@ -130,6 +132,8 @@ def recipe_and_sources(
         others.remove(recipe)
     for word in others:
         _check_source(word, named=recipe is not None)
+    for source in data or ():
+        _check_source(source, named=True)
     sources = [*others, *(data or ())]
     if not sources:
         raise UsageError(f"{recipe} needs text: malmoi pretrain {recipe} FILE…")
@@ -154,8 +158,9 @@ def _check_source(word: str, *, named: bool) -> None:
     if Path(path).exists():
         return
     if named:
-        raise UsageError(f"There is no file or folder {word!r}.")
-    raise UsageError(f"There is no recipe, file or folder {word!r}.{nearest(word, RECIPES)}")
+        require_path(Path(path))
+    hint = similar_path(Path(path)) or nearest(word, RECIPES)
+    raise UsageError(f"There is no recipe, file or folder {word!r}.{hint}")
 
 
 def _explain(

@@ -12,7 +12,7 @@ from malmoi.cli.inputs import whole_texts
 from malmoi.cli.options import argument, count, described, option
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.report.console import end_status
-from malmoi.system.files import require_free, write_text
+from malmoi.system.files import output_folder, require_free, write_text
 from malmoi.system.language import plural, translate
 
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ def train_command(
         "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
     ),
     vocab: int = count(30_000, "Vocabulary size."),
-    lowercase: bool | None = option(None, "Lowercase the text first.", shown="depends on the kind"),
+    lowercase: bool | None = option(
+        None,
+        "Lowercase the text first.",
+        "--lowercase/--no-lowercase",
+        shown="depends on the kind",
+    ),
     min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
     morphemes: Literal["none", "kiwi"] = option(
         "none", "kiwi: split Korean words into morphemes first (pip install kiwipiepy)."
@@ -44,12 +49,12 @@ def train_command(
 
     Example: malmoi tokenizer train books/*.txt --kind byte-bpe --vocab 16000 -o tokenizers/mine
     """
-    from malmoi.text.documents import read_documents
+    from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer import train_tokenizer
 
     require_free(out, overwrite=overwrite)
     reader = read_documents(sources)
-    texts = (document.text for document in reader)
+    texts = (document.text for document in require_documents([reader]))
     tokenizer = train_tokenizer(
         texts,
         kind=kind,
@@ -71,7 +76,7 @@ def train_command(
 def extend_command(
     model: opt.Model,
     data: Annotated[
-        list[str], described("Text to learn from: a file, folder or glob; repeatable.")
+        list[str], described("Text to learn from: a file, folder or glob; repeatable.", "--data")
     ],
     out: opt.Out,
     add: int = count(2000, "Number of tokens to add."),
@@ -87,7 +92,7 @@ def extend_command(
     """
     from malmoi.checkpoint import read_checkpoint, write_checkpoint
     from malmoi.checkpoint.grow_vocabulary import grow_vocabulary
-    from malmoi.text.documents import read_documents
+    from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer.extend import extend_tokenizer
     from malmoi.tokenizer.training import first_texts
 
@@ -95,13 +100,15 @@ def extend_command(
     checkpoint = read_checkpoint(model)
     tokenizer = checkpoint.required_tokenizer
     reader = read_documents(data)
-    texts = list(first_texts((document.text for document in reader), MAX_CHARACTERS))
+    whole = (document.text for document in require_documents([reader]))
+    texts = list(first_texts(whole, MAX_CHARACTERS))
     for sentence in reader.describe():
         say(sentence)
     found = extend_tokenizer(tokenizer, texts, add)
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
-    write_checkpoint(grown, out)
-    _copy_recipe(Path(model), out, found.tokenizer.vocab_size)
+    with output_folder(out) as place:
+        write_checkpoint(grown, place)
+        _copy_recipe(Path(model), place, found.tokenizer.vocab_size)
     before, now = (_fit(words, texts) for words in (tokenizer, found.tokenizer))
     result = {
         "folder": str(out),

@@ -43,15 +43,12 @@ def translate_command(
 
 def _lines(texts: list[str] | None) -> list[str]:
     """The texts, the lines of those that are files, or the lines of standard input."""
-    from malmoi.text.formats import read_lines
-
-    def bad(number: int, why: str) -> None:
-        raise UsageError(f"Line {number} of the file is {why}.")
+    from malmoi.text.rows import text_lines
 
     found: list[str] = []
     for text in input_lines(texts, keep_blank=True):
         if len(text) < 1000 and Path(text).is_file():
-            found += [line for _, line in read_lines(Path(text), bad)]
+            found += [line for _, line in text_lines(Path(text))]
         else:
             found.append(text)
     return found

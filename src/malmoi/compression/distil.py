@@ -16,6 +16,7 @@ from malmoi.evaluation.evaluate import check_task_fits, judge
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.defaults import default_budget
 from malmoi.finetuning.finetune import run_all
 from malmoi.finetuning.run_state import distillation_record
 from malmoi.finetuning.task_data import FinetuneData, load_data
@@ -195,8 +196,9 @@ def _of_task(
             "This teacher answers with label words or with vectors; distillation needs one with a "
             "head for its task."
         )
-    settings = _settings(teacher, changes)
     device = join_process_group(lesson.device).device
+    settings = default_budget(_settings(teacher, changes), changes, head_kind(task), device.type)
+    settings = replace(settings, frozen_first=False)  # its teacher is the better start
     work = load_data(task, *rows, settings, lesson.student, device)
     work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
     _check_segments(work, teacher)

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, UsageError, nearest
@@ -92,10 +93,7 @@ def _processes(workers: int) -> Iterator[Pool]:
     if workers == 1:
         yield Pool(run_now, 1)
         return
-    # a fork of this process could inherit a held lock
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["malmoi.corpus.steps"])
-    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
+    with ProcessPoolExecutor(workers, _start_method(), initializer=_begin) as pool:
         try:
             yield Pool(pool.submit, 2 * workers)
         except BrokenProcessPool as error:
@@ -106,6 +104,15 @@ def _processes(workers: int) -> Iterator[Pool]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _start_method() -> BaseContext:
+    """Not a fork of this process, which could inherit a held lock; Windows has only spawn."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["malmoi.corpus.steps"])
+    return context
 
 
 def _begin() -> None:

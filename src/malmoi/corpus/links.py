@@ -22,7 +22,8 @@ from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.formats import read_lines, whole_rows
+from malmoi.text.formats import whole_rows
+from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource, format_of
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError
 from malmoi.text.documents import DocumentReader, read_documents
-from malmoi.text.lines import COMPRESSED
+from malmoi.text.open_file import COMPRESSED
 from malmoi.text.sources import FileSource, format_of, resolve_source
 
 

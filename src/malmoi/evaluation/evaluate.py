@@ -33,7 +33,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, task_heads
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.system.files import write_json, write_text
+from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.unknown import unknown_note
 
@@ -293,13 +293,14 @@ def few_shot_results(
 
 def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
     """Writes curve.json and, from two points on, curve.svg: the first metric ± standard error."""
-    out.mkdir(parents=True, exist_ok=True)
     facts = [{"task": one.task, **one.facts} for one in found]
-    write_json(out / "curve.json", facts)
-    if len(found) > 1:
+    with output_folder(out) as place:
+        write_json(place / "curve.json", facts)
+        if len(found) < 2:
+            return
         name = next(iter(found[0].verdict.measures))
         values = [one.verdict.measures[name] for one in found]
         points = [(one["shots"], value.mean) for one, value in zip(facts, values, strict=True)]
         line = Line(points, [value.standard_error for value in values])
         svg = chart({"mean": line}, "examples shown", f"{found[0].task}: {name}")
-        write_text(out / "curve.svg", standalone_svg(svg))
+        write_text(place / "curve.svg", standalone_svg(svg))

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,8 @@ from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
-from malmoi.text.rows import (
-    BadRow,
-    RowSource,
-    any_rows,
-    file_list,
-    has_rows,
-    is_files,
-    text_lines,
-)
+from malmoi.text.lines import start_of
+from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +84,13 @@ def _published_format(kind: str | None, data: RowSource) -> str | None:
         return None
     if not FORMATS.intersection(files[0].suffixes):
         return None
-    head = [line for _, line in islice(text_lines(files[0]), HEAD_LINES)]
+    begin, _ = start_of(files[0])
     if ".json" in files[0].suffixes:
-        start = "".join(head)[:HEAD_CHARACTERS]
+        start = begin[:HEAD_CHARACTERS]
         nested = start.lstrip().startswith("{") and '"paragraphs"' in start and '"qas"' in start
         known = {"KorQuAD_v1": "korquad", '"is_impossible"': "squad2", "": "squad"}
         return next(name for mark, name in known.items() if mark in start) if nested else None
+    head = begin.split("\n", HEAD_LINES)[:HEAD_LINES]
     words = [line.split() for line in head if line.strip() and not line.startswith(DOCUMENT_MARK)]
     tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
     return "conll2003" if len(words) > 1 and tagged else None
@@ -160,7 +153,7 @@ def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     if model.task_head is None or (is_files(data) and _has_folder(data)):
         return {}
     columns = Predictor.of(model.checkpoint).columns
-    row = first_rows(data)[0] if columns else {}
+    row = first_rows(data, columns.values())[0] if columns else {}
     found: dict[str, Any] = {}
     for name, column in columns.items():
         parts = column.split(",")

@@ -5,6 +5,7 @@ How rows are read and checked, trained on and predicted, prompted for, and grade
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
@@ -27,6 +28,8 @@ from malmoi.evaluation.task import (
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
+from malmoi.metrics import METRICS, metrics_like
+from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import any_rows
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective, sentence
@@ -404,9 +407,10 @@ def by_metric(task: Task, metric: str) -> Task:
     if not metric:
         return task
     name = METRIC_ALIASES.get(metric, metric)
-    fits = {*metric_names(task), *kind_of(task).metrics}
-    if kind_of(task).text_labels:
-        fits |= {"accuracy", "f1_macro", "f1_micro", "matthews"}
+    if name not in METRICS:
+        load_installed_plugins()
+    own = {*metric_names(task), *kind_of(task).metrics}
+    fits = own | metrics_like(own)
     if name not in fits:
         raise UsageError(
             f"The metric {metric!r} is not one of {task.name}'s. Use one of "
@@ -433,6 +437,11 @@ def _named_columns(by: Columns) -> dict[str, str]:
     named = {"text": by.text, "pair": by.pair, "label": label, "choices": ",".join(by.choices)}
     found = {name: column for name, column in named.items() if column}
     return found | ({} if by.separator == Columns.separator else {"separator": by.separator})
+
+
+def _column_list(by: Columns) -> tuple[str, ...]:
+    labels = (by.label,) if isinstance(by.label, str) else tuple(by.label)
+    return (by.text, *([by.pair] if by.pair else ()), *labels, *by.choices)
 
 
 def custom_task(  # noqa: PLR0913  # one per column
@@ -467,7 +476,7 @@ def custom_task(  # noqa: PLR0913  # one per column
     return Task(
         chosen.name,
         chosen.name,
-        any_rows,
+        partial(any_rows, named=_column_list(by)),
         chosen.columns(by),
         about="your own columns",
         metrics=tuple(metrics) or chosen.metrics,

@@ -5,7 +5,7 @@ N examples, D width, K labels, T tokens.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,8 +207,17 @@ def _accuracy(
     return float(np.mean(right))
 
 
-def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression, mean loss + ridge · |W|²: weight [D, K], bias [K]."""
+def fit_linear(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    ridge: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> tuple[Tensor, Tensor]:
+    """Minimises the mean loss + ridge · |W|², by default as logistic regression does.
+
+    Returns the weight [D, K] and the bias [K].
+    """
     x = x.detach().clone()
     weight = torch.zeros(x.size(1), classes, dtype=x.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
@@ -216,14 +225,14 @@ def fit_linear(x: Tensor, y: Tensor, classes: int, ridge: float) -> tuple[Tensor
         [weight, bias], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
-    def loss() -> Tensor:
+    def closure() -> Tensor:
         solver.zero_grad()
-        total = F.cross_entropy(x @ weight + bias, y) + ridge * weight.square().sum()
+        total = loss(x @ weight + bias, y) + ridge * weight.square().sum()
         total.backward()
         return total
 
     with torch.enable_grad():
-        solver.step(loss)
+        solver.step(closure)
     return weight.detach(), bias.detach()
 
 
@@ -247,7 +256,8 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
     if not isinstance(found.label, str):
         raise MalmoiError(f"No column of {path} looks like a label; name it with --label COLUMN.")
     try:
-        return [(row.text(found.text), str(row[found.label])) for row in any_rows(path)]
+        rows = any_rows(path, (found.text, found.label))
+        return [(row.text(found.text), str(row[found.label])) for row in rows]
     except BadRow as error:
         raise MalmoiError(f"{error}.") from None
 

@@ -12,7 +12,8 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import Predictor
-from malmoi.text.columns import GuessedColumns, column_named, first_rows
+from malmoi.text.column_names import column_named
+from malmoi.text.columns import GuessedColumns, first_rows
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
 # common names of such columns, most likely first
@@ -120,7 +121,8 @@ def similarity_columns_of(
     given = {name: value for name, value in columns.items() if value is not None}
     if _is_plain_text(data):
         return GuessedColumns("retrieval", "text", None)
-    names = list(first_rows(data)[0])
+    chosen = (given.get(name) for name in ("text", "pair", "label"))
+    names = list(first_rows(data, chosen)[0])
 
     def named(role: str, known: Sequence[str]) -> str | None:
         return given.get(role, column_named(known, names))
@@ -134,10 +136,10 @@ def similarity_columns_of(
         )
     label = None if ranked else named("label", SCORE_NAMES)
     if pair is not None and label is not None and "choices" not in given:
-        return GuessedColumns("similarity", text, label, pair)
+        return GuessedColumns("similarity", text, label, pair).among(names)
     negative = named("negative", NEGATIVE_NAMES)
     choices = tuple(given.get("choices", (negative,) if negative else ()))
-    return GuessedColumns("retrieval", text, None, pair, negatives=choices)
+    return GuessedColumns("retrieval", text, None, pair, negatives=choices).among(names)
 
 
 def with_line_rows(task: Task, data: RowSource) -> Task:

@@ -20,6 +20,9 @@ SHORT_TOKENS = 128
 FINE_MULTIPLE = 8
 COARSE_MULTIPLE = 32
 SLOT_MULTIPLE = 64  # an answer's labels are padded to a multiple of this
+# GPT-1's auxiliary loss is the mean over texts of the mean over their tokens (the authors' code):
+# each next token weighs 1 / the tokens of its text
+LM_WEIGHTS = "lm_weights"
 MAX_SHARED_TOKENS = 512  # wider rows hold one conversation each: their mask would be large
 
 
@@ -34,20 +37,6 @@ def plan_batches(lengths: Sequence[int], batch: int, seed: int) -> list[list[int
         batches += [pool[i : i + batch] for i in range(0, len(pool), batch)]
     chance.shuffle(batches)
     return batches
-
-
-def labels_per_batch(items: Sequence[TrainingItem], batch: int) -> dict[str, float]:
-    """The mean number of labels per batch, used to normalize losses."""
-    labels = sum(_count(item.label) for item in items)
-    words = sum(len(row.tokens) - 1 for item in items for row in item.rows)
-    return {
-        name: max(1.0, batch * count / len(items))
-        for name, count in (("labels", labels), ("lm_labels", words))
-    }
-
-
-def _count(label: Any) -> int:
-    return sum(one != IGNORE_LABEL for one in label) if isinstance(label, list | tuple) else 1
 
 
 def collate(
@@ -73,6 +62,8 @@ def collate(
             tensors["tokens"].roll(-1, 1).masked_fill(~keep.roll(-1, 1), IGNORE_LABEL)
         )
         tensors["lm_labels"][:, -1] = IGNORE_LABEL
+        real = tensors["lm_labels"] != IGNORE_LABEL
+        tensors[LM_WEIGHTS] = real / real.sum(1, keepdim=True).clamp(min=1)
     return tensors
 
 
@@ -93,6 +84,7 @@ def pack_answers(
     documents = np.full(shape, len(items))
     labels = np.full(shape, IGNORE_LABEL)
     every = np.full(shape, IGNORE_LABEL)
+    shares = np.zeros(shape, np.float32)
     for row, some in enumerate(rows):
         at = 0
         for number, item in enumerate(some):
@@ -103,6 +95,7 @@ def pack_answers(
             documents[row, here] = number
             labels[row, here] = item.label
             every[row, at : at + item.length - 1] = found[1:]
+            shares[row, at : at + item.length - 1] = 1 / max(1, item.length - 1)
             at += item.length
     tensors = {"tokens": torch.from_numpy(tokens), **_slots(labels.reshape(-1))}
     if len(rows) < len(items):  # else a causal row needs no mask: padding comes after it
@@ -110,7 +103,8 @@ def pack_answers(
             "positions": torch.from_numpy(positions),
             "documents": torch.from_numpy(documents),
         }
-    return tensors | ({"lm_labels": torch.from_numpy(every)} if lm else {})
+    texts = {"lm_labels": torch.from_numpy(every), LM_WEIGHTS: torch.from_numpy(shares)}
+    return tensors | (texts if lm else {})
 
 
 def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[TrainingItem]]:

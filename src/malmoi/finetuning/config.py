@@ -26,9 +26,11 @@ ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
 GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
 # a small model on frozen features
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
+BUDGET_FIELDS = ("minutes", "steps", "epochs")  # the first that is set counts
 POSITIVE = ("batch", "lr", "epochs", "seeds", "evaluations", "stride")
 NOT_NEGATIVE = (
-    "steps", "minutes", "length", "lm", "decay", "clip", "patience", "freeze_layers", "rdrop"
+    "steps", "minutes", "max_minutes", "length", "lm", "decay", "clip", "patience",
+    "freeze_layers", "rdrop",
 )  # fmt: skip
 # fields that `TrainConfig` has too
 SHARED = (
@@ -44,6 +46,9 @@ class FinetuneConfig(Config):
     epochs: float = 3.0
     steps: int = 0  # number of updates, instead of epochs
     minutes: float = 0.0  # time budget, instead of both
+    max_minutes: float = 0.0  # ends it before its epochs or steps are over; 0: nothing does
+    # a linear layer on the frozen model first; held-out rows tell which of the two is kept
+    frozen_first: bool = False
     batch: int = 32
     lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT: 6.25e-5
     decay: float = 0.01
@@ -124,10 +129,11 @@ class FinetuneConfig(Config):
         return TrainConfig(steps=0 if self.minutes else steps, warmup_steps=1, **shared)
 
     def describe_budget(self) -> str:
-        """3 epochs, 100 steps or 5 minutes."""
-        units = ("minutes", "steps", "epochs")
-        unit = next(name for name in units if getattr(self, name))
-        return plural(getattr(self, unit), unit.removesuffix("s"))
+        """3 epochs, 100 steps or 5 minutes; and at most how many minutes."""
+        unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
+        budget = plural(getattr(self, unit), unit.removesuffix("s"))
+        most = plural(self.max_minutes, "minute")
+        return f"{budget}, at most {most}" if self.max_minutes else budget
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""

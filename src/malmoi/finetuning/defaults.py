@@ -18,6 +18,9 @@ A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,
 al. 2021): with MiniLM it took RTE from 58 to 64. R-Drop and twice the epochs change nothing there
 (docs/lab.md).
 
+Without a budget a run ends after some minutes, its rate decayed by then, however many epochs are
+left; on a processor it begins with a frozen model (see first_answer.py).
+
 A writer has a rate of its own and three epochs, but a hundred updates at least, in smaller batches:
 after the six of 54 rows a GPT still writes what it wrote before.
 """
@@ -30,9 +33,11 @@ from dataclasses import replace
 from typing import Any
 
 from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import HeadKind, head_kind
-from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData, classes_in
+from malmoi.system.machine import per_device
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +64,26 @@ LAYER_DECAY = 0.9
 AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
+MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
 # Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
+
+
+def default_budget(
+    settings: FinetuneConfig, given: Collection[str], kind: HeadKind, device: str
+) -> FinetuneConfig:
+    """Limits a run without a budget, which begins with a frozen model if it can on a processor."""
+    alone = settings.seeds == 1 and not settings.grid
+    able = kind.head == "classify" and settings.trains_all and not settings.from_scratch and alone
+    if settings.frozen_first and not able:
+        raise UsageError(
+            "frozen_first needs one run of full fine-tuning for classification, multilabel or "
+            "regression: leave it out."
+        )
+    if not {*BUDGET_FIELDS, "max_minutes"}.isdisjoint(given):
+        return settings
+    first = settings.frozen_first if "frozen_first" in given else able and device != "cuda"
+    return replace(settings, max_minutes=per_device(MINUTES, device), frozen_first=first)
 
 
 def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:

@@ -7,7 +7,6 @@ them all. B rows of a batch, N classes, D width.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +15,14 @@ from torch import Tensor
 from malmoi.errors import UsageError
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
-from malmoi.evaluation.probe import fit_linear
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.linear_head import fit_head, item_vectors
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.inference.predict import Predictor, pool_texts
+from malmoi.inference.predict import Predictor
 from malmoi.inference.zero_shot import descriptions
 from malmoi.model import Network
-from malmoi.model.heads import LinearHead
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
 
@@ -66,7 +64,7 @@ def choose_contrast(
             "fine-tuning)."
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
-    return settings.override({**unset, "contrastive": True})
+    return settings.override({**unset, "contrastive": True, "frozen_first": False})
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
@@ -110,17 +108,6 @@ class ContrastiveTrainer(FinetuneTrainer):
 
 
 def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
-    """Fits the classify head on pooled vectors: Σ cross-entropy + ½‖W‖² (C = 1).
-
-    Vectors are scaled by their mean length, and the head by its inverse, so that the penalty does
-    not depend on the encoder's scale.
-    """
-    vectors = pool_texts(network, [item.rows[0] for item in items]).double().cpu()
+    """Fits the classify head on pooled vectors: Σ cross-entropy + ½‖W‖² (C = 1)."""
     labels = torch.tensor([item.label for item in items])
-    scale = 1 / vectors.norm(dim=1).mean()
-    head = cast(LinearHead, network.heads["classify"]).linear
-    weight, bias = fit_linear(vectors * scale, labels, head.out_features, 0.5 / len(items))
-    with torch.no_grad():
-        head.weight.copy_(weight.T * scale)
-        if head.bias is not None:
-            head.bias.copy_(bias)
+    fit_head(network, item_vectors(network, items).double(), labels, ridge=0.5 / len(items))

@@ -13,7 +13,7 @@ from malmoi.evaluation.kinds import by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.defaults import apply_defaults
+from malmoi.finetuning.defaults import apply_defaults, default_budget
 from malmoi.finetuning.few_labels import choose_contrast
 from malmoi.finetuning.label_prompts import choose_prompt
 from malmoi.finetuning.protocol import Protocol
@@ -62,26 +62,26 @@ def run_finetuning(
     a finished one is not repeated unless `overwrite` is set.
     """
     began = time.monotonic()
-    device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
     chosen = named_task(task) if isinstance(task, str) else task
     kind = head_kind(chosen)
     gpt = _is_gpt(start.network)
+    given = {name for name, value in options.items() if value is not None}
+    device = join_process_group(options.pop("device", None)).device
     settings = finetune_config(options, gpt=gpt, defaults=kind.defaults)
+    settings = default_budget(settings, given, kind, device.type)
     check_trackers(settings.track)
     chosen = by_metric(chosen, settings.metric)
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
-    work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
-    work = replace(work, began=began)
+    work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
     settings, words = choose_prompt(work, settings, options, out)
     if words is not None:
         work = replace(work, words=words)
     settings = choose_contrast(work, settings, options)
     if settings.best and (settings.contrastive or words is not None):
         work, settings = _without_search(work, settings)
-    given = {name for name, value in options.items() if value is not None}
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
 
@@ -125,7 +125,8 @@ def _without_search(
         "There are too few rows to compare settings: best uses the defaults for few labels."
     )
     protocol = replace(work.protocol, compared_on=0)
-    return replace(work, protocol=protocol), replace(settings, best=False, minutes=0.0)
+    limited = replace(settings, best=False, minutes=0.0, max_minutes=settings.minutes)
+    return replace(work, protocol=protocol), limited
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:

@@ -17,10 +17,10 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
-from malmoi.evaluation.probe import fit_linear
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import MAX_ROWS
+from malmoi.finetuning.linear_head import held_out_scores
 from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.task_network import task_facts
@@ -48,7 +48,9 @@ MAX_COMPARED_ROWS = 64  # more cost time and change no choice
 MAX_FOLDS = 8
 FIT_STEPS = 100  # of L-BFGS, which converges long before
 # options that do not ask for training
-NEUTRAL = frozenset({"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision"})
+NEUTRAL = frozenset(
+    {"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision", "max_minutes"}
+)
 
 
 @dataclass(frozen=True)
@@ -256,12 +258,7 @@ def _layer_scores(
     texts = [row.text if row.pair is None else f"{row.text}\n{row.pair}" for row in rows]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
-    scores = torch.zeros(len(rows), len(work.labels), dtype=vectors.dtype)
-    for fold in held[:-1]:
-        rows_left = int((~fold).sum())
-        weight, bias = fit_linear(vectors[~fold], labels[~fold], len(work.labels), 0.5 / rows_left)
-        scores[fold] = vectors[fold] @ weight + bias
-    return scores
+    return held_out_scores(vectors, labels, held[:-1], len(work.labels), 0.5 / len(rows))
 
 
 def _compared(way: str, scores: Tensor, labels: Tensor) -> Compared:

@@ -23,6 +23,10 @@ SELECTION_SHARE = 0.1
 COMPARED_SHARE = 0.2  # of the rows, while a search compares settings: its last runs train on all
 MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
 MAX_SELECTION_ROWS = 2000
+# Held out to compare a frozen model with the fine-tuned one, of so many rows: reading them must not
+# take longer than learning does.
+FROZEN_OR_TUNED = "frozen or fine-tuned"
+FROZEN_ROWS = (50, 200)
 LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held out
 # A temperature needs few rows, and held-out rows are lost for training: 4 % of RTE's rows cost
 # about 0.2 points (each doubling of its rows gains 3 to 4).
@@ -95,6 +99,13 @@ def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, need
         return min(high, max(low, round(count * TEMPERATURE_SHARE)))
     rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round(count * SELECTION_SHARE)))
     return rows if rows <= count * LARGEST_SELECTION_SHARE else 0
+
+
+def frozen_rows(count: int, settings: FinetuneConfig) -> int:
+    """Number of training rows held out to compare a frozen model with a fine-tuned one."""
+    low, high = FROZEN_ROWS
+    rows = min(high, round(count * SELECTION_SHARE))
+    return rows if settings.frozen_first and rows >= low else 0
 
 
 def compared_rows(count: int, held: int, settings: FinetuneConfig) -> int:

@@ -61,12 +61,19 @@ def evaluate_and_complete(
     work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int, out: Path
 ) -> FinishedRun:
     """Completes the run of a model whose training is over."""
+    return complete_run(work, judged_run(work, settings, checkpoint, steps), out)
+
+
+def judged_run(
+    work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int
+) -> FinishedRun:
+    """A model evaluated on the held-out rows, if there are any, and on the evaluation rows."""
     reading = work.predictor(checkpoint)
     with work.computing(settings):
         held = judge_held_out(work.task, work, reading) if work.held else None
         done = judge(work.task, work, reading, None if held is None else held.chosen)
     selected = {} if held is None else held.metrics
-    return complete_run(work, FinishedRun(settings, checkpoint, done, steps, selected), out)
+    return FinishedRun(settings, checkpoint, done, steps, selected)
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
@@ -104,8 +111,9 @@ def log_spread(measure: str, runs: Sequence[FinishedRun]) -> None:
 def write_results(
     work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path
 ) -> None:
-    done = kept.outcome
-    rows = _write_predictions(work, done, out)
+    rows = _write_predictions(work, kept.outcome, out)
+    # as they are written: a run that was killed here has nothing else to report
+    done = _read_predictions(work, kept.outcome.metrics, out) or kept.outcome
     if head_kind(work.task).by_id:
         answers = {e.id: text for e, text in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")

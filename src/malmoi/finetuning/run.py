@@ -3,7 +3,8 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
+from malmoi.finetuning.batches import LM_WEIGHTS
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import ContrastiveTrainer, contrast_loss, label_name_items
+from malmoi.finetuning.first_answer import FirstAnswer, first_answer, start_solved
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.label_prompts import prompted_model
 from malmoi.finetuning.report import write_task_report
@@ -24,6 +27,7 @@ from malmoi.finetuning.results import (
     FinishedRun,
     complete_run,
     evaluate_and_complete,
+    judged_run,
     load_finished,
     save_model,
 )
@@ -37,6 +41,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.inference.verbalizer import Verbalizer
 from malmoi.model import Network
+from malmoi.system.language import plural
 from malmoi.tokenizer import TokenRow
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
@@ -64,28 +69,83 @@ def run_once(
     if settings.contrastive:
         items = [*items, *label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
+    first = first_answer(work, settings, out) if settings.frozen_first else None
+    if first is not None and first.hurried:
+        checkpoint = _new_model(work, replace(settings, layers_transferred=None))
+        start_solved(work, settings, checkpoint, out)
+    return _Run(work, settings, out, checkpoint, first).train(items)
 
-    def evaluate() -> Outcome:
-        return judge_held_out(work.task, work, reading)
 
-    untuned = _untuned(work, settings, reading)
-    objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
-    loss_module = LossModule(checkpoint.network, objective)
-    with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
+@dataclass(frozen=True)
+class _Run:
+    """A run from its first step to its result."""
+
+    work: FinetuneData
+    settings: FinetuneConfig
+    out: Path
+    checkpoint: Checkpoint  # to be trained
+    first: FirstAnswer | None  # what it is compared with
+
+    @cached_property
+    def reading(self) -> Predictor:
+        return self.work.predictor(self.checkpoint)
+
+    def train(self, items: Sequence[TrainingItem]) -> FinishedRun:
+        work = self.work
+        untuned = _untuned(work, self.settings, self.reading)
+        with cached_states(self.checkpoint.network, lambda: _rows(work, self.reading, items)):
+            trainer = self.trainer(items)
+            trainer.fit()
+            run = None if trainer.stopped else self._judged(trainer)
+        if run is None:
+            raise self.stopped(trainer)
+        done = replace(run.outcome, metrics={**run.outcome.metrics, **untuned})
+        return complete_run(work, replace(run, outcome=done), self.out)
+
+    def trainer(self, items: Sequence[TrainingItem]) -> FinetuneTrainer:
+        settings = self.settings
+        words = verbalizer_loss(items) if self.reading.words else None
+        module = LossModule(self.checkpoint.network, make_objective(self.work, settings, words))
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
-        watch = evaluate if work.held and not settings.contrastive else None
-        trainer = make(loss_module, items, settings, out, watch, work.primary_metric)
-        trainer.fit()
-        if not trainer.stopped:
-            held = trainer.outcome(evaluate) if work.held else None
-            chosen = None if held is None else held.chosen
-            done = trainer.judge(lambda: judge(work.task, work, reading, chosen))
-            done = replace(done, metrics={**done.metrics, **untuned})
-    _raise_if_stopped(trainer, work, settings, checkpoint)
-    selected = {} if held is None else held.metrics
-    run = FinishedRun(settings, checkpoint, done, trainer.step, selected)
-    return complete_run(work, run, out)
+        watch = self.watch if self.work.held and not settings.contrastive else None
+        return make(module, items, settings, self.out, watch, self.work.primary_metric)
+
+    def watch(self) -> Outcome:
+        """Evaluates the held-out rows, and keeps the folder at the best model so far."""
+        outcome = judge_held_out(self.work.task, self.work, self.reading)
+        if self.first is not None and not self.first.beats(self.work, outcome):
+            self._save()
+        return outcome
+
+    def _save(self) -> None:
+        save_model(self.work, self.settings, self.checkpoint, self.out)
+
+    def stopped(self, trainer: FinetuneTrainer) -> Stopped:
+        """The signal that stopped it, to be raised; the folder has the best model so far."""
+        if self.first is None:
+            self._save()
+        write_task_report(self.out, self.work, self.settings)
+        where = f"the best model so far is in {self.out}, run the same command to resume"
+        logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
+        return Stopped(trainer.stopped)
+
+    def _judged(self, trainer: FinetuneTrainer) -> FinishedRun:
+        """The better one of the trained and the frozen model, evaluated."""
+        work = self.work
+        trainer.explain_limit()
+        held = trainer.outcome(self.watch) if work.held else None
+        if self.first is not None and held is not None and self.first.beats(work, held):
+            rows = plural(len(self.first.places), "held-out row")
+            logger.info(f"The frozen model is better on {rows}: it is the result.")
+            trainer.log.close()
+            return judged_run(work, self.settings, self.first.model(work), trainer.step)
+        if self.first is not None and held is None:
+            self._save()  # reading the evaluation rows may take long
+        chosen = None if held is None else held.chosen
+        done = trainer.judge(lambda: judge(work.task, work, self.reading, chosen))
+        selected = {} if held is None else held.metrics
+        return FinishedRun(self.settings, self.checkpoint, done, trainer.step, selected)
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
@@ -93,20 +153,6 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
     return checkpoint
-
-
-def _raise_if_stopped(
-    trainer: FinetuneTrainer, work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint
-) -> None:
-    """Saves the model of a run that a signal stopped, and lets the signal take effect."""
-    if not trainer.stopped:
-        return
-    out = trainer.out
-    save_model(work, settings, checkpoint, out)
-    write_task_report(out, work, settings)
-    where = f"the model so far is in {out}, run the same command to resume"
-    logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
-    raise Stopped(trainer.stopped)
 
 
 def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> TrialRun:
@@ -119,25 +165,20 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     if begin_run(out, work.record(settings), overwrite=False):
         known = load_finished(unjudged, settings, out)
         return TrialRun(known.checkpoint, known.outcome, known.steps)
-    checkpoint = _new_model(work, settings)
-    reading = work.predictor(checkpoint)
-
-    def evaluate() -> Outcome:
-        return judge_held_out(work.task, work, reading)
-
-    loss_module = LossModule(checkpoint.network, make_objective(work, settings))
-    items = _items(work, reading)
-    watch = evaluate if settings.patience and work.held else None
-    trainer = FinetuneTrainer(loss_module, items, settings, out, watch, work.primary_metric)
+    trial = _Run(work, settings, out, _new_model(work, settings), None)
+    trainer = trial.trainer(_items(work, trial.reading))
+    trainer.evaluate = trainer.evaluate if settings.patience else None  # it has no curve
     trainer.limit = max(seconds, MIN_TRIAL_SECONDS)
     trainer.fit()
-    _raise_if_stopped(trainer, work, settings, checkpoint)
-    done = trainer.judge(evaluate, "held out") if work.held else Outcome({}, [], [])
+    if trainer.stopped:
+        raise trial.stopped(trainer)
+    done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
-    run = FinishedRun(settings, checkpoint, done, trainer.step, done.metrics)
+    run = FinishedRun(settings, trial.checkpoint, done, trainer.step, done.metrics)
     complete_run(unjudged, run, out)
     per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
-    return TrialRun(checkpoint, done, trainer.step, min(1.0, trainer.step / trainer.steps), per_row)
+    share = min(1.0, trainer.step / trainer.steps)
+    return TrialRun(trial.checkpoint, done, trainer.step, share, per_row)
 
 
 def _run_prompt(
@@ -201,7 +242,8 @@ def make_objective(
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
     if settings.rdrop:
         objective = consistent(objective, kind.distil, settings.rdrop)
-    objective = objective + settings.lm * lm() if settings.lm else objective
+    if settings.lm:
+        objective = objective + settings.lm * lm(weights=LM_WEIGHTS)
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)
 
 

@@ -104,7 +104,7 @@ def finished(out: Path) -> tuple[int, dict[str, float], dict[str, float]]:
 # ------------------------------------------------------------------ train_state: progress
 
 BEST_PREFIX = "best."  # prefix of the best weights' names
-POSITION_FIELDS = ("step", "tokens", "seconds", "threads", "averaged")
+POSITION_FIELDS = ("step", "tokens", "seconds", "threads", "threads_used", "averaged")
 
 
 @dataclass
@@ -115,6 +115,7 @@ class RunState:
     tokens: int = 0
     seconds: float = 0.0  # of training
     threads: int = 0  # at the start: summation order, and so the last bits, depend on it
+    threads_used: int = 0  # now
     pending: list[Tensor] = field(default_factory=list)  # losses since the last log row
     best_step: int = 0
     evaluations_since: int = 0  # evaluations since the best one
@@ -152,7 +153,6 @@ class RunState:
     ) -> None:
         """Writes the state atomically, and removes the previous one."""
         root = out / "train_state"
-        self.threads = torch.get_num_threads()
         position = Position(**{name: getattr(self, name) for name in POSITION_FIELDS})
         tensors = tensors_of(network, optimizers)
         tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in self.best_weights.items()}

@@ -29,10 +29,12 @@ from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import (
+    FROZEN_OR_TUNED,
     Protocol,
     Rows,
     compared_rows,
     file_names,
+    frozen_rows,
     hold_out,
     judged_rows,
     judged_twins,
@@ -188,6 +190,9 @@ def _hold_out_to_select(
     """The rows to train on, those to select on, if any, and the names of what they select."""
     selects = selected_settings(task, rows, settings)
     count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
+    if frozen := frozen_rows(len(rows), settings):
+        count = max(count, frozen)
+        selects = (*selects, FROZEN_OR_TUNED)
     if count:
         rest, held = hold_out(task, rows, count, settings.seed)
         return rest, held, (*selects, *(("temperature",) if head_kind(task).calibrated else ()))
@@ -264,7 +269,10 @@ def describe_run(
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
         text = ", ".join(label) if isinstance(label, tuple) else label
         share = f"{times / len(work.dev):.1%}"
-        logger.info(f"Always predicting {text or 'no label'!r} would be right for {share} of them.")
+        logger.info(
+            f"Always predicting {text or 'no label'!r} would be right for {share} of the "
+            "evaluation rows."
+        )
     if work.word_baseline is not None:
         logger.info(
             f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."

@@ -1,5 +1,6 @@
 """The fine-tuning loop: batches of similar length, and the mean of the last weights."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,22 +13,26 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
+from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
 from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
+from malmoi.system.language import plural
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
+from malmoi.system.threads import ThreadTuner
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, seed_dropout, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
+from malmoi.training.losses.base import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
+from malmoi.training.parallel import ProcessGroup
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals
-from malmoi.training.state import load_state
+from malmoi.training.state import load_state, weights_are_finite
 
 # forward, backward, update: takes a batch, returns its loss
 ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
@@ -36,6 +41,11 @@ LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
 MIN_CURVE_POINTS = 3
 MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing
+LIMITED_EVALUATIONS = 0.1  # share of a limit in seconds between two evaluations, and for all
+# share of a limit before the clock moves the schedule: a run that fits does not depend on it
+UNCLOCKED = 0.05
+MORE_TIME = 5  # times a limit: what is proposed after it
+SURE_STEPS = 5  # after which the usual time of one is known
 
 
 class FinetuneTrainer:
@@ -72,10 +82,6 @@ class FinetuneTrainer:
         self.log_every = min(LOG_EVERY, max(1, self.steps // MAX_CURVE_POINTS))
         self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
-        self.counts = {
-            name: torch.tensor(n, device=self.device)
-            for name, n in labels_per_batch(items, settings.batch).items()
-        }
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, settings.layer_decay)
@@ -86,12 +92,15 @@ class FinetuneTrainer:
         self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()
         self.state = RunState()
+        self.threads: ThreadTuner
         self.average: WeightAverage | None = None
         self.best: Outcome | None = None
         self.saved = 0.0  # time of the last saved state
         self.looked = 0.0  # seconds of training when the loss was last read
         self.stopped = 0  # the signal that stopped it early
-        self.limit = 0.0  # seconds after which it ends, its schedule with it; 0: none
+        # seconds after which it ends, its schedule with it; 0: none
+        self.limit = 60 * settings.max_minutes
+        self.next_evaluation = self.limit * LIMITED_EVALUATIONS
 
     @property
     def step(self) -> int:
@@ -101,14 +110,22 @@ class FinetuneTrainer:
         """Trains for the epochs or minutes; ends with the resulting weights in the network."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
-        with thread_count(self.device, self.state.threads, self.log.line):
+        state = self.state
+        threads = thread_count(self.device, state.threads, state.threads_used, self.log.line)
+        with threads as self.threads:
+            state.threads = self.threads.limit
             self._resume()
             self._steps_through()
+            expected = self.steps if self.limit else 0
+            if others := self.threads.about_others(self.clock.training, self.step, expected):
+                self.log.line(others)
         self.learn = self._train_step  # drops the captured graphs and frees their memory
         if self.state.best_weights:
             self.network.load_state_dict(self.state.best_weights)
         elif self.average is not None:
             self.average.keep()
+        if not weights_are_finite(self.network, ProcessGroup(device=self.device)):
+            raise self._diverged()
         self.network.eval()
 
     def judge(self, evaluate: Callable[[], Outcome], rows: str = "judged") -> Outcome:
@@ -165,7 +182,7 @@ class FinetuneTrainer:
         if self.settings.minutes:
             return min(1.0, self.clock.seconds / (60 * self.settings.minutes))
         late = self.clock.seconds / self.limit if self.limit else 0.0
-        return min(1.0, max(self.step / self.steps, late))
+        return min(1.0, max(self.step / self.steps, (late - UNCLOCKED) / (1 - UNCLOCKED)))
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
         # dropout depends only on the seed and the step, so that a resumed run is identical
@@ -175,6 +192,8 @@ class FinetuneTrainer:
         self.state.step += 1
         self.clock.step()
         self.state.tokens += batch["tokens"].numel()
+        self.threads.step(batch["tokens"].numel())
+        self.state.threads_used = self.threads.count
         if self.progress > 1 - self.settings.average:
             self._average()
 
@@ -187,8 +206,10 @@ class FinetuneTrainer:
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update; returns its loss."""
         loss: Tensor
+        # counted on the device: a captured step cannot wait for a number
+        counts = count_labels(self.loss_module.objective, batch)
         with self.execution.computing():
-            loss, _ = self.loss_module(batch, self.counts)
+            loss, _ = self.loss_module(batch, {name: n.clamp(min=1) for name, n in counts.items()})
         loss.backward()
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
@@ -202,18 +223,38 @@ class FinetuneTrainer:
         over = self.progress >= 1
         self._look(over=over)
         over = over or stop_requested()
-        if self.evaluate is not None and (self.step % self.every == 0 or over):
+        if self.evaluate is not None and (over or self._evaluation_due()):
             with self.average.in_place() if self.average else nullcontext():
                 self._keep_if_best(self._evaluated(self.evaluate, "held out"))
             self.clock.lap("judging")
         if over or (self.selects and self.state.evaluations_since >= self.settings.patience):
             return True
         if signal or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+            self.log.require_folder()
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
         self.stopped = signal
         return bool(signal)
+
+    def _evaluation_due(self) -> bool:
+        """Every so many steps; where the clock may end the run, as rarely as time allows."""
+        if self.selects or not self.limit:
+            return self.step % self.every == 0
+        return self.clock.seconds >= self.next_evaluation
+
+    def explain_limit(self) -> None:
+        """Says what more time would hold, if a default limit ended the run."""
+        minutes = self.settings.max_minutes
+        if minutes and self.progress >= 1 and self.step < self.steps:
+            epochs = self.step / self.per_epoch
+            total = self.steps / self.per_epoch
+            more = min(total, MORE_TIME * epochs)
+            self.log.line(
+                f"{plural(minutes, 'minute')} ended it after {epochs:.2g} of {total:.2g} epochs; "
+                f"--minutes {MORE_TIME * minutes:g} (minutes={MORE_TIME * minutes:g}): about "
+                f"{more:.2g} epochs."
+            )
 
     def _look(self, *, over: bool) -> None:
         """Reads the loss, on a GPU only occasionally, since it synchronizes; logs progress."""
@@ -231,19 +272,26 @@ class FinetuneTrainer:
             self._row()
 
     def _event(self, loss: float) -> Progress:
-        if not self.settings.minutes:
-            left = (self.steps - self.step) * self.clock.usual_step
+        total = 60 * self.settings.minutes or self.limit
+        time_left = total - self.clock.seconds
+        left = (self.steps - self.step) * self.clock.usual_step
+        sure = self.settings.minutes or self.clock.taken >= SURE_STEPS
+        if not total or not sure or (not self.settings.minutes and left < time_left):
             return Progress("finetune", self.step, self.steps, "steps", {"loss": loss}, left)
-        total = 60 * self.settings.minutes
-        left = total - self.clock.seconds
         metrics = {"step": self.step, "loss": loss}
-        return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
+        return Progress("finetune", self.clock.seconds, total, "seconds", metrics, time_left)
+
+    def _diverged(self) -> MalmoiError:
+        return MalmoiError(
+            f"The fine-tuning diverged: at step {self.step:,} the loss or a weight is no longer a "
+            "number. A lower lr usually helps."
+        )
 
     def _row(self) -> None:
         loss = float(torch.stack(self.state.pending).mean())
         self.state.pending = []
-        if loss != loss:
-            raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
+        if not math.isfinite(loss):
+            raise self._diverged()
         speed = self.clock.steps_per_second * self.state.tokens / self.step
         self.log.write_row(
             step=self.step,
@@ -271,6 +319,8 @@ class FinetuneTrainer:
         began = time.monotonic()
         outcome = self.outcome(evaluate)
         judging = round(time.monotonic() - began, 3)
+        pause = max(LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS)
+        self.next_evaluation = self.clock.seconds + judging + pause
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
         self.log.write_row(
             step=self.step,

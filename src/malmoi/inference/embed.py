@@ -115,10 +115,19 @@ def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
     return torch.from_numpy(vectors.reshape(len(texts), reading.network.width))
 
 
+def pairs_needed() -> UsageError:
+    """The error of a sentence encoder that was given single texts."""
+    return UsageError(
+        "A sentence encoder compares two texts: give pairs, (first, second). To label single "
+        "texts, name the labels (--labels A,B) or fine-tune it (malmoi finetune rows.csv "
+        "--model DIR)."
+    )
+
+
 def pair_cosines(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[float]:
     """The cosine of each pair of texts."""
     if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
-        raise UsageError("A sentence encoder compares two texts: give pairs, (first, second).")
+        raise pairs_needed()
     vectors = sentence_vectors(reading, [text for pair in pairs for text in pair])
     cosines: list[float] = (vectors[::2] * vectors[1::2]).sum(-1).tolist()
     return cosines

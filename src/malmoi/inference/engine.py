@@ -28,6 +28,7 @@ from malmoi.inference.generation.token_selection import SequenceState, StepOutpu
 from malmoi.inference.model import Model
 from malmoi.inference.stream import FinishReason, TextChunk, TokenStream
 from malmoi.system.limits import MAX_SIZE, check_whole_number
+from malmoi.system.threads import ThreadTuner, inference_threads
 
 Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
 
@@ -219,13 +220,21 @@ class Engine:
 
     def _serve(self) -> None:
         while self._admit():
-            try:
-                for part in (self.batch.prefill, self.batch.step):
-                    self._deliver_all(part())
-            except Exception as error:  # such as out of memory: only the active requests fail
-                failure = MalmoiError(f"The engine could not continue this request: {error}")
-                for request in list(self.active.values()):
-                    self._fail(request, failure)
+            with inference_threads(self.model.network.device) as threads:
+                self._step(threads)
+                while self.active and self._admit():
+                    self._step(threads)
+
+    def _step(self, threads: ThreadTuner) -> None:
+        """Reads a chunk of the prompts and decodes a token of each request."""
+        threads.step(len(self.active))
+        try:
+            for part in (self.batch.prefill, self.batch.step):
+                self._deliver_all(part())
+        except Exception as error:  # such as out of memory: only the active requests fail
+            failure = MalmoiError(f"The engine could not continue this request: {error}")
+            for request in list(self.active.values()):
+                self._fail(request, failure)
 
     def _admit(self) -> bool:
         """Drops cancelled requests and admits waiting ones; blocks while idle. False: closed."""

@@ -81,8 +81,8 @@ def export_model(
     else:
         from malmoi.checkpoint.export_gguf import export_gguf
 
-        with output_folder(out.parent):
-            export_gguf(checkpoint, out, dtype or "f32")
+        with output_folder(out.parent) as place:
+            export_gguf(checkpoint, place / out.name, dtype or "f32")
     return ExportResult(out, chosen, out.stat().st_size, far)
 
 
@@ -100,12 +100,12 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
             "This model reads both ways; the file holds its causal reading, which predicts the "
             "next token."
         )
-    with output_folder(out.parent):
-        far = export_onnx(checkpoint, out, dtype)
+    with output_folder(out.parent) as place:
+        far = export_onnx(checkpoint, place / out.name, dtype)
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(out.parent)
+            checkpoint.tokenizer.save(place)
         if apart:  # transformers' and optimum's pipelines read the labels from it
-            write_json(out.parent / "config.json", model_json(checkpoint))
+            write_json(place / "config.json", model_json(checkpoint))
             width = checkpoint.network.config.width
-            write_sentence_pooling(checkpoint.sentence, out.parent, width)
+            write_sentence_pooling(checkpoint.sentence, place, width)
     return far

@@ -1,15 +1,11 @@
 """A forward pass with interventions, and its answer. B batch, T tokens, V classes or tokens."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
@@ -29,12 +25,10 @@ from malmoi.model.intervention import (
     run_layers,
     view_with_taps,
 )
-from malmoi.system.machine import this_machine
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
 
 Interventions = Sequence[Intervention]
-TALL_ROWS = range(16, 129)  # tokens for which `WeightFirst` was faster
 READ_HEADS = [name for name in HEADS if name in LABEL_HEADS | VOCABULARY_HEADS]
 
 
@@ -195,33 +189,6 @@ def first_changed(subject: Subject, interventions: Interventions) -> int:
     return min(starts, default=c.depth)
 
 
-class WeightFirst(TorchFunctionMode):
-    """Linear layers as (W xᵀ)ᵀ, which OpenBLAS computes faster for one sentence, and to the bit."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is not F.linear or kwargs or not _is_tall(*args[:2]):
-            return func(*args, **(kwargs or {}))
-        x, weight, bias = (*args, None)[:3]
-        rows = torch.mm(weight, x.flatten(0, -2).t()).t().contiguous()
-        return (rows if bias is None else rows + bias).view(*x.shape[:-1], -1)
-
-
-def _is_tall(x: Tensor, weight: Tensor) -> bool:
-    plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
-    return plain and x.numel() // x.size(-1) in TALL_ROWS
-
-
-def _fast_matmul() -> AbstractContextManager[object]:
-    """13 % less time on an ARM core with OpenBLAS; MKL has no need of it."""
-    return nullcontext() if this_machine().column_major_pays else WeightFirst()
-
-
 @torch.inference_mode()
 def run_text(
     subject: Subject, text: str, interventions: Interventions, options: RunOptions
@@ -229,13 +196,6 @@ def run_text(
     """One forward pass; layers below the first change are taken from the last clean pass."""
     if options.top < 1:
         raise UsageError(f"top must be 1 or more, not {options.top}.")
-    with _fast_matmul():
-        return _run_text(subject, text, interventions, options)
-
-
-def _run_text(
-    subject: Subject, text: str, interventions: Interventions, options: RunOptions
-) -> ForwardResult:
     encoding = subject.encode(text)
     network = network_with(subject, interventions)
     start = first_changed(subject, interventions)

@@ -119,25 +119,30 @@ class LanguageModel(LoadedModel):
 
     @overload
     def score(  # type: ignore[overload-overlap]
-        self, context: str, continuation: str
+        self, context: str, continuation: str, *, cut: bool = False
     ) -> Score: ...
     @overload
-    def score(self, context: str | Sequence[str], continuation: Sequence[str]) -> list[Score]: ...
+    def score(
+        self, context: str | Sequence[str], continuation: Sequence[str], *, cut: bool = False
+    ) -> list[Score]: ...
 
     def score(
-        self, context: str | Sequence[str], continuation: str | Sequence[str]
+        self, context: str | Sequence[str], continuation: str | Sequence[str], *, cut: bool = False
     ) -> Score | list[Score]:
-        """Returns log p(continuation | context); lists are batched, and may share one context."""
+        """Returns log p(continuation | context); lists are batched, and may share one context.
+
+        A context that is too long loses its beginning; with `cut` a continuation does so too.
+        """
         self._require_head("lm", "score")
         if isinstance(context, str) and isinstance(continuation, str):
-            return self.score([context], [continuation])[0]
+            return self.score([context], [continuation], cut=cut)[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
         if isinstance(continuation, str) or len(contexts) != len(continuation):
             raise UsageError(
                 "score takes one continuation for each context, or many for a single one."
             )
         pairs = list(zip(contexts, continuation, strict=True))
-        return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
+        return score_pairs(self.network, self.tokenizer, pairs, self._prefixes, cut=cut)
 
     def perplexity(
         self, text: str, *, stride: int | None = None, memory: int | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, get_origin, overload
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,
     Translator,
+    banned_tokens,
     cross_attention,
     translate_texts,
 )
@@ -54,7 +55,9 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
+ManyAsked = Sequence[Asked] | Path | TableLike
 Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
+P = TypeVar("P")  # what is predicted for a text
 
 
 def load(
@@ -163,8 +166,17 @@ class Model(ZeroShot, Interpretation):
         ends = sorted(self._ends)
         if not ends:
             raise UsageError("This model's tokenizer has no end-of-text token.")
-        start = self.checkpoint.generation.get("decoder_start_token_id", ends[0])
-        return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0)
+        start = self.checkpoint.generation_setting("decoder_start_token_id")
+        start = ends[0] if start is None else start
+        if start >= self.config.vocab:
+            raise UsageError(
+                f"This model's decoder_start_token_id is {start}, and its vocabulary has "
+                f"{self.config.vocab} tokens."
+            )
+        words = self.checkpoint.generation_setting("bad_words_ids") or []
+        banned = banned_tokens(words, self.config.vocab)
+        pad = self.tokenizer.specials.pad or 0
+        return Translator(self.network, start, ends[0], pad, banned)
 
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
         """Generates a text for each row of features [N, P, F] ([N, F]: one vector each), greedily.
@@ -352,15 +364,15 @@ class Model(ZeroShot, Interpretation):
         return scores.float().cpu().numpy()
 
     @overload
-    def predict(  # type: ignore[overload-overlap]
-        self, texts: Asked
-    ) -> Predicted: ...
+    def predict(self, texts: Asked) -> Predicted: ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, texts: Sequence[Asked] | Path | TableLike) -> list[Predicted]: ...
+    def predict(self, texts: ManyAsked) -> list[Predicted]: ...
+    @overload
+    def predict(self, texts: Asked, kind: type[P]) -> P: ...  # type: ignore[overload-overlap]
+    @overload
+    def predict(self, texts: ManyAsked, kind: type[P]) -> list[P]: ...
 
-    def predict(
-        self, texts: Asked | Sequence[Asked] | Path | TableLike
-    ) -> Predicted | list[Predicted]:
+    def predict(self, texts: Asked | ManyAsked, kind: Any = object) -> Any:
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
@@ -370,15 +382,24 @@ class Model(ZeroShot, Interpretation):
         and returns `Answer(text, start, end, score, candidates, null)`; a multiple-choice model
         takes (text, choices) and returns a `Prediction` of the best choice; a model fine-tuned for
         writing takes a prompt and returns a `Reply(text)`.
+
+        Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
+        model that predicts something else is then refused.
         """
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(
-                "This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
-                f"finetune rows.csv --model {self.checkpoint.source or 'DIR'}"
+                "This model cannot predict: it was not fine-tuned. Name the labels (--labels A,B) "
+                "or fine-tune it: malmoi finetune rows.csv --model "
+                f"{self.checkpoint.source or 'DIR'}"
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
         inputs = row_texts([texts] if alone else texts, self.input_columns)
         found = self.task_head.predict(reading, inputs)
+        if found and not isinstance(found[0], get_origin(kind) or kind):
+            raise UsageError(
+                f"This model predicts {type(found[0]).__name__}, not {kind.__name__}: give the "
+                "kind of its own predictions, or none."
+            )
         return found[0] if alone else found

@@ -18,6 +18,7 @@ from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
+from malmoi.system.threads import inference_threads
 from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
@@ -173,7 +174,7 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     """
     if isinstance(rows, Path):
         try:
-            rows = [row.checked for row in any_rows(rows)]
+            rows = [row.checked for row in any_rows(rows, columns.values())]
         except BadRow as error:
             raise MalmoiError(f"{error}.") from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
@@ -341,8 +342,10 @@ def model_batches(
 ) -> Iterator[tuple[list[int], dict[str, Tensor | None]]]:
     """Yields batches of rows of similar length: their indices, and the network's inputs."""
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
-    for group in tracked(batches, verb, len(rows)):
-        yield group, model_inputs(network, [rows[i] for i in group])
+    with inference_threads(network.device) as threads:
+        for group in tracked(batches, verb, len(rows)):
+            yield group, model_inputs(network, [rows[i] for i in group])
+            threads.step(sum(len(rows[i].tokens) for i in group))
 
 
 def model_inputs(network: Network, rows: Sequence[Encoding | TokenRow]) -> dict[str, Tensor | None]:

@@ -72,17 +72,22 @@ def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[st
 
 
 def pseudo_scores(
-    network: Network, tokenizer: Tokenizer, parts: Sequence[SplitText], *, together: bool = False
+    network: Network,
+    tokenizer: Tokenizer,
+    parts: Sequence[SplitText],
+    *,
+    together: bool = False,
+    cut: bool = False,
 ) -> list[Score]:
     """Σ log p(token | the other words, its own word so far) of every part's middle.
 
     The pseudo-log-likelihood (Salazar et al. 2020 eq. 1) with a word's later tokens masked too:
     they would give the earlier ones away (Kauf & Ivanova 2023 §2, "within-word l2r"). `together`
     masks all the middle's tokens at once, as a cloze with a verbalizer does (Schick & Schütze 2021
-    §3).
+    §3). With `cut` a middle that is too long by itself loses its beginning.
     """
     mask = mask_token(tokenizer)
-    texts = [_fit(one, network.config.context) for one in _encoded(tokenizer, parts)]
+    texts = [_fit(one, network.config.context, cut=cut) for one in _encoded(tokenizer, parts)]
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, text in enumerate(texts):
         by_length[len(text.tokens)].append(i)
@@ -112,13 +117,14 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text
         yield _Text(encoding.tokens, inside, [encoding.words[i] for i in inside])
 
 
-def _fit(text: _Text, context: int) -> _Text:
+def _fit(text: _Text, context: int, *, cut: bool) -> _Text:
     """Drops the oldest tokens of a text that is too long, all but the first ([CLS])."""
     surplus = max(len(text.tokens) - context, 0)
-    if surplus >= text.places[0]:
+    if surplus >= text.places[-1 if cut else 0]:
         raise text_too_long(len(text.tokens), context)
     kept = text.tokens[:1] + text.tokens[1 + surplus :]
-    return _Text(kept, [place - surplus for place in text.places], text.words)
+    places = [place - surplus for place in text.places if place > surplus]
+    return _Text(kept, places, text.words[-len(places) :])
 
 
 def _rest_of_word(texts: Sequence[_Text]) -> Ints:

@@ -31,9 +31,12 @@ def score_pairs(
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
     prefixes: PrefixCache | None = None,
+    *,
+    cut: bool = False,
 ) -> list[Score]:
     """Scores every (context, continuation); `prefixes` caches contexts between calls."""
-    rows = [fit_context(row, network.config.max_length) for row in encode_pairs(tokenizer, pairs)]
+    longest = network.config.max_length
+    rows = [fit_context(row, longest, cut=cut) for row in encode_pairs(tokenizer, pairs)]
     scores = []
     for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows, prefixes), strict=True):
         names = tuple(map(tokenizer.token, row.tokens[row.first :]))
@@ -67,15 +70,18 @@ def _row(tokenizer: Tokenizer, before: list[int], whole: list[int], continuation
     return ScoredRow(whole, len(before))
 
 
-def fit_context(row: ScoredRow, context: int) -> ScoredRow:
-    """Drops the oldest tokens of a context that is too long; the last token is never read."""
+def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow:
+    """Drops the oldest tokens of a context that is too long; the last token is never read.
+
+    With `cut` also those of a continuation that is too long by itself.
+    """
     surplus = max(len(row.tokens) - 1 - context, 0)
-    if surplus >= row.first:
+    if surplus >= row.first and not cut:
         raise UsageError(
             f"The continuation has {len(row.tokens) - row.first} tokens and does not fit into this "
             f"model's context of {context}; use perplexity, which slides over texts of any length."
         )
-    return ScoredRow(row.tokens[surplus:], row.first - surplus)
+    return ScoredRow(row.tokens[surplus:], max(1, row.first - surplus))
 
 
 def long_text_logprobs(

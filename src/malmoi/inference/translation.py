@@ -45,6 +45,7 @@ class Translator:
     start: int
     end: int
     pad: int
+    banned: tuple[int, ...] = ()  # tokens that are never written: Marian's padding has a score of 0
 
     @property
     def trunk(self) -> EncoderDecoder:
@@ -92,7 +93,9 @@ class Translator:
     def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:
         """log P of every next token [R, V], after the newest tokens [R]."""
         hidden = self.trunk(newest[:, None], memory=memory, cache=cache)[:, 0]
-        return self.network.read("lm", hidden).float().log_softmax(-1)
+        scores = self.network.read("lm", hidden).float()
+        scores[:, list(self.banned)] = -torch.inf
+        return scores.log_softmax(-1)
 
     def _greedy(self, memory: Memory, limit: int) -> list[list[int]]:
         """The likeliest token each time; rows leave the batch when they end."""
@@ -147,6 +150,16 @@ class Translator:
         return [text[:-1] if text[-1] == self.end else text for text in found]
 
 
+def banned_tokens(words: Sequence[Sequence[int]], vocab: int) -> tuple[int, ...]:
+    """The tokens that a folder's `bad_words_ids` ban."""
+    if any(len(word) != 1 for word in words):
+        raise UsageError(
+            "This model's bad_words_ids ban sequences of tokens, and translate can ban only single "
+            "ones; remove the others from generation_config.json."
+        )
+    return tuple(word[0] for word in words if 0 <= word[0] < vocab)
+
+
 def translate_texts(
     translator: Translator, tokenizer: Tokenizer, texts: Sequence[str], options: TranslationOptions
 ) -> list[str]:
@@ -175,7 +188,7 @@ def cross_attention(
 ) -> CrossAttentionMap:
     """The attention from a target, token by token, to its source; rows add up to 1."""
     read = [*tokenizer.encode(source, specials=False).tokens, translator.end]
-    written = tokenizer.encode(target, specials=False).tokens
+    written = tokenizer.target.encode(target, specials=False).tokens
     translator.check_length(read)
     device = translator.network.device
     seen = CrossActivations()

@@ -41,6 +41,7 @@ from malmoi.metrics.registry import (
     goodness,
     is_better,
     metric,
+    metrics_like,
     score_predictions,
 )
 from malmoi.metrics.tags import (
@@ -89,6 +90,7 @@ __all__ = [
     "matthews",
     "mean_with_error",
     "metric",
+    "metrics_like",
     "mrr",
     "mse",
     "normalize_answer",

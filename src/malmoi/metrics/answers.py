@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from malmoi.errors import UsageError
+from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Golds, NumberSeq, check_paired, f_score, mean_of
 
 
@@ -47,11 +48,13 @@ def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted:
     return max(measure(gold, predicted) for gold in meant)
 
 
+@compares("spans")
 def span_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold; an empty one is right if there is no gold."""
     return mean_of(partial(_best, exact_match), gold, predicted)
 
 
+@compares("spans")
 def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean word F1 with the best gold."""
     return mean_of(partial(_best, token_f1), gold, predicted)
@@ -66,6 +69,7 @@ def normalize_korquad(text: str) -> str:
     return " ".join(text.translate(_KORQUAD_MARKS).lower().translate(_UNPOINTED).split())
 
 
+@compares("spans")
 def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold (evaluate-v1.0.py of KorQuAD)."""
 
@@ -75,6 +79,7 @@ def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
     return mean_of(equal, gold, predicted)
 
 
+@compares("spans")
 def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean F1 of the characters shared with the best gold, spaces aside (Lim et al. 2019)."""
 
@@ -85,6 +90,7 @@ def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
     return mean_of(shared, gold, predicted)
 
 
+@compares("texts")
 def match(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of exact string matches with a gold: unlike span_exact, a minus sign counts."""
     return mean_of(lambda g, p: p.strip() in {one.strip() for one in g}, gold, predicted)

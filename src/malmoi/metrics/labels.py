@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import UsageError
+from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Labels, NumberSeq, check_paired, f_score, mean_of, ratio
 
 
+@compares("anything")
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """The share of correct predictions."""
     return mean_of(lambda g, p: bool(g == p), gold, predicted)
@@ -32,6 +34,7 @@ def confusion(
     return table
 
 
+@compares("names")
 def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> float:
     """F1 of one label: `positive`, or the last of two (1 of 0 and 1)."""
     check_paired(gold, predicted)
@@ -93,17 +96,20 @@ def label_scores(
     return {name: label_score(*found) for name, found in counts.items()}
 
 
+@compares("names")
 def f1_macro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
     """The mean of all labels' F1."""
     return float(np.mean([one.f1 for one in label_scores(gold, predicted, labels).values()]))
 
 
+@compares("names")
 def f1_micro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
     """F1 over all decisions together; with one label per item, this is the accuracy."""
     counts = _label_counts(gold, predicted, labels).values()
     return f_score(*(sum(column) for column in zip(*counts, strict=True)))
 
 
+@compares("names")
 def matthews(gold: Labels, predicted: Labels) -> float:
     """Matthews correlation for any number of labels (Gorodkin 2004); 0 if one side is constant."""
     table = confusion(gold, predicted).astype(np.float64)

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Labels, NumberSeq, check_paired, mean_of
 
 
+@compares("numbers")
 def pearson(gold: NumberSeq, predicted: NumberSeq) -> float:
     """Linear correlation; 0 if one side is constant, NaN if a value is not finite."""
     check_paired(gold, predicted)
@@ -34,27 +36,32 @@ def ranks(values: NumberSeq) -> np.ndarray[Any, Any]:
     return (last - (counts - 1) / 2)[inverse]
 
 
+@compares("numbers")
 def spearman(gold: NumberSeq, predicted: NumberSeq) -> float:
     """The correlation of the ranks; NaN if a value is NaN."""
     check_paired(gold, predicted)
     return pearson(ranks(gold), ranks(predicted))
 
 
+@compares("numbers", lower_is_better=True)
 def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
     """The mean squared error."""
     return mean_of(lambda g, p: (float(g) - float(p)) ** 2, gold, predicted)
 
 
+@compares("ranks")
 def recall_at_1(gold: Labels, predicted: NumberSeq) -> float:
     """The share of queries whose text is ranked first."""
     return mean_of(lambda _, rank: rank <= 1, gold, predicted)
 
 
+@compares("ranks")
 def recall_at_10(gold: Labels, predicted: NumberSeq) -> float:
     """The share of queries whose text is among the first ten."""
     return mean_of(lambda _, rank: rank <= 10, gold, predicted)
 
 
+@compares("ranks")
 def mrr(gold: Labels, predicted: NumberSeq) -> float:
     """The mean of 1 / rank."""
     return mean_of(lambda _, rank: 1 / rank, gold, predicted)

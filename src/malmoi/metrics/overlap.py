@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from malmoi.metrics.registry import compares
 from malmoi.metrics.values import mean_of
 
 MAX_NGRAM = 4  # BLEU counts n-grams of up to this many words
@@ -42,6 +43,7 @@ def _matches(golds: Sequence[Sequence[str]], predicted: Sequence[str], order: in
     return sum((_runs(predicted, order) & allowed).values())
 
 
+@compares("texts")
 def bleu(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     """Corpus BLEU, 0 to 100 (Papineni et al. 2002): brevity · exp(mean log precision, n = 1 to 4).
 
@@ -74,6 +76,7 @@ def _log_precisions(found: Sequence[int], possible: Sequence[int]) -> list[float
     return logs
 
 
+@compares("texts")
 def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     """Mean F1, 0 to 1, of the longest common subsequence with the best gold (Lin 2004 §3)."""
     return mean_of(
@@ -102,6 +105,7 @@ CHRF_ORDER = 6  # chrF counts character n-grams of up to this many
 CHRF_BETA = 2  # recall counts this many times as much as precision
 
 
+@compares("texts")
 def chrf(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     """Corpus chrF2, 0 to 100 (Popović 2015): F-score of character n-grams, white space left out.
 

@@ -1,27 +1,36 @@
 """Metrics by name: functions of (gold, predicted)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
+from typing import TypeVar
 
-from malmoi.metrics.answers import korquad_exact, korquad_f1, match, span_exact, span_f1
-from malmoi.metrics.labels import accuracy, f1, f1_macro, f1_micro, matthews
-from malmoi.metrics.language import bits_per_byte, perplexity
-from malmoi.metrics.numbers import mrr, mse, pearson, recall_at_1, recall_at_10, spearman
-from malmoi.metrics.overlap import bleu, chrf, rouge_l
-from malmoi.metrics.tags import entity_f1, entity_precision, entity_recall
 from malmoi.metrics.values import Labels
 from malmoi.system.plugins import Registry
 
-_FUNCTIONS: tuple[Callable[..., float], ...] = (
-    accuracy, f1, f1_macro, f1_micro, matthews, pearson, spearman, mse, recall_at_1, recall_at_10,
-    mrr, entity_precision, entity_recall, entity_f1, span_exact, span_f1, korquad_exact, korquad_f1,
-    match, bleu, rouge_l, chrf, perplexity, bits_per_byte,
-)  # fmt: skip
-METRICS: Registry[Callable[..., float]] = Registry(
-    "metric", {function.__name__: function for function in _FUNCTIONS}
-)
-LABEL_AVERAGES = frozenset({"f1_macro", "f1_micro"})
-LOWER_IS_BETTER = {"mse", "perplexity", "bits_per_byte", "answer_loss"}
+METRICS: Registry[Callable[..., float]] = Registry("metric", {})
+LOWER_IS_BETTER = {"answer_loss"}
+_COMPARED: dict[str, str] = {}  # what the package's own metrics compare
+Function = TypeVar("Function", bound=Callable[..., float])
+
+
+def compares(answers: str, *, lower_is_better: bool = False) -> Callable[[Function], Function]:
+    """Makes a function a metric under its name; those of the same answers suit the same tasks."""
+
+    def add(function: Function) -> Function:
+        METRICS[function.__name__] = function
+        _COMPARED[function.__name__] = answers
+        if lower_is_better:
+            LOWER_IS_BETTER.add(function.__name__)
+        return function
+
+    return add
+
+
+def metrics_like(names: Iterable[str]) -> set[str]:
+    """The metrics of the same answers as these; one that was registered may be of any answers."""
+    answers = {_COMPARED.get(name) for name in names}
+    return {name for name in METRICS if name in METRICS.origins or _COMPARED[name] in answers}
 
 
 def metric(name: str) -> Callable[..., float]:
@@ -34,9 +43,12 @@ def score_predictions(
 ) -> dict[str, float]:
     """Computes several metrics; averages over labels include all `labels`, even absent ones."""
     averaged = {"labels": labels} if labels else {}
+    functions = {name: metric(name) for name in names}
     return {
-        name: metric(name)(gold, predicted, **(averaged if name in LABEL_AVERAGES else {}))
-        for name in names
+        name: function(
+            gold, predicted, **(averaged if "labels" in signature(function).parameters else {})
+        )
+        for name, function in functions.items()
     }
 
 

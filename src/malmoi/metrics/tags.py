@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from malmoi.errors import UsageError
 from malmoi.metrics.labels import LabelScore, label_score
+from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Tags, check_paired, f_score, ratio
 
 
@@ -64,16 +65,19 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, LabelScore]:
     return {name: label_score(*counts[name]) for name in sorted(counts)}
 
 
+@compares("tags")
 def entity_precision(gold: Tags, predicted: Tags) -> float:
     right, given, _ = _entity_counts(gold, predicted)
     return ratio(right, given)
 
 
+@compares("tags")
 def entity_recall(gold: Tags, predicted: Tags) -> float:
     right, _, wanted = _entity_counts(gold, predicted)
     return ratio(right, wanted)
 
 
+@compares("tags")
 def entity_f1(gold: Tags, predicted: Tags) -> float:
     """F1 of whole entities: label and both boundaries must match (CoNLL-2003)."""
     return f_score(*_entity_counts(gold, predicted))

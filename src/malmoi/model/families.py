@@ -304,7 +304,15 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     # the paper's base has 16 layers of 410 for WikiText-103's 267,735 words
     "transformer-xl-base": transformer_xl,
     "transformer-xl-large": partial(
-        transformer_xl, depth=18, width=1024, heads=16, hidden=4096, context=384, memory=384
+        transformer_xl,
+        depth=18,
+        width=1024,
+        heads=16,
+        hidden=4096,
+        context=384,
+        memory=384,
+        dropout=0.2,
+        attention_dropout=0.2,
     ),
     "transformer-xl-small": partial(
         transformer_xl,

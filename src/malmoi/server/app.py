@@ -1,5 +1,6 @@
 """The application: routes, middleware and error handlers."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,6 +93,12 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
 
 class Studio(StaticFiles):
     """The studio's static files; 404 for everything else, for any method."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        try:
+            return super().lookup_path(path)
+        except (ValueError, OSError):  # no name that a file can have
+            return "", None
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if self.lookup_path(path)[1] is None:

@@ -58,6 +58,7 @@ class ServeConfig:
 
 def is_local(host: str) -> bool:
     """Whether a host name or address always means this machine."""
+    host = host.lower()  # RFC 9110 §4.2.3
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

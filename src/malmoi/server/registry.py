@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,11 @@ class ServedModel:
     model: Model
     engine: Engine | None
     path: Path
+
+    @cached_property
+    def max_characters(self) -> int:
+        """The most characters that fit into the model's context."""
+        return self.model.config.context * self.model.tokenizer.longest_token
 
     @property
     def writer(self) -> Engine:

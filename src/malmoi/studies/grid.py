@@ -36,6 +36,7 @@ from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
 from malmoi.system.files import folder_lock, write_json
+from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.run_folder import read_metrics
@@ -44,7 +45,7 @@ from malmoi.text.documents import read_documents
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data.encode import build_stores
-from malmoi.training.pretrain import run_pretraining
+from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.run_tokenizer import SPECIAL
 from malmoi.training.signals import Stopped, StopSignals
@@ -348,6 +349,7 @@ class Grid:
 
     def _run(self, pool: Executor, stop: StopSignals) -> None:
         total = len(self.waiting)
+        began = time.monotonic()
         running: dict[Future[Any], Job] = {}
         while self.waiting or running:
             while len(running) < self.workers and time.monotonic() < self.deadline:
@@ -363,6 +365,12 @@ class Grid:
                     raise Stopped(number)  # after running cells have saved their state
             left = len(self.waiting) + sum(job.judges for job in running.values())
             report_progress(Progress("study", total - left, total, "cells"))
+            minutes = left * (time.monotonic() - began) / max(1, total - left) / 60
+            if total - left == 1 and minutes > LONG_MINUTES:
+                logger.info(
+                    f"The other {plural(left, 'cell')} will take about "
+                    f"{plural(round(minutes), 'minute')}; --seeds 1 runs fewer."
+                )
 
     def _note(self, job: Job, error: BaseException | None) -> None:
         """Records a finished job; if a model failed to train, its cells fail too."""

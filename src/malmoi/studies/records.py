@@ -24,7 +24,7 @@ from malmoi.inference import Model, load
 from malmoi.system.files import write_text
 from malmoi.system.language import plural
 from malmoi.system.machine import pick_device, this_machine
-from malmoi.text.documents import read_documents
+from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.resolve import names_budget
 
@@ -183,9 +183,7 @@ def split_text(track: Track, data: list[str], folder: Path) -> tuple[list[str], 
     held_out = folder / "held-out.txt"
     train = folder / ("train.txt" if track.held_out == "last tenth" else "train.jsonl")
     if not held_out.is_file():
-        texts = [document.text for document in read_documents(data)]
-        if not any(texts):
-            raise UsageError("There is no text to learn from: every source is empty.")
+        texts = [document.text for document in require_documents([read_documents(data)])]
         split = _last_tenth if track.held_out == "last tenth" else _some_documents
         kept, judged = split(texts)
         folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +234,10 @@ def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
     for folder, task in GLUE.items():
-        found = run_finetuning(model, task, data / "glue" / folder, out / task, seeds=3)
+        # no result depends on the clock
+        found = run_finetuning(
+            model, task, data / "glue" / folder, out / task, seeds=3, max_minutes=0.0
+        )
         metric = next(iter(found.metrics))
         yield task, 100 * sum(run[metric] for run in found.runs) / len(found.runs)
 

@@ -124,7 +124,7 @@ class Scale:
     def tuning(self, seed: int) -> dict[str, Any]:
         """Options of `run_finetuning`: the paper's, or a number of updates at a higher rate."""
         if self.faithful:
-            return {"seed": seed}
+            return {"seed": seed, "max_minutes": 0.0}
         return {
             "seed": seed,
             "steps": self.tune_steps,
@@ -143,7 +143,7 @@ class Scale:
     def feature_tuning(self, seed: int, features: str = "last4") -> dict[str, Any]:
         """Options for a small model on frozen features (BERT §5.3)."""
         if self.faithful:
-            return {"seed": seed, "features": features}
+            return {**self.tuning(seed), "features": features}
         width = max(16, self.width)
         # a new BiLSTM learns more slowly than a pre-trained model, and its steps are cheap
         options = {"features": features, "recurrent": width, "lr": max(2e-3, 3 * self.tune_lr)}

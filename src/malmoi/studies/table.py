@@ -132,7 +132,10 @@ class Claim:
     column: str
 
     def verdict(self, results: StudyResults) -> Words:
-        """Whether the direction agrees, by the means and the error of their difference."""
+        """Whether the direction agrees, by the means and the error of their difference.
+
+        One seed has no error, so that nothing can be concluded from it.
+        """
         a, b = (results.at(row, self.column) for row in (self.better, self.worse))
         if a is None or b is None:
             return Words("not measured here", "여기서는 재지 않음")
@@ -140,13 +143,16 @@ class Claim:
         error = math.hypot(a.standard_error, b.standard_error)
         alone = min(results.seeds(row, self.column) for row in (self.better, self.worse)) < 2
         size = f"{'+' if gain >= 0 else '−'}{number(abs(gain))}"
-        spread = Words("one seed, spread unknown", "시드 하나라 편차는 모름")
-        if not alone:
-            spread = Words(f"error ± {number(error)}", f"오차 ± {number(error)}")
+        if alone:
+            return Words(
+                f"cannot tell ({size}, one seed, spread unknown)",
+                f"판단할 수 없음 ({size}, 시드 하나라 편차를 모름)",
+            )
         direction = DISAGREES if gain < 0 else AGREES
         direction = NOISE if abs(gain) <= 2 * error else direction
         return Words(
-            f"{direction.en} ({size}, {spread.en})", f"{direction.ko} ({size}, {spread.ko})"
+            f"{direction.en} ({size}, error ± {number(error)})",
+            f"{direction.ko} ({size}, 오차 ± {number(error)})",
         )
 
 

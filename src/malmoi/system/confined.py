@@ -8,13 +8,12 @@ program and serves all later ones, one at a time.
 import atexit
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import IO, Any
 
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_CONFINED_BYTES, MAX_CONFINED_SECONDS, MAX_RENDERED_CHARACTERS
@@ -49,6 +48,7 @@ class _Worker:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.owner = 0
+        self.said: SimpleQueue[bytes] = SimpleQueue()  # the child's lines; an empty one is the end
 
     def ask(self, question: dict[str, Any], what: str) -> Any:
         """Sends a request, returns the reply; exceeding the limits kills the child and raises."""
@@ -79,7 +79,10 @@ class _Worker:
                 start_new_session=True,
             )
             self.owner = os.getpid()
-            self._read(self.process, START_SECONDS)
+            self.said = SimpleQueue()
+            heard = (self.process.stdout, self.said)
+            threading.Thread(target=_listen, args=heard, daemon=True).start()
+            self._read(START_SECONDS)
         return self.process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, what: str) -> bytes:
@@ -87,7 +90,7 @@ class _Worker:
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            return self._read(process, MAX_CONFINED_SECONDS)
+            return self._read(MAX_CONFINED_SECONDS)
         except TimeoutError:
             raise MalmoiError(
                 f"The model's {what} ran for more than {MAX_CONFINED_SECONDS:g} seconds and was "
@@ -98,20 +101,15 @@ class _Worker:
                 f"The model's {what} killed the process it ran in: it is hostile."
             ) from None
 
-    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    def _read(self, seconds: float) -> bytes:
         """The next line from the child."""
-        assert process.stdout is not None
-        pipe = process.stdout.fileno()
-        found = bytearray()
-        deadline = monotonic() + seconds
-        while not found.endswith(b"\n"):
-            if not select.select([pipe], [], [], max(0.0, deadline - monotonic()))[0]:
-                raise TimeoutError
-            part = os.read(pipe, 1 << 16)
-            if not part or len(found) > MAX_ANSWER_BYTES:
-                raise EOFError
-            found += part
-        return bytes(found)
+        try:
+            line = self.said.get(timeout=seconds)
+        except Empty:
+            raise TimeoutError from None
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return line
 
     def stop(self) -> None:
         """Kills the child, if this process started it."""
@@ -119,12 +117,19 @@ class _Worker:
         self.process = None
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        if process.stdin is not None:
+            process.stdin.close()
         if self.owner == os.getpid():
             process.kill()
             process.wait()
+
+
+def _listen(pipe: IO[bytes], said: "SimpleQueue[bytes]") -> None:
+    """Hands the child's lines on, in a thread, since Windows cannot wait for a pipe."""
+    with pipe:
+        while line := pipe.readline(MAX_ANSWER_BYTES):
+            said.put(line)
+    said.put(b"")
 
 
 _WORKER = _Worker()

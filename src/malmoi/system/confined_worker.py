@@ -3,10 +3,9 @@
 Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing from Malmoi, to start fast.
 """
 
+import faulthandler
 import json
 import re
-import resource
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,16 +18,20 @@ def main() -> None:
     """Answers until stdin is closed."""
     limit = int(sys.argv[1])
     seconds = int(sys.argv[2])
-    with suppress(ValueError, OSError):  # macOS has no such limit; only time is bounded there
+    # neither Windows nor macOS has such a limit; only time is bounded there
+    with suppress(ImportError, ValueError, OSError):
+        import resource  # noqa: TID251
+
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     # imported before the clock starts, so that a template has all its time; regexes do not need it
     with suppress(ImportError):
         _environment()
     print(json.dumps({"found": "ready"}), flush=True)
     for line in sys.stdin:
-        signal.alarm(seconds)  # in case the parent has died and cannot stop it
+        # in case the parent has died and cannot stop it
+        faulthandler.dump_traceback_later(seconds, exit=True)
         text = json.dumps(answer(json.loads(line)))
-        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
         print(text, flush=True)
 
 

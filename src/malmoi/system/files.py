@@ -3,19 +3,29 @@
 import errno
 import json
 import os
+import platform
 import re
+import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from stat import S_IMODE
 from tempfile import mkdtemp
 from typing import IO
+from zlib import crc32
 
 from malmoi.errors import MalmoiError, UsageError
 
 LOCK_NAME = ".lock"
 PARTIAL_SUFFIX = ".tmp"
+# a partial file or folder ends in its writer: the machine, which may share the disk with others,
+# and the process
+WRITER = re.compile(r"\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<process>\d+)\.tmp")
 SCRATCH = ".scratch-"
+UNFINISHED = ".unfinished-"  # in a folder whose files are not all there yet
+_in_use: set[str] = set()  # folders that this process writes to
 # errors of a disk, and what to do about them
 REFUSALS = {
     errno.ENOSPC: ("The disk is full", "Free some space"),
@@ -75,17 +85,54 @@ def _errno(error: Exception) -> int:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """A path beside the target; the file is flushed and moved into place, or removed on error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
-    _check_no_folder(beside, path)
-    with explain_disk_errors(path):
-        try:
-            yield beside
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+    """A path in a folder of its own beside the target; the file is flushed and moved into place.
+
+    On errors the folder is removed, and after a kill by the next writer beside it: with all that a
+    library left there. The file has the mode that the umask gives, whatever a library made of it.
+    """
+    _check_no_folder(path)
+    with explain_disk_errors(path), _own_folder(path.parent, SCRATCH) as own:
+        beside = own / path.name
+        beside.touch()
+        mode = S_IMODE(beside.stat().st_mode)
+        yield beside
+        beside.chmod(mode)
+        flush_to_disk(beside)
+        beside.replace(path)
+
+
+@contextmanager
+def _own_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder of this process in `parent`; those of killed ones are removed."""
+    suffix = f".{_machine()}-{os.getpid()}{PARTIAL_SUFFIX}"
+    try:
+        folder = Path(mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+    except OSError as error:
+        error.filename = str(parent)
+        raise
+    _in_use.add(folder.name)
+    try:
+        _remove_partial_files(parent.glob(f"{prefix}*{PARTIAL_SUFFIX}"), shared=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _in_use.discard(folder.name)
+
+
+def _machine() -> str:
+    return f"{crc32(platform.node().encode()):08x}"
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder, which Windows does by itself."""
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_no_folder(*files: Path) -> None:
@@ -120,30 +167,38 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextmanager
-def output_folder(folder: Path) -> Iterator[None]:
-    """A folder for several files; if it is new, it is removed when writing any of them fails."""
+def output_folder(folder: Path) -> Iterator[Path]:
+    """Where to write the files of a folder: in a free one they appear when all are written.
+
+    A new folder is removed if that fails.
+    """
     is_new = not folder.exists()
     with explain_disk_errors(folder):
         make_folder(folder)
-        _remove_partial_files(folder.glob(f".*{PARTIAL_SUFFIX}"))
+        place = _own_folder(folder, UNFINISHED) if _is_free(folder) else nullcontext(folder)
         try:
-            yield
+            with place as own:
+                _remove_partial_files(folder.glob(f".*{PARTIAL_SUFFIX}"), shared=True)
+                yield own
+                for path in list(own.iterdir()) if own != folder else ():
+                    _move(path, folder / path.name)
         except BaseException:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
+def _move(path: Path, target: Path) -> None:
+    if target.is_dir():  # of a writer that was killed here
+        shutil.rmtree(target)
+    path.replace(target)
+
+
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A temporary folder on the same disk as `parent`, removed at the end or after a kill."""
-    with explain_disk_errors(parent):
-        _remove_partial_files(parent.glob(f"{SCRATCH}*{PARTIAL_SUFFIX}"))
-        folder = Path(mkdtemp(prefix=SCRATCH, suffix=f".{os.getpid()}{PARTIAL_SUFFIX}", dir=parent))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with explain_disk_errors(parent), _own_folder(parent, SCRATCH) as folder:
+        yield folder
 
 
 def make_folder(folder: Path) -> None:
@@ -161,44 +216,93 @@ def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> It
     files of killed processes are removed first; disk errors are explained. A folder made for work
     that fails before it writes anything is removed again.
     """
-    import fcntl
-
     new = not (wait or shared or folder.exists())
     with explain_disk_errors(folder):
         make_folder(folder)
         _check_no_folder(folder / LOCK_NAME)
-        with (folder / LOCK_NAME).open("w") as lock:
-            try:
-                mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-                fcntl.flock(lock, mode | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                raise MalmoiError(
-                    f"Another process is using {folder}: wait for it to finish, or choose "
-                    "another folder."
-                ) from error
+        with _shared_lock(folder) if shared else _whole_lock(folder, wait=wait):
             if not shared:
                 _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
             try:
                 yield
             except Exception:
-                if new and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
-                    shutil.rmtree(folder)
+                if new and [path.name for path in folder.glob("*")] == [LOCK_NAME]:
+                    shutil.rmtree(folder, ignore_errors=True)  # Windows keeps an open file
                 raise
 
 
-def _remove_partial_files(halves: Iterable[Path]) -> None:
-    """Removes partial files of killed processes, but no folder that we did not create."""
-    for half in halves:
-        writer = half.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
-        if not writer.isdecimal() or _runs(int(writer)):
-            continue
-        if half.is_file():
-            half.unlink(missing_ok=True)
-        elif half.name.startswith(SCRATCH):
-            shutil.rmtree(half, ignore_errors=True)
+@contextmanager
+def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Locks a file, on Windows too; it stays, since others may be waiting for it."""
+    from filelock import FileLock, Timeout  # imports much
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        raise MalmoiError(
+            f"Another process is using {path.parent}: wait for it to finish, or choose another "
+            "folder."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _whole_lock(folder: Path, *, wait: bool) -> Iterator[None]:
+    with _file_lock(folder / LOCK_NAME, wait=wait):
+        for other in folder.glob(f".*{LOCK_NAME}"):  # of those who share it
+            with _file_lock(other, wait=wait):
+                pass
+            other.unlink(missing_ok=True)  # whoever locks it now is refused the whole
+        yield
+
+
+@contextmanager
+def _shared_lock(folder: Path) -> Iterator[None]:
+    """A lock of one's own that a lock of the whole looks for, taken while nobody has the whole."""
+    own = folder / f".{secrets.token_hex(8)}{LOCK_NAME}"
+    with ExitStack() as held:
+        with _file_lock(folder / f".begin{LOCK_NAME}", wait=True), _file_lock(folder / LOCK_NAME):
+            held.callback(own.unlink, missing_ok=True)
+            held.enter_context(_file_lock(own))
+        yield
+
+
+def _remove_partial_files(halves: Iterable[Path], *, shared: bool = False) -> None:
+    """Removes what killed processes left, but no folder that we did not create.
+
+    If the folder is `shared`, another machine may be writing its files.
+    """
+    with suppress(FileNotFoundError):  # another writer has removed its own meanwhile
+        for half in [half for half in halves if _is_left(half, shared=shared)]:
+            if half.is_file():
+                half.unlink(missing_ok=True)
+            elif half.name.startswith((SCRATCH, UNFINISHED)):
+                shutil.rmtree(half, ignore_errors=True)
+
+
+def _is_left(half: Path, *, shared: bool) -> bool:
+    writer = WRITER.fullmatch(half.name, half.name.rfind(".", 0, -len(PARTIAL_SUFFIX)))
+    if writer is None:
+        return False
+    if writer["machine"] not in (None, _machine()):
+        return not shared
+    process = int(writer["process"])
+    # in a container every first process has the number 1
+    own = process == os.getpid() and half.name.startswith((SCRATCH, UNFINISHED))
+    return half.name not in _in_use if own else not _runs(process)
 
 
 def _runs(process: int) -> bool:
+    if sys.platform == "win32":  # where signal 0 is Ctrl-C
+        import ctypes
+
+        handle = ctypes.windll.kernel32.OpenProcess(0x1000, 0, process)  # may ask about it
+        ctypes.windll.kernel32.CloseHandle(handle)
+        return bool(handle)
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -210,6 +314,14 @@ def _runs(process: int) -> bool:
 
 def require_free(out: Path, *, overwrite: bool) -> None:
     """Refuses to replace an existing file or non-empty folder unless `overwrite` is set."""
-    taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    taken = out.is_file() or (out.is_dir() and not _is_free(out))
     if taken and not overwrite:
         raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or holds no more than a writer left that was killed there."""
+    left = [path for path in folder.glob(f".*{PARTIAL_SUFFIX}") if _is_left(path, shared=True)]
+    return any(path.name.startswith(UNFINISHED) for path in left) or not (
+        {*folder.iterdir()} - {*left}
+    )

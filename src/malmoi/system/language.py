@@ -17,6 +17,8 @@ SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
 # "{0} rows": the value is a number, so that the column of "text = rows" is no count
 COUNT = re.compile(r"\{0\} (?!is )(?:[a-z]+ ){0,2}[a-z]+")
+HINTED = re.compile(r"\.\{\d\}$")  # "There is no file {0}.{1}"
+HINT = r"((?: (?:Did you mean|Known:) .*)?)"
 PARTICLE = re.compile(r"은\(는\)|이\(가\)|을\(를\)|과\(와\)|\((?:으|이)\)")
 BAD_ROW = re.compile(r"(?:(?!: )[^;])*?:\d+: ")  # file.csv:3: what is wrong
 # not read aloud before a particle: quotes, and parentheses with their contents
@@ -68,6 +70,8 @@ def _templates() -> list[tuple[re.Pattern[str], list[str], str]]:
         if len(parts) > 1:
             value = r"(.*\d.*?)" if COUNT.fullmatch(english) else "(.*?)"
             pattern = value.join(re.escape(part) for part in parts[::2])
+            if HINTED.search(english):  # a file's name has dots too
+                pattern = f"{pattern.removesuffix(value)}{HINT}"
             found.append((re.compile(pattern, re.DOTALL), parts[1::2], korean))
     return found
 

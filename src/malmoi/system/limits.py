@@ -9,6 +9,10 @@ from malmoi.errors import UsageError
 MAX_JSON_BYTES = 512 * 2**20  # the largest tokenizer.json in use has about 35 MB
 MAX_JSON_DEPTH = 64  # nesting of objects and lists
 MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in an error
+# of data: a book has a million characters, and no text shrinks a hundredfold when it is packed
+MAX_LINE_CHARACTERS = 1 << 25
+MAX_GROWTH = 100
+MIN_UNPACKED_BYTES = 1 << 26  # allowed for any file
 
 MAX_PATH_CHARACTERS = 4_096
 

@@ -11,7 +11,6 @@ import platform
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +28,6 @@ Value = TypeVar("Value")
 
 ENVIRONMENT = "MALMOI_MACHINE"
 GIB = 1 << 30
-FEWER_THREADS_PAY = 0.8  # at most this share of the time that all cores take
-PROBE_PRODUCTS = 60  # about 60 ms on one slow core
 
 # Names of instruction sets in Linux and macOS → ours.
 SAME_NAMES = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
@@ -62,16 +59,21 @@ class Machine:
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C compiler; torch.compile needs one for C++
-    mkl: bool | None = None  # None: as torch was built
-    triton: bool | None = None  # None: as installed
+    mkl: bool | None = False  # None, of the detected machine alone: as torch was built
+    triton: bool | None = False  # None, likewise: as installed
     fused: bool = True  # all layers of quantised weights are one call; a GPU decodes in few kernels
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
     # -------------------------------------------------------------- devices
 
+    def count(self, kind: str) -> int:
+        """How many devices of this kind there are."""
+        found = self._accelerator(kind)
+        return found.count if found else int(kind == "cpu")
+
     def has(self, kind: str) -> bool:
-        return kind == "cpu" or self._accelerator(kind) is not None
+        return self.count(kind) > 0
 
     def default_device(self) -> str:
         """The fastest device: CUDA, then an Apple GPU, then the processor."""
@@ -238,7 +240,9 @@ def detect() -> Machine:
         features=_features(),
         cores=_cores(),
         memory=_total_memory(),
-        compiler=next(filter(None, map(shutil.which, ("g++", "clang++", "gcc", "clang"))), None),
+        compiler=_compiler(),
+        mkl=None,
+        triton=None,
         accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
     )
 
@@ -246,6 +250,12 @@ def detect() -> Machine:
 def _architecture() -> str:
     name = platform.machine().lower()
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def _compiler() -> str | None:
+    """A compiler whose libraries can be loaded here; those of Windows were never tried."""
+    names = () if sys.platform == "win32" else ("g++", "clang++", "gcc", "clang")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _features() -> frozenset[str]:
@@ -273,9 +283,11 @@ def _sysctl(feature: str) -> bool:
 
 def _cores() -> int:
     """Cores available to this process: a container or `taskset` may allow fewer than exist."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    allowed = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if allowed else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of work in each period
+    work, _, period = (quota.read_text().strip() if quota.exists() else "").partition(" ")
+    return min(cores, max(1, round(int(work) / int(period)))) if work.isdigit() else cores
 
 
 def _total_memory() -> int:
@@ -366,44 +378,6 @@ def free_memory() -> int:
     return min(pretended, int(found[1]) * 1024) if found else pretended
 
 
-def usable_threads(measure: Callable[[int], float] | None = None) -> int:
-    """The number of threads worth using now: one per core that no other program keeps busy.
-
-    A matmul split over cores waits for the slowest one. With one of two cores busy, two threads
-    took eleven times as long as one for the small matmuls of an optimizer. `OMP_NUM_THREADS`
-    overrides this.
-    """
-    import torch
-
-    limit = min(torch.get_num_threads(), this_machine().cores)
-    if limit == 1 or "OMP_NUM_THREADS" in os.environ:
-        return limit
-    counts = [limit]
-    while counts[-1] > 1:
-        counts.append(counts[-1] // 2)
-    took = {count: (measure or _seconds_of_products)(count) for count in counts}
-    best = min(counts, key=lambda count: took[count])
-    return best if took[best] < FEWER_THREADS_PAY * took[limit] else limit
-
-
-def _seconds_of_products(threads: int) -> float:
-    """The time of some small matmuls with this many threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    a = torch.randn(256, 256)
-    try:
-        for _ in range(5):
-            a @ a
-        began = time.perf_counter()
-        for _ in range(PROBE_PRODUCTS):
-            a @ a
-        return time.perf_counter() - began
-    finally:
-        torch.set_num_threads(before)
-
-
 def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
     """The given device, if it exists; by default the fastest one."""
     import torch
@@ -420,8 +394,7 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
             f"There is no device {str(name)!r} on this machine that torch can use: omit it to "
             f"use {machine.default_device()}."
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"There is no GPU {str(name)!r}: this machine has {torch.cuda.device_count()}."
-        )
+    count = machine.count(device.type)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UsageError(f"There is no GPU {str(name)!r}: this machine has {count}.")
     return device

@@ -208,15 +208,22 @@ def _too_deep(where: str) -> MalmoiError:
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
     """A UTF-8 text file of bounded size, with any kind of newlines."""
     try:
+        text = read_bytes(path, max_bytes=max_bytes).decode()
+    except UnicodeDecodeError as error:
+        raise MalmoiError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """A file of bounded size."""
+    try:
         size = path.stat().st_size
         if size > max_bytes:
             raise MalmoiError(
                 f"{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}."
             )
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise MalmoiError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
-        ) from None
+        return path.read_bytes()
     except OSError as error:
         raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from None

@@ -5,52 +5,45 @@
 
 import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from statistics import fmean, pstdev
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, pstdev
+from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError
-from malmoi.text.dialect import unnamed_columns
-from malmoi.text.rows import BadRow, RowSource, as_list, label_name, rows_of, source_name
+from malmoi.text.column_names import (
+    CHAT_COLUMNS,
+    LABEL_NAMES,
+    PAIRS,
+    PROMPT_COLUMNS,
+    SECOND_COLUMNS,
+    TEXT_NAMES,
+    column_named,
+    label_name,
+    unnamed_columns,
+)
+from malmoi.text.rows import BadRow, DataRow, RowSource, as_list, rows_of, source_name
 
 logger = logging.getLogger(__name__)
 
 READ_ROWS = 5000  # rows used for detection
+READ_CELLS = 2_000_000  # fewer rows of a table with thousands of columns
 MAX_LABELS = 200  # more are ids or free text
 LABEL_SEPARATORS = "|;,"
 MIN_JOINED = 0.05  # share of the rows with several labels
 MAX_NAME = 40  # maximum characters of a label in a joined cell
 MOSTLY = 0.95  # share of numbers in a column of scores
 MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
-# common names of such columns, most likely first; compared in lower case
-LABEL_NAMES = (
-    "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "kind",
-    "type", "tag", "tags", "emotion", "stars", "rating", "score", "gold_label", "y", "answer",
-    "라벨", "레이블", "분류", "범주", "감정", "감성", "점수", "평점",
-)  # fmt: skip
-TEXT_NAMES = (
-    "text", "sentence", "sentence1", "premise", "question", "review", "document", "content",
-    "comment", "body", "message", "utterance", "query", "title",
-    "본문", "문장", "텍스트", "내용", "리뷰", "댓글", "질문", "제목",
-)  # fmt: skip
-PAIRS = {
-    "sentence1": "sentence2", "premise": "hypothesis", "question1": "question2",
-    "text1": "text2", "question": "context", "sentence_a": "sentence_b", "문장1": "문장2",
-}  # fmt: skip
+MIN_WORDS = 3  # of a text, at the median; ids, dates and people's names have fewer
+LETTERS_PER_WORD = 4  # of a text without spaces
+LONG_TEXT = 200  # characters: passages may repeat, labels are shorter
+PAIRED_KINDS = ("classification", "multilabel", "regression")
+SHOWN_NAMES = 20  # columns that a sentence lists
+LETTER = re.compile(r"[^\W\d_]")
 
-CHAT_COLUMNS = ("messages", "conversations", "conversation")
-# column names of prompts and answers in public data sets, most likely first
-PROMPT_COLUMNS = (
-    ("prompt", "answer"), ("prompt", "completion"), ("prompt", "response"),
-    ("instruction", "output"), ("instruction", "response"), ("question", "answer"),
-    ("source", "target"), ("document", "summary"), ("article", "highlights"),
-    ("dialogue", "summary"), ("text", "summary"), ("input", "output"),
-    ("질문", "답변"), ("원문", "번역"), ("본문", "요약"),
-)  # fmt: skip
-SECOND_COLUMNS = {"instruction": "input"}  # Alpaca: the input of an instruction
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -66,9 +59,11 @@ class GuessedColumns:
     baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
     separator: str | None = None  # between the labels of a row
     negatives: tuple[str, ...] = ()  # texts that do not belong to the first
+    unused: tuple[str, ...] = ()  # the other columns
+    pair_by_content: bool = False  # not by its name: the user may want one text alone
 
     def describe(self) -> str:
-        """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
+        """text = review, label = stars (2 labels), baseline 51% of these rows (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
         others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
         others += [f"negatives = {', '.join(self.negatives)}"] * bool(self.negatives)
@@ -81,8 +76,50 @@ class GuessedColumns:
             return f"{description} ({len(self.labels)} labels, separated by {self.separator!r})"
         if self.kind == "multilabel":
             return f"{description} ({len(self.labels)} columns of 0 and 1)"
-        always = f"baseline {self.baseline:.0%} (always {self.labels[0]!r})"
+        always = f"baseline {self.baseline:.0%} of these rows (always {self.labels[0]!r})"
         return f"{description} ({len(self.labels)} labels), {always}"
+
+    def sentences(self) -> list[str]:
+        """The description, what may surprise in it, and the columns that are not read."""
+        said = [self.describe()]
+        if self.pair_by_content:
+            said.append(
+                f"Two columns hold texts and are read as a pair; for one alone: --text {self.text}"
+            )
+        if self.unused:
+            names = shown_names(self.unused)
+            said.append(f"Not used: {names}. Choose with --text, --pair and --label.")
+        return said
+
+    def among(self, names: Iterable[str]) -> "GuessedColumns":
+        """The same, with the columns of the table that are not read."""
+        labels = (self.label,) if isinstance(self.label, str) else self.label or ()
+        used = {self.text, self.pair, *labels, *self.negatives}
+        return replace(self, unused=tuple(name for name in names if name not in used))
+
+
+class Table(NamedTuple):
+    """The first rows of a table, its columns and its name."""
+
+    rows: Rows
+    names: Sequence[str]
+    where: str
+
+    def column(self, name: str) -> list[Any]:
+        return [row.get(name) for row in self.rows]
+
+    def without(self, *names: str | None) -> "Table":
+        others = set(names)
+        return self._replace(names=[name for name in self.names if name not in others])
+
+
+class GivenColumns(NamedTuple):
+    """What the user said of a table; None: to be detected."""
+
+    kind: str | None
+    text: str | None
+    pair: str | None
+    label: str | None
 
 
 def guess_columns(
@@ -94,79 +131,173 @@ def guess_columns(
     label: str | None = None,
 ) -> GuessedColumns:
     """Detects the columns that were not given from the first rows of a table."""
-    rows = first_rows(data)
-    where = source_name(data)
-    names = list(rows[0])
-    note_missing_header(names, where)
-    written = _writing(names, text, pair, label)
-    if kind == "writing":
+    rows = first_rows(data, (text, pair, label))
+    table = Table(rows, list(rows[0]), source_name(data))
+    note_missing_header(table.names, table.where)
+    given = GivenColumns(kind, text, pair, label)
+    guess = _writing(table, given) or _flagged(table, given) or _labelled(table, given)
+    return guess.among(table.names)
+
+
+# ------------------------------------------------------------------ prompts and answers
+
+
+def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
+    """Prompts and answers, or conversations, if these are wanted or likely."""
+    if given.kind not in (None, "writing"):
+        return None
+    written = _prompt_columns(table.names, given)
+    if given.kind == "writing":
         if written is None:
             raise MalmoiError(
-                f"No columns of {where} look like prompts and answers ({', '.join(names)}): name "
-                "them with --text COLUMN --label COLUMN."
+                f"No columns of {table.where} look like prompts and answers "
+                f"({shown_names(table.names)}): name them with --text COLUMN --label COLUMN."
             )
         return written
-    if kind is None and not (text or label) and written and _answers(rows, written):
-        return written
-    several = kind in (None, "multilabel")
-    if several and label is None and (flags := _flags(rows, names)):
-        text = text or text_column(rows, [name for name in names if name not in flags], where)
-        return GuessedColumns("multilabel", text, flags, pair, labels=flags)
-    label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
-    text = text or text_column(rows, [name for name in names if name not in (label, pair)], where)
-    partner = PAIRS.get(text.lower())
-    by_lower = {name.lower(): name for name in names}
-    pair = pair or (by_lower.get(partner) if partner else None)
-    values = [as_list(row.get(label)) for row in rows]
-    if several and pair is None and (separator := _separator(values)):
-        found = Counter(one for value in values for one in split_labels(value, separator))
-        known = tuple(name for name, _ in found.most_common())
-        return GuessedColumns("multilabel", text, label, pair, known, separator=separator)
-    kind = kind or _kind(values, [row.get(text) for row in rows], pair)
-    if kind == "regression":
-        numbers = [float(str(value)) for value in values if _is_number(value)]
-        return GuessedColumns(kind, text, label, pair, baseline=pstdev(numbers) if numbers else 0)
-    if kind != "classification" or label not in rows[0]:
-        return GuessedColumns(kind, text, label, pair)
-    given = [name for value in values if value is not None and (name := label_name(value))]
-    counts = Counter(given).most_common()
-    if not counts:
-        return GuessedColumns(kind, text, label, pair)
-    ordered = tuple(name for name, _ in counts)
-    return GuessedColumns(kind, text, label, pair, ordered, counts[0][1] / len(values))
+    named = given.text or given.label
+    return written if not named and written and _has_answers(table, written) else None
 
 
-def _writing(
-    names: Sequence[str], text: str | None, pair: str | None, label: str | None
-) -> GuessedColumns | None:
+def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns | None:
     """Detects columns of prompts and answers, or conversations, by their names."""
     known = {name.lower(): name for name in names}
     chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
-    if (text or chat or "").lower() in CHAT_COLUMNS:
-        return GuessedColumns("writing", text or str(chat), None)
-    found = next((pair for pair in PROMPT_COLUMNS if set(pair) <= set(known)), None)
-    prompt = text or (known[found[0]] if found else None)
-    answer = label or (known[found[1]] if found else None)
+    if (given.text or chat or "").lower() in CHAT_COLUMNS:
+        return GuessedColumns("writing", given.text or str(chat), None)
+    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), None)
+    prompt = given.text or (known[likely[0]] if likely else None)
+    answer = given.label or (known[likely[1]] if likely else None)
     if prompt is None or answer is None:
         return None
     second = known.get(SECOND_COLUMNS.get(prompt.lower(), ""))
-    return GuessedColumns("writing", prompt, answer, pair or second)
+    return GuessedColumns("writing", prompt, answer, given.pair or second)
 
 
-def _answers(rows: Sequence[Mapping[str, Any]], found: GuessedColumns) -> bool:
+def _has_answers(table: Table, written: GuessedColumns) -> bool:
     """Whether a column holds answers rather than labels or passages, which repeat."""
-    if "context" in rows[0]:
+    if "context" in table.names:
         return False
-    column = found.label
-    if not isinstance(column, str):
+    if not isinstance(written.label, str):
         return True
-    return 2 * len({str(row.get(column)) for row in rows}) > len(rows)
+    return 2 * len(set(map(str, table.column(written.label)))) > len(table.rows)
 
 
-def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
-    """The first valid rows of a table."""
+# ------------------------------------------------------------------ texts and labels
+
+
+def _flagged(table: Table, given: GivenColumns) -> GuessedColumns | None:
+    """A text and several 0/1 columns, one per label of a multilabel task."""
+    if given.kind not in (None, "multilabel") or given.label is not None:
+        return None
+    if column_named(LABEL_NAMES, table.names):
+        return None
+    flags = tuple(n for n in table.names if {str(v).strip() for v in table.column(n)} <= {"0", "1"})
+    if len(flags) < 2:
+        return None
+    others = table.without(*flags)
+    guess = GuessedColumns("multilabel", _text(others, given), flags, given.pair, labels=flags)
+    return _with_second_text(others, given, guess)
+
+
+def _labelled(table: Table, given: GivenColumns) -> GuessedColumns:
+    """A text, or two, and the column of their labels."""
+    label = given.label or _label(table.without(given.text, given.pair))
+    others = table.without(label)
+    text = _text(others.without(given.pair), given)
+    partner = PAIRS.get(text.lower())
+    pair = given.pair or (column_named([partner], table.names) if partner else None)
+    values = [as_list(value) for value in table.column(label)]
+    separator = _separator(values) if given.kind in (None, "multilabel") and not pair else None
+    kind = "multilabel" if separator else given.kind or _kind(values, table.column(text), pair)
+    guess = GuessedColumns(kind, text, label, pair, separator=separator)
+    if label in table.names:
+        guess = _with_labels(guess, values)
+    return _with_second_text(others, given, guess)
+
+
+def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns:
+    """The labels of the rows, and how good a constant answer is."""
+    if guess.separator:
+        counts = Counter(name for value in values for name in split_labels(value, guess.separator))
+        return replace(guess, labels=tuple(name for name, _ in counts.most_common()))
+    if guess.kind == "regression":
+        numbers = [float(str(value)) for value in values if _is_number(value)]
+        return replace(guess, baseline=pstdev(numbers) if numbers else 0.0)
+    if guess.kind != "classification":
+        return guess
+    names = [name for value in values if value is not None and (name := label_name(value))]
+    counts = Counter(names)
+    most = counts.most_common(1)[0][1] if counts else 0
+    labels = tuple(name for name, _ in counts.most_common())
+    return replace(guess, labels=labels, baseline=most / len(values))
+
+
+def _text(table: Table, given: GivenColumns) -> str:
+    return given.text or text_column(table.rows, table.names, table.where)
+
+
+def _with_second_text(table: Table, given: GivenColumns, guess: GuessedColumns) -> GuessedColumns:
+    """A pair, if exactly one other column holds texts and the user did not choose a text."""
+    if given.text or guess.pair or guess.kind not in PAIRED_KINDS:
+        return guess
+    others = [n for n in table.without(guess.text).names if _holds_texts(table.column(n))]
+    if len(others) != 1:
+        return guess
+    first, second = sorted((guess.text, others[0]), key=table.names.index)
+    return replace(guess, text=first, pair=second, pair_by_content=True)
+
+
+def _holds_texts(values: Sequence[Any]) -> bool:
+    """Whether a column holds texts rather than labels, names, ids, dates or numbers."""
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
+        return False
+    distinct = len(set(texts))
+    repeats = 2 * distinct <= len(texts) and distinct <= MAX_LABELS
+    if repeats and fmean(map(len, texts)) < LONG_TEXT:
+        return False
+    return median(map(_words, texts)) >= MIN_WORDS
+
+
+def _words(text: str) -> float:
+    """The words of a text, also of one without spaces between them; none if it is mostly digits."""
+    letters = len(LETTER.findall(text))
+    if 2 * sum(sign.isdigit() for sign in text) > letters:
+        return 0
+    words = sum(bool(LETTER.search(word)) for word in text.split())
+    return max(words, 0 if text.isascii() else letters / LETTERS_PER_WORD)
+
+
+def _label(table: Table) -> str:
+    named = column_named(LABEL_NAMES, table.names)
+    if named is not None:
+        return named
+    few = {
+        name: len(set(map(str, table.column(name))))
+        for name in table.names
+        if all(len(str(value)) <= 60 for value in table.column(name))
+    }
+    most = min(MAX_LABELS, len(table.rows) // 2)
+    classes = [name for name, count in few.items() if 2 <= count <= most]
+    if not classes:
+        raise MalmoiError(
+            f"No column of {table.where} looks like labels ({shown_names(table.names)}): name it "
+            "with --label COLUMN."
+        )
+    # a table usually ends with its label
+    return min(reversed(classes), key=lambda name: few[name])
+
+
+def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mapping[str, Any]]:
+    """The first valid rows of a table, in which columns of some names are expected."""
+    read: list[DataRow] = []
+    cells = 0
     try:
-        read = list(islice(rows_of(data), READ_ROWS))
+        for row in rows_of(data, list(filter(None, named))):
+            read.append(row)
+            cells += len(row.values)
+            if len(read) == READ_ROWS or cells >= READ_CELLS:
+                break
         rows = [row.values for row in read if row.values]
         if read and not rows:
             _ = read[0].checked  # says what is wrong with it
@@ -175,39 +306,6 @@ def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
     if not rows:
         raise MalmoiError(f"There are no examples in {source_name(data)}.")
     return rows
-
-
-def column_named(known: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column with the likeliest of the known names."""
-    by_lower = {name.lower(): name for name in names}
-    return next((by_lower[one] for one in known if one in by_lower), None)
-
-
-def _flags(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
-    """Several 0/1 columns, one per label of a multilabel task."""
-    if column_named(LABEL_NAMES, names):
-        return ()
-    flags = [name for name in names if {str(row.get(name)).strip() for row in rows} <= {"0", "1"}]
-    return tuple(flags) if len(flags) > 1 else ()
-
-
-def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
-    named = column_named(LABEL_NAMES, names)
-    if named is not None:
-        return named
-    few = {
-        name: len({str(row.get(name)) for row in rows})
-        for name in names
-        if all(len(str(row.get(name, ""))) <= 60 for row in rows)
-    }
-    classes = [n for n, count in few.items() if 2 <= count <= min(MAX_LABELS, len(rows) // 2)]
-    if not classes:
-        raise MalmoiError(
-            f"No column of {where} looks like labels ({', '.join(names)}): name it with --label "
-            "COLUMN."
-        )
-    # a table usually ends with its label
-    return min(reversed(classes), key=lambda name: few[name])
 
 
 def note_missing_header(names: Sequence[str], where: str) -> None:
@@ -219,19 +317,27 @@ def note_missing_header(names: Sequence[str], where: str) -> None:
         )
 
 
+def shown_names(names: Sequence[str]) -> str:
+    """The columns of a table as a sentence lists them."""
+    more = f" … ({len(names):,} columns)" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
+
+
 def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
-    """The column of the text: by its name, else the one with the longest values."""
+    """The column of the text: by its name, else the one with the most words, or else letters."""
     named = column_named(TEXT_NAMES, names)
     if named is not None:
         return named
-    lengths = {
-        name: fmean(len(str(row.get(name, ""))) for row in rows)
-        for name in names
+    columns = {name: [str(row.get(name, "")) for row in rows] for name in names}
+    texts = {
+        name: texts
+        for name, texts in columns.items()
         if not all(_is_number(row.get(name)) for row in rows)
     }
-    if not lengths:
+    if not texts:
         raise MalmoiError(f"No column of {where} looks like text: name it with --text COLUMN.")
-    return max(lengths, key=lambda name: lengths[name])
+    sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
+    return max(sizes, key=lambda name: sizes[name])
 
 
 def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:

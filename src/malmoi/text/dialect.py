@@ -3,9 +3,14 @@
 import csv
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from malmoi.text.lines import SAMPLE_BYTES, decode_sample, open_bytes
+from malmoi.system.limits import MAX_LINE_CHARACTERS
+from malmoi.text.column_names import LABEL_NAMES, TEXT_NAMES, label_name, unnamed_columns
+from malmoi.text.lines import start_of
 
 
 class UnquotedTabs(csv.excel_tab):
@@ -21,6 +26,9 @@ class Semicolons(csv.excel):
 
 
 LONGEST_COLUMN_NAME = 200  # in characters; survey questions are long names
+NAMES_PER_TEXT = 3  # how many times longer than its column's name a text usually is
+MAX_SHORTER = 0.05  # share of a column's texts that may be as short as its name
+PUNCTUATION = re.compile(r"[.,!?;:…。！？]")
 Dialect = type[csv.Dialect]
 QuotedTabs = csv.excel_tab  # quoted where needed, as pandas and Excel write them
 Commas = csv.excel
@@ -50,38 +58,75 @@ def comma_dialect(path: Path) -> Dialect:
     return Semicolons if _even(sample, Semicolons) else Commas
 
 
-def missing_header(path: Path, dialect: Dialect) -> list[str] | None:
+def missing_header(path: Path, dialect: Dialect, named: Iterable[str] = ()) -> list[str] | None:
     """column1, column2… if the first line of a table is a row; None if it names the columns.
 
-    It is a row if it has a long text or a value that occurs repeatedly below it.
+    A column of `named`, which the user or a model knows, decides if it stands in the first line.
+    Otherwise each column votes: a label may be the name of its column ("spam"), so that one cell
+    that occurs again below proves nothing beside another that is unlike its column.
     """
-    sample, _ = _sample(path)
-    rows = [row for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]
-    first = rows[0] if rows else []
-    if first == [str(number) for number in range(len(first))]:  # as pandas numbers columns
+    first, *rows = _sample_rows(_sample(path)[0], dialect) or [[]]
+    first = [label_name(cell) for cell in first]
+    numbered = [str(number) for number in range(len(first))]  # as pandas numbers columns
+    if first == numbered or not set(first).isdisjoint(named):
         return None
-    counts = [Counter(column) for column in zip(*rows[1:], strict=False)]
-    pairs = zip(first, counts, strict=False)
-    again = any(cell.strip() and count[cell] > 1 for cell, count in pairs)
+    whole = (map(label_name, row) for row in rows if len(row) == len(first))
+    columns = zip(first, zip(*whole, strict=True), strict=False)
+    votes = sum(_likeness(cell, below) for cell, below in columns)
     long = any(len(cell) > LONGEST_COLUMN_NAME for cell in first)
-    return unnamed_columns(len(first)) if again or long else None
+    return unnamed_columns(len(first)) if votes > 0 or long else None
 
 
-def unnamed_columns(count: int) -> list[str]:
-    """The names that columns of a table without a header get."""
-    return [f"column{number}" for number in range(1, count + 1)]
+def _likeness(cell: str, below: Sequence[str]) -> int:
+    """1 if the first cell of a column is one of its values, -1 if it is its name, 0 if either."""
+    counts = Counter(filter(None, below))
+    if not cell or not counts:
+        return 0
+    if counts[cell] > 1:
+        return 1
+    signs = (
+        cell.lower() in (*TEXT_NAMES, *LABEL_NAMES),
+        not _is_number(cell) and all(map(_is_number, counts)),
+        cell not in counts and min(counts.values()) > 1,
+        _is_short_name(cell, list(counts)),
+    )
+    return -1 if any(signs) else 0
+
+
+def _is_short_name(cell: str, texts: Sequence[str]) -> bool:
+    """Whether a cell without punctuation is far shorter than nearly all texts of its column."""
+    if PUNCTUATION.search(cell) or NAMES_PER_TEXT * len(cell) > median(map(len, texts)):
+        return False
+    return sum(len(text) <= len(cell) for text in texts) <= MAX_SHORTER * len(texts)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _sample(path: Path) -> tuple[str, str]:
     """The first whole lines of a file, and the very first."""
-    with open_bytes(path) as stream:
-        sample = stream.read(SAMPLE_BYTES)
-    text = decode_sample(sample)[1].replace("\r\n", "\n").lstrip("\ufeff")
-    whole = text if len(sample) < SAMPLE_BYTES else text[: text.rfind("\n") + 1]
+    sample, complete = start_of(path)
+    text = sample.replace("\r\n", "\n")
+    whole = text if complete else text[: text.rfind("\n") + 1]
     return whole, whole.partition("\n")[0]
 
 
 def _even(sample: str, dialect: Dialect) -> bool:
     """Whether every row has the header's number of fields, except a truncated last one."""
-    sizes = [len(row) for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]
+    sizes = [len(row) for row in _sample_rows(sample, dialect)]
     return bool(sizes) and all(size == sizes[0] for size in sizes[:-1])
+
+
+def _sample_rows(sample: str, dialect: Dialect) -> list[list[str]]:
+    return [row for row in table_reader(sample.splitlines(keepends=True), dialect) if row]
+
+
+def table_reader(lines: Iterable[str], dialect: Dialect) -> Any:
+    """A csv.reader, whose fields may be as long as a line."""
+    csv.field_size_limit(MAX_LINE_CHARACTERS)
+    return csv.reader(lines, dialect)

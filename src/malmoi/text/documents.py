@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.language import plural
 from malmoi.text.formats import (
     DOCUMENT_RULES,
@@ -20,6 +20,7 @@ from malmoi.text.formats import (
     FoundLines,
     ReadOptions,
 )
+from malmoi.text.lines import repair
 from malmoi.text.sources import TextSource, format_of, resolve_source
 from malmoi.text.web import NO_TEXT, WEB_FORMATS, main_text
 
@@ -143,7 +144,9 @@ class DocumentReader:
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
             count = plural(bad, "bad record") if web else plural(bad, "bad line")
-            sentences.append(f"{name}: {count} skipped, first {'; '.join(problem.first)}.")
+            advice = repair(problem.lines[0][1], Path(name)) if bad > MAX_BAD_LINES_SHOWN else ""
+            said = f"{name}: {count} skipped, first {'; '.join(problem.first)}."
+            sentences.append(f"{said} {advice}" if advice else said)
         return sentences
 
     def fingerprint(self) -> str:
@@ -171,6 +174,27 @@ def read_documents(
         raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
     found = {source.name: source for one in given for source in resolve_source(str(one))}
     return DocumentReader(list(found.values()), documents, text)
+
+
+def require_documents(readers: Sequence[DocumentReader]) -> Iterator[Document]:
+    """The documents of some readers; where there is none, the error says why."""
+    empty = True
+    for reader in readers:
+        for document in reader:
+            empty = False
+            yield document
+    if empty:
+        raise _no_text([bad for reader in readers for bad in reader.problems.values()])
+
+
+def _no_text(problems: Sequence[BadLines]) -> MalmoiError:
+    """The error of sources without a document, with the first of the lines that were skipped."""
+    if not problems:
+        return MalmoiError("There is no text to learn from: every source is empty.")
+    first = problems[0]
+    lines = plural(sum(bad.count for bad in problems), "bad line")
+    said = f"There is no text to learn from: {lines} skipped, such as {first.first[0]}."
+    return MalmoiError(f"{said} {repair(first.lines[0][1], Path(first.name))}".rstrip())
 
 
 def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":

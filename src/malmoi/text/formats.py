@@ -5,22 +5,29 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
-from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect
+from malmoi.system.limits import MAX_LINE_CHARACTERS
+from malmoi.text.column_names import label_name
+from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect, table_reader
 from malmoi.text.lines import (
     SAMPLE_BYTES,
+    TOO_LONG,
     OnBadLine,
     decode_blocks,
-    decode_lines,
     decode_sample,
-    open_bytes,
+    read_lines,
+    refuse_bad_lines,
+    whole_text,
 )
+from malmoi.text.open_file import COMPRESSED, open_bytes, read_whole, require_real_size
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
+MAX_BATCH_ROWS = 1000  # of a Parquet file, …
+BATCH_BYTES = 1 << 26  # … or about so many bytes
 MAX_BAD_SHARE = 0.2  # unreadable characters of a text file
 DOCUMENT_RULES = {
     "blank": "a blank line separates documents",
@@ -166,7 +173,7 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads one JSON value: an array of objects or texts, or an object with the text at the key."""
     try:
-        value = json.loads("\n".join(text for _, text in read_lines(path, want.on_bad_line)))
+        value = json.loads(whole_text(path, want.on_bad_line))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
             f"{path} is not valid JSON ({error}); a file with one object per line must be named "
@@ -184,27 +191,6 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
             named = f"no text under {want.column!r}"
             why = named if isinstance(row, dict) else "neither text nor an object"
             want.on_bad_line(number, why)
-
-
-def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
-    """The whole lines of a file, with their numbers."""
-    with open_bytes(path) as stream:
-        encoding, _ = decode_sample(stream.read(SAMPLE_BYTES))
-    with open_bytes(path) as stream:
-        yield from _joined(decode_lines(stream, encoding, bad))
-
-
-def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
-    """Joins the chunks of each line."""
-    parts: list[str] = []
-    number = 1
-    for number, text, ends in read:
-        parts.append(text)
-        if ends:
-            yield number, "".join(parts)
-            parts = []
-    if parts:
-        yield number, "".join(parts)
 
 
 def json_objects(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -227,15 +213,15 @@ def _is_text(value: str) -> bool:
 
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads CSV or TSV, separated and quoted as the file is, with or without a header."""
-    csv.field_size_limit(1 << 30)
     dialect = tab_dialect(path) if ".tsv" in path.suffixes else comma_dialect(path)
     lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
-    rows = csv.reader(lines, dialect)
+    rows = table_reader(lines, dialect)
     read = whole_rows(rows, path)
-    first = next(read, [])
-    header = first if want.column in first else missing_header(path, dialect) or first
-    place = header.index(checked_column(f"{path}:1", want.column, header))
-    for row in chain([] if header is first else [first], read):
+    column = label_name(want.column)
+    unnamed = missing_header(path, dialect, [column])
+    header = unnamed or [label_name(name) for name in next(read, [])]
+    place = header.index(checked_column(f"{path}:1", column, header))
+    for row in read:
         if len(row) == len(header):
             yield FoundDocument(row[place], rows.line_num)
         elif row:
@@ -255,30 +241,47 @@ def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads a column of a Parquet file, 1,000 rows at a time."""
+    """Reads a column of a Parquet file."""
+    file = parquet_file(path)
+    name = checked_column(path, want.column, file.schema_arrow.names)
+    batches = parquet_batches(path, file, [name])
+    yield from text_cells((cell for batch in batches for cell in batch[0].to_pylist()), want)
+
+
+def parquet_file(path: Path) -> Any:
+    """Opens a Parquet file, which may be compressed as a whole."""
     pyarrow = import_pyarrow(path)
-    with open_bytes(path) as stream:
-        try:
-            file = pyarrow.parquet.ParquetFile(
-                stream if stream.seekable() else pyarrow.BufferReader(stream.read())
-            )
-            name = checked_column(path, want.column, file.schema_arrow.names)
-            batches = file.iter_batches(batch_size=1000, columns=[name])
-            yield from text_cells((cell for one in batches for cell in one[0].to_pylist()), want)
-        except pyarrow.ArrowInvalid as error:
-            raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
+    packed = path.suffix in COMPRESSED
+    return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(read_whole(path)) if packed else path)
+
+
+def parquet_batches(path: Path, file: Any, columns: list[str] | None = None) -> Iterator[Any]:
+    """The rows of a Parquet file, as many at once as fit easily into memory."""
+    groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+    unpacked = sum(group.total_byte_size for group in groups)
+    require_real_size(path, unpacked)
+    row = unpacked // max(1, file.metadata.num_rows) + 1
+    if row > MAX_LINE_CHARACTERS:
+        refuse_bad_lines(path)(1, TOO_LONG)
+    size = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row))
+    return valid_batches(file.iter_batches(batch_size=size, columns=columns))
 
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a column of an Arrow stream, as written by datasets' save_to_disk."""
     pyarrow = import_pyarrow(path)
     with open_bytes(path) as stream:
-        try:
-            reader = pyarrow.ipc.open_stream(stream)
-            name = checked_column(path, want.column, reader.schema.names)
-            yield from text_cells((cell for one in reader for cell in one[name].to_pylist()), want)
-        except pyarrow.ArrowInvalid as error:
-            raise MalmoiError(f"{path} is not a valid Arrow file ({error}).") from error
+        reader = pyarrow.ipc.open_stream(stream)
+        name = checked_column(path, want.column, reader.schema.names)
+        batches = valid_batches(reader)
+        yield from text_cells((cell for batch in batches for cell in batch[name].to_pylist()), want)
+
+
+def valid_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a file; a damaged one would make pyarrow read foreign memory."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
 
 
 def import_pyarrow(path: Path) -> Any:

@@ -1,27 +1,24 @@
-"""Decoded lines of a file: compression by suffix, encoding by content, bad lines reported.
+"""Decoded lines of a file: encoding by content, bad lines reported.
 
 Long lines come in chunks, so memory stays bounded.
 """
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 from unicodedata import category
 
 from malmoi.errors import MalmoiError
+from malmoi.system.limits import MAX_LINE_CHARACTERS
+from malmoi.text.open_file import open_bytes, require_real_size, uncompressed_name
 
 MAX_LINE_BYTES = 1 << 24  # of one line that are decoded at once
 BLOCK_BYTES = 1 << 18  # of several lines that are decoded at once
 SAMPLE_BYTES = 4 << 20  # that determine the encoding and the rule for documents
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -36,42 +33,10 @@ _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
 # marks undecodable bytes; a lone surrogate, so no text can contain it
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
+HAS_NULS = "not text: it has NUL characters"
+TOO_LONG = f"longer than {MAX_LINE_CHARACTERS:,} characters"
 # lines, of which None is undecodable; whether they end
 DecodedLines = tuple[list[str | None] | list[str], bool]
-
-
-def uncompressed_name(path: Path) -> Path:
-    """The path without the suffix of a compression."""
-    return path.with_suffix("") if path.suffix in COMPRESSED else path
-
-
-@contextmanager
-def open_bytes(path: Path, *, decompress: bool = True) -> Iterator[IO[bytes]]:
-    """Opens a file, decompressed by default; a missing or damaged one raises MalmoiError."""
-    try:
-        with _open(path) if decompress else path.open("rb") as stream:
-            yield stream
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise MalmoiError(f"{path} is damaged or truncated ({error}); fetch it again.") from error
-    except OSError as error:
-        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".zst":
-        return _zstandard(path)
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-    return cast(IO[bytes], openers.get(path.suffix, Path.open)(path, "rb"))
-
-
-def _zstandard(path: Path) -> IO[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MalmoiError(f"{path} needs the package zstandard: pip install zstandard.") from error
-    return io.BufferedReader(
-        zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
-    )
 
 
 def decode_sample(sample: bytes) -> tuple[str, str]:
@@ -136,6 +101,76 @@ def _korean(line: bytes) -> str | None:
     return text if len(re.findall(r"[가-힣ㄱ-ㆎ]", text)) * 2 >= foreign else None
 
 
+def start_of(path: Path) -> tuple[str, bool]:
+    """The text that a file begins with, and whether that is all of it."""
+    with open_bytes(path) as stream:
+        sample = stream.read(SAMPLE_BYTES)
+    return decode_sample(sample)[1].lstrip("\ufeff"), len(sample) < SAMPLE_BYTES
+
+
+def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
+    """The whole lines of a file, with their numbers; one that is too long goes to `bad`."""
+    parts: list[str] = []
+    size = 0
+    number = 1
+    for first, lines, ends in _read_blocks(path, bad):
+        for number, text in enumerate(lines, first):
+            if size <= MAX_LINE_CHARACTERS < size + len(text):
+                bad(number, TOO_LONG)
+                parts = []
+            size += len(text)
+            if size <= MAX_LINE_CHARACTERS:
+                parts.append(text)
+            if ends:
+                yield from [(number, "".join(parts))] if size <= MAX_LINE_CHARACTERS else ()
+                parts = []
+                size = 0
+    if parts:
+        yield number, "".join(parts)
+
+
+def whole_text(path: Path, bad: OnBadLine) -> str:
+    """All lines of a file as one text."""
+    parts: list[str] = []
+    size = 0
+    for _, lines, ends in _read_blocks(path, bad):
+        parts.append("\n".join([*lines, ""]) if ends else lines[0])
+        size += len(parts[-1])
+        require_real_size(path, size)
+    return "".join(parts)
+
+
+def _read_blocks(path: Path, bad: OnBadLine) -> Iterator[tuple[int, list[str], bool]]:
+    with open_bytes(path) as stream:
+        encoding, _ = decode_sample(stream.read(SAMPLE_BYTES))
+    with open_bytes(path) as stream:
+        yield from decode_blocks(stream, encoding, bad)
+
+
+def repair(why: str, path: Path) -> str:
+    """What to do about a file with such a bad line; empty if that is clear."""
+    name = uncompressed_name(path)
+    if why == HAS_NULS:
+        return f"Remove them, with tr -d '\\000' < {name} > clean{name.suffix} for example."
+    if why == TOO_LONG:
+        return "Save long texts as plain text: .txt."
+    if not why.startswith("not readable"):
+        return ""
+    return (
+        "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert a file of Windows in Europe with "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{name.suffix} for example."
+    )
+
+
+def refuse_bad_lines(path: Path) -> OnBadLine:
+    """Raises the error of a line that cannot be read."""
+
+    def bad(number: int, why: str) -> None:
+        raise MalmoiError(f"{path}:{number}: {why}. {repair(why, path)}")
+
+    return bad
+
+
 def decode_lines(
     stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, str, bool]]:
@@ -169,7 +204,7 @@ def _readable(
         if text is None:
             bad(number, f"not readable as {encoding}")
         elif "\0" in text:
-            bad(number, "not text: it has NUL characters")
+            bad(number, HAS_NULS)
         else:
             yield number, text
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
-from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions, read_lines
+from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions
+from malmoi.text.lines import read_lines
+from malmoi.text.open_file import whole_items
 from malmoi.text.sources import FileSource, format_of
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".arrow")
@@ -60,7 +63,10 @@ class PairSource:
         if self.source != self.target or kind is None:
             return _lines(self.source, want), _lines(self.target, want)
         first, second = (
-            FORMATS[kind](self.source, ReadOptions(want.rule, column, bad, want.on_rule))
+            whole_items(
+                self.source,
+                FORMATS[kind](self.source, ReadOptions(want.rule, column, bad, want.on_rule)),
+            )
             for column, bad in zip(self.columns, (want.on_bad_line, _ignore), strict=True)
         )
         return first, second
@@ -109,8 +115,7 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
     found: list[PairSource] = []
     alone: list[Path] = []
     for path in (Path(given).expanduser() for given in sources):
-        if not path.is_file():
-            raise MalmoiError(f"{path} is missing.")
+        require_path(path)
         if format_of(path) in TABLES:
             found.append(PairSource(path, path, columns))
         else:

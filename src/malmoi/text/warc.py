@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from malmoi.text.lines import OnBadLine, open_bytes
+from malmoi.text.lines import OnBadLine
+from malmoi.text.open_file import open_bytes
 
 READ_BYTES = 1 << 16
 MAX_PIECE_BYTES = 1 << 20  # decompressed at once

@@ -9,7 +9,8 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
-from malmoi.text.lines import decode_sample, open_bytes
+from malmoi.text.lines import decode_sample
+from malmoi.text.open_file import open_bytes
 from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
 
 NO_TEXT = "no main text was found"
@@ -22,7 +23,11 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[^\r\n]*\r?\n")
 def read_html(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a page; its URL will be the one that it calls canonical."""
     with open_bytes(path) as stream:
-        yield FoundDocument("", 1, page=stream.read())
+        page = stream.read(MAX_RECORD_BYTES + 1)
+    if len(page) > MAX_RECORD_BYTES:
+        want.on_bad_line(1, f"longer than {MAX_RECORD_BYTES:,} bytes")
+    else:
+        yield FoundDocument("", 1, page=page)
 
 
 def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -57,12 +62,10 @@ def main_text(name: str, page: bytes) -> tuple[str, str]:
 def _trafilatura(name: str) -> Any:
     try:
         import trafilatura
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise MalmoiError(
-            f"{name} needs the package trafilatura: pip install trafilatura."
+            f"{name} needs two packages ({error}): pip install trafilatura lxml_html_clean."
         ) from error
-    except ImportError as error:  # of a package that it needs
-        raise MalmoiError(f"{name} needs trafilatura, which cannot be loaded: {error}") from error
     # a page without text is reported by its place, not by trafilatura's own log
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     return trafilatura

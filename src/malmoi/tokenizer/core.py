@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise, product, repeat
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -31,13 +31,16 @@ from malmoi.tokenizer.call import (
     call_rows,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
-from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
+from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
+from malmoi.tokenizer.marian import MarianPieces
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
+COUNTED_CHARACTERS = 65_536  # of a text, counted at once
+LONGEST_UNKNOWN_WORD = 100  # characters; WordPiece's limit for a word that it splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +92,19 @@ class Tokenizer:
         'The state of'
     """
 
-    def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
-        """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`."""
-        with panics_explained("This tokenizer cannot be used"):
+    def __init__(
+        self,
+        rust: Rust,
+        settings: dict[str, Any] | None = None,
+        pieces: MarianPieces | None = None,
+        where: str = "given here",
+    ) -> None:
+        """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
+
+        `where` names it in errors.
+        """
+        self._where = where
+        with panics_explained(f"The tokenizer {where} cannot be used"):
             rust.no_truncation()
             rust.no_padding()
             state = pipeline.parse_pipeline(rust)
@@ -103,8 +116,8 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
-                f"This tokenizer puts the token {max(frame):,} around a text, but its vocabulary "
-                f"ends at {self.vocab_size - 1:,}; its post_processor is damaged."
+                f"The tokenizer {where} puts the token {max(frame):,} around a text, but its "
+                f"vocabulary ends at {self.vocab_size - 1:,}; its post_processor is damaged."
             )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
@@ -112,6 +125,9 @@ class Tokenizer:
         self.morphemes = pipeline.cuts_morphemes(state)
         if self.morphemes:
             load_kiwi()
+        self._pieces = pieces
+        if pieces is None and pipeline.has_marked_pieces(state):
+            raise MalmoiError("This tokenizer is not whole without its SentencePiece models.")
         self._composes = pipeline.composes(state)
         self.control_tokens = control.control_names(state, names, self._vocab)
         # an unknown word is text: [UNK] is no control token, unless it has another role too
@@ -122,7 +138,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Reads a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or such a file."""
+        """Reads a folder or a file of a tokenizer.
+
+        That is tokenizer.json, vocab.txt, vocab.json and merges.txt, or SentencePiece's model of an
+        XLM-R, ALBERT, LLaMA or Marian.
+        """
         with collection_paused():
             return cls(*hf_files.read_tokenizer_files(Path(path)))
 
@@ -130,6 +150,13 @@ class Tokenizer:
     def from_json(cls, text: str) -> "Tokenizer":
         """Reads the text of a tokenizer.json."""
         return cls(hf_files.parse_rust(text, "The tokenizer.json given"))
+
+    @cached_property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of what a Marian writes, which has the same ids; of others, itself."""
+        if self._pieces is None:
+            return self
+        return Tokenizer(self._rust, self.settings, self._pieces.of_target())
 
     @property
     def chat_template(self) -> PlainValue:
@@ -172,19 +199,25 @@ class Tokenizer:
     ) -> list[Encoding]:
         """Encodes many texts at once, on all cores."""
         self._check(texts, pairs, max_tokens, specials=specials)
-        texts = self._marked(texts)
-        pairs = None if pairs is None else self._marked(pairs)
-        inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
         with encoding_explained(texts, pairs or ()):
-            if len(texts) == 1:  # avoids waking the thread pool
-                pair = pairs[0] if pairs else None
-                encoded = [rust.encode(texts[0], pair, add_special_tokens=specials)]
+            firsts = self._marked(texts, parse_special=parse_special)
+            seconds = None if pairs is None else self._marked(pairs, parse_special=parse_special)
+            # avoids waking the thread pool; but no other thread runs meanwhile
+            if len(texts) == 1 and len(texts[0]) <= CHUNK_CHARACTERS:
+                pair = seconds[0] if seconds else None
+                encoded = [rust.encode(firsts[0], pair, add_special_tokens=specials)]
             else:
-                encoded = rust.encode_batch(inputs, add_special_tokens=specials)
-        given = zip(texts, pairs or [""] * len(texts), strict=True)
+                inputs = firsts if seconds is None else zip(firsts, seconds, strict=True)
+                encoded = rust.encode_batch(list(inputs), add_special_tokens=specials)
+        nothing = [""] * len(texts)
+        given = zip(texts, pairs or nothing, strict=True)
+        marked = zip(firsts, seconds or nothing, strict=True)
+        names = self._names if parse_special else None
+        offsets = map(self._offsets, encoded, given, marked, repeat(names))
         return [
-            self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)
+            self._encoding(one, places, max_tokens)
+            for one, places in zip(encoded, offsets, strict=True)
         ]
 
     def encode_parts(self, parts: Sequence[str | int]) -> Encoding:
@@ -220,12 +253,15 @@ class Tokenizer:
             [part if isinstance(part, str) else self._secret(part) for part in parts]
             for parts in sequences
         ]
+        if self._pieces is not None:
+            raise UsageError("A translation model's tokenizer encodes whole texts only.")
         # control tokens between parts keep their secret names: those have no Hangul to mark
         first, second = [*("".join(self._marked(parts)) for parts in given), None][:2]
         assert first is not None
         with encoding_explained([first, second or ""]):
             one = self._secretive.encode(first, second, add_special_tokens=specials)
-        encoding = self._encoding(one, (first, second or ""), None)
+        marked = (first, second or "")
+        encoding = self._encoding(one, self._offsets(one, marked, marked, None), None)
         shown = shown or [
             [part if isinstance(part, str) else self.token(part) for part in parts]
             for parts in sequences
@@ -246,8 +282,9 @@ class Tokenizer:
     ) -> list[TokenRow]:
         """Only the tokens and segments of `encode_batch`, in a fraction of its memory."""
         self._check(texts, pairs, max_tokens, specials=True)
-        texts = self._marked(texts)
-        pairs = None if pairs is None else self._marked(pairs)
+        with encoding_explained(texts, pairs or ()):
+            texts = self._marked(texts)
+            pairs = None if pairs is None else self._marked(pairs)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the fast method may lose which text of a pair a token belongs to
         rust = self._text_only
@@ -266,7 +303,8 @@ class Tokenizer:
         busy.
         """
         check_texts(texts, "texts")
-        texts = list(self._marked(texts))
+        with encoding_explained(texts):
+            texts = list(self._marked(texts, parse_special=parse_special))
         pieces = [list(split_long_text(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
         rust = self._parsing if parse_special else self._text_only
@@ -276,6 +314,24 @@ class Tokenizer:
             return [one.ids for one in encoded]
         bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))
         return [[token for one in encoded[start:end] for token in one.ids] for start, end in bounds]
+
+    def count(self, text: str, most: int) -> int:
+        """How many tokens a text has, special ones included, counted up to `most`.
+
+        A long text is counted in parts, and not further than that takes. A cut between two parts
+        may count a token twice.
+        """
+        total = self._rust.num_special_tokens_to_add(is_pair=False)
+        for start in range(0, len(text), COUNTED_CHARACTERS):
+            total += len(self.ids([text[start : start + COUNTED_CHARACTERS]])[0])
+            if total >= most:
+                return most
+        return total
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of a text that become one token."""
+        return max(LONGEST_UNKNOWN_WORD, *map(len, self._vocab))
 
     def ids_of_words(self, words: list[str]) -> list[tuple[list[int], list[int | None]]]:
         """`ids` of many short texts, in groups: their tokens, and for each its text in the group.
@@ -307,7 +363,7 @@ class Tokenizer:
                 raise self._no_such(wrong)
         with panics_explained("These tokens cannot be decoded"):
             texts: list[str] = self._rust.decode_batch(rows, skip_special_tokens=skip_specials)
-        return texts
+        return [text.strip() for text in texts] if self._pieces else texts
 
     def token(self, id: int) -> str:
         """The token with this id, as in the vocabulary."""
@@ -328,7 +384,7 @@ class Tokenizer:
         """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
-        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder))
+        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
 
     def fingerprint(self) -> str:
         """A sha256 of everything that decides the ids."""
@@ -337,7 +393,11 @@ class Tokenizer:
             key: state[key]
             for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        if isinstance(scores := state["model"].get("vocab"), list):
+            # the library changes the last digit of a Unigram's scores when it reads what it wrote
+            parts["model"] |= {"vocab": [[piece, f"{score:.9g}"] for piece, score in scores]}
+        own = b"" if self._pieces is None else self._pieces.source + self._pieces.target
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode() + own).hexdigest()
 
     @overload
     def __call__(
@@ -418,20 +478,27 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copied Rust object loses `encode_special_tokens`
-        return Tokenizer, (self._rust, self.settings)
+        return Tokenizer, (self._rust, self.settings, self._pieces)
 
     @property
     def tokens_have_spaces(self) -> bool:
         """Whether the space before a word is part of its token."""
         return self.kind == "byte-bpe" or self.morphemes
 
-    def _marked(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts as the pipeline expects them: with morphemes marked, if it splits at those."""
+    def _marked(self, texts: Sequence[str], *, parse_special: bool = False) -> Sequence[str]:
+        """The texts as the pipeline expects them: with marks between what it splits."""
+        if self._pieces is not None:
+            return self._pieces.marked(texts, self._names if parse_special else None)
         return list(map(mark_morphemes, texts)) if self.morphemes else texts
+
+    @cached_property
+    def _names(self) -> re.Pattern[str] | None:
+        """Finds control tokens by their names."""
+        return control.names_pattern(self.control_tokens)
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""
-        with panics_explained("This tokenizer cannot be used"):
+        with panics_explained(f"The tokenizer {self._where} cannot be used"):
             if control.is_reachable(state, self.control_tokens):
                 return self._secretive
         self._rust.encode_special_tokens = True
@@ -440,7 +507,8 @@ class Tokenizer:
     @cached_property
     def _parsing(self) -> Rust:
         """The encoder that finds control tokens by name."""
-        return Rust.from_str(self._rust.to_str())
+        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+            return Rust.from_str(self._rust.to_str())
 
     @cached_property
     def _secrets(self) -> dict[str, str]:
@@ -449,7 +517,7 @@ class Tokenizer:
     @cached_property
     def _secretive(self) -> Rust:
         """The encoder that finds control tokens by their secret names only."""
-        with panics_explained("This tokenizer's control tokens cannot be told apart from text"):
+        with panics_explained(f"The tokenizer {self._where} cannot be used"):
             return control.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:
@@ -478,13 +546,13 @@ class Tokenizer:
                 else f"max_tokens={max_tokens} leaves no room for any token; give at least 1."
             )
 
-    def _encoding(self, one: Any, texts: tuple[str, str], max_tokens: int | None) -> Encoding:
+    def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:
         tokens = one.ids
         structural = self.control_ids
         columns: tuple[list[Any], ...] = (
             tokens,
             one.type_ids,
-            self._offsets(one, texts),
+            offsets,
             [
                 bool(flag) or token in structural
                 for flag, token in zip(one.special_tokens_mask, tokens, strict=True)
@@ -496,8 +564,20 @@ class Tokenizer:
         keep = truncate_to_tokens(one.sequence_ids, max_tokens)
         return Encoding(*([column[at] for at in keep] for column in columns))
 
-    def _offsets(self, one: Any, texts: tuple[str, str]) -> Offsets:
-        """The characters of each token, including all parts of decomposed characters."""
+    def _offsets(
+        self,
+        one: Any,
+        given: tuple[str, str],
+        texts: tuple[str, str],
+        names: re.Pattern[str] | None,
+    ) -> Offsets:
+        """The characters of each token, including all parts of decomposed characters.
+
+        `texts` are those given with marks; `names` are control tokens looked for in them.
+        """
+        if self._pieces is not None:
+            pieces = [iter(self._pieces.places(text, names)) for text in given]
+            return [(0, 0) if i is None else next(pieces[i]) for i in one.sequence_ids]
         found: Offsets = one.offsets
         corrections: list[Callable[[str, Offsets], Offsets]] = []
         if self._composes and not all(unicodedata.is_normalized("NFC", text) for text in texts):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, nearest
@@ -12,7 +12,7 @@ from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.pipeline import Merges, Vocab
+from malmoi.tokenizer.pipeline import SPACE, Merges, Vocab
 
 T = TypeVar("T")
 
@@ -21,7 +21,6 @@ NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
 DEFINED = 4
-SPACE = "▁"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (
     CONTRACTIONS
@@ -124,10 +123,7 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
     rust = Rust(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     front = [normalizers.Prepend(SPACE)] if given.get("add_space_prefix", True) else []
     rust.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
-    back = [decoders.Strip(" ", 1, 0)] if front else []
-    rust.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back]
-    )
+    rust.decoder = pipeline.spaced_bytes_decoder(prefix_space=bool(front))
     return rust
 
 
@@ -167,8 +163,4 @@ def _open(rust: Rust, names: Mapping[str, str], given: Mapping[str, Any]) -> Non
     """Adds bos and eos around texts if the file says so; SentencePiece adds bos by default."""
     first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
     last = names.get("eos") if given.get("add_eos_token", False) else None
-    if first is None and last is None:
-        return
-    whole = " ".join(part for part in (first, "$A", last) if part)
-    second = " ".join(f"{part}:1" for part in (first, "$B", last) if part)
-    pipeline.frame(rust, whole, f"{whole} {second}", *filter(None, (first, last)))
+    pipeline.with_ends(rust, first, last)

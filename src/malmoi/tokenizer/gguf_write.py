@@ -12,8 +12,8 @@ from tokenizers import models, normalizers
 from malmoi.errors import UsageError
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.gguf_read import CONTROL, DEFINED, NORMAL, PRE_TOKENIZERS, SPACE, UNKNOWN
-from malmoi.tokenizer.pipeline import State
+from malmoi.tokenizer.gguf_read import CONTROL, DEFINED, NORMAL, PRE_TOKENIZERS, UNKNOWN
+from malmoi.tokenizer.pipeline import SPACE, State
 
 # more of llama.cpp's token types
 UNUSED = 5

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import shown
-from malmoi.system.untrusted import parse_object, read_object, read_text
-from malmoi.tokenizer import pipeline
+from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
+from malmoi.tokenizer import pipeline, sentencepiece_model
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
     Settings,
@@ -16,15 +16,20 @@ from malmoi.tokenizer.hf_settings import (
     register,
     special_token_settings,
 )
+from malmoi.tokenizer.marian import FILES, MarianPieces
 from malmoi.tokenizer.pipeline import (
+    ALBERT_SPECIALS,
     BERT_SPECIALS,
     GPT1_SPECIALS,
     GPT2_SPECIALS,
+    LLAMA_SPECIALS,
+    MARIAN_SPECIALS,
     ROBERTA_SPECIALS,
     SPECIAL_ROLES,
     Merges,
     Vocab,
 )
+from malmoi.tokenizer.sentencepiece_model import add_own_tokens, read_sentencepiece
 from malmoi.tokenizer.verify import check_ids, check_state
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
@@ -39,21 +44,44 @@ BERT_SETTINGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", ""}
+GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+# how a class of transformers reads a SentencePiece model, and its special tokens
+SENTENCEPIECE_CLASSES = {
+    "XLMRobertaTokenizer": (sentencepiece_model.xlm_roberta, ROBERTA_SPECIALS),
+    "AlbertTokenizer": (sentencepiece_model.albert, ALBERT_SPECIALS),
+    "LlamaTokenizer": (sentencepiece_model.llama, LLAMA_SPECIALS),
+}
+MODEL_CLASSES = {
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "albert": "AlbertTokenizer",
+    "llama": "LlamaTokenizer",
+    "marian": "MarianTokenizer",
+}
 
 
-def read_tokenizer_files(path: Path) -> tuple[Rust, Settings]:
-    """The tokenizer of a folder or file, and its tokenizer_config.json."""
+def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
+    """The tokenizer of a folder or file: all that `Tokenizer` takes."""
     if not path.exists():
         raise MalmoiError(f"There is no tokenizer at {path}: no such file or folder.")
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
-    rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
+    pieces = None
+    if path.is_dir() and _is_marian(folder, settings):
+        rust, pieces = read_marian(folder, settings)
+    else:
+        rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
     with panics_explained(
         f"The special tokens that {folder / 'tokenizer_config.json'} names cannot be added"
     ):
         register(rust, settings)
-    return rust, settings
+    return rust, settings, pieces, str(path)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a file of a tokenizer."""
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
+    return any((folder / name).is_file() for name in names)
 
 
 def _read_folder(folder: Path, settings: Settings) -> Rust:
@@ -64,9 +92,13 @@ def _read_folder(folder: Path, settings: Settings) -> Rust:
     for vocab, merges in BPE_FILES:
         if (folder / vocab).exists() and (folder / merges).exists():
             return read_bpe(folder / vocab, folder / merges, settings)
+    for name in SENTENCEPIECE_FILES:
+        if (folder / name).exists():
+            return read_sentencepiece_file(folder / name, settings)
     raise MalmoiError(
         f"There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or vocab.json "
-        "and merges.txt."
+        f"and merges.txt, or a SentencePiece model ({', '.join(SENTENCEPIECE_FILES)}, or "
+        "source.spm and target.spm with vocab.json)."
     )
 
 
@@ -76,6 +108,8 @@ def _read_file(path: Path, settings: Settings) -> Rust:
             return read_bpe(path.with_name(vocab), path.with_name(merges), settings)
     if path.suffix == ".txt":
         return read_wordpiece(path, settings)
+    if path.suffix in (".model", ".spm"):
+        return read_sentencepiece_file(path, settings)
     return _read_whole(path, settings)
 
 
@@ -108,15 +142,69 @@ def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
                 setattr(rust.normalizer, field, settings[key])
 
 
+def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
+    """Reads a SentencePiece model by the rules of its class, which the file does not tell."""
+    name = _class_beside(path, settings)
+    if name not in SENTENCEPIECE_CLASSES:
+        raise MalmoiError(
+            f"{path} does not tell which tokenizer it belongs to: give its tokenizer_class in a "
+            f"tokenizer_config.json beside it. Known: {', '.join(SENTENCEPIECE_CLASSES)}."
+        )
+    build, usual = SENTENCEPIECE_CLASSES[name]
+    model = read_sentencepiece(path)
+    names = _names(usual, settings)
+    settings |= {f"{role}_token": settings.get(f"{role}_token") or names[role] for role in names}
+    with panics_explained(f"The tokenizer {path} cannot be used"):
+        rust = build(model, names, settings)
+        _make_special(rust, rust.get_vocab(), names, settings)
+        add_own_tokens(rust, model, names)
+    return rust
+
+
+def _is_marian(folder: Path, settings: Settings) -> bool:
+    """As for transformers, a Marian's models count more than a tokenizer.json beside them."""
+    if not all((folder / name).exists() for name in ("vocab.json", *FILES.values())):
+        return False
+    return _class_beside(folder / "vocab.json", settings) == "MarianTokenizer"
+
+
+def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
+    """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
+    if settings.get("separate_vocabs"):
+        raise MalmoiError(
+            f"{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
+            "translation models only with one for both."
+        )
+    names = _names(MARIAN_SPECIALS, settings)
+    vocab = read_vocab_json(folder / "vocab.json")
+    missing = next((name for name in names.values() if name not in vocab), None)
+    if missing is not None:
+        raise MalmoiError(f"{folder / 'vocab.json'} has no {missing}, which a Marian needs.")
+    source, target = (read_sentencepiece(folder / name).data for name in FILES.values())
+    with panics_explained(f"The tokenizer {folder} cannot be used"):
+        rust = pipeline.marian_pipeline(vocab, names)
+        _make_special(rust, vocab, names, settings)
+        return rust, MarianPieces(source, target)
+
+
+def _class_beside(path: Path, settings: Settings) -> str:
+    """The class of a tokenizer: tokenizer_config.json's, or that of the model beside it."""
+    config = path.with_name("config.json")
+    model = read_object(config) if config.is_file() else JsonObject({}, "")
+    kind = model.text("model_type", default="")
+    return class_name(settings) or class_name(model) or MODEL_CLASSES.get(kind, "")
+
+
+def _names(usual: dict[str, str], settings: Settings) -> dict[str, str]:
+    """The token of each role that a family has."""
+    return {role: special_token_settings(settings, role) or usual[role] for role in usual}
+
+
 def read_wordpiece(path: Path, settings: Settings) -> Rust:
     """Reads BERT's vocab.txt: one token per line, its id the line number from 0."""
     _expect_class(path, settings, WORDPIECE_CLASSES)
     vocab = read_vocab_lines(path)
-    names = BERT_SPECIALS | {
-        role: name
-        for role in BERT_SPECIALS
-        if (name := special_token_settings(settings, role)) is not None
-    }
+    names = _names(BERT_SPECIALS, settings)
     for role in ("unk", "cls", "sep"):
         if names[role] not in vocab:
             raise MalmoiError(
@@ -206,8 +294,6 @@ def read_vocab_json(path: Path) -> Vocab:
     if not vocab:
         raise MalmoiError(f"{path} is empty: a vocabulary has at least one token.")
     check_ids(vocab, str(path))
-    if len(set(vocab.values())) < len(vocab):
-        raise MalmoiError(f"{path}: two tokens have the same id; a vocabulary has each id once.")
     return vocab
 
 
@@ -233,8 +319,14 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
 
 
 def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
+    """Refuses a vocabulary whose rules only a tokenizer.json has, or had."""
     name = class_name(settings)
-    if name not in known | GENERIC_CLASSES:
+    if name in GENERIC_CLASSES:
+        raise MalmoiError(
+            f"{path.parent} has no tokenizer.json, which alone has the rules of its tokenizer: the "
+            "copy is incomplete, or its writing was interrupted."
+        )
+    if name not in {*known, ""}:
         raise MalmoiError(
             f"{path} belongs to a {name}, whose rules are not in these files. Save it with "
             "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "

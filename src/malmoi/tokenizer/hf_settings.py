@@ -1,5 +1,6 @@
 """tokenizer_config.json and the other small files, read as transformers does."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import SPECIAL_ROLES, State
 
 Settings = dict[str, Any]
+FLAGS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"]
+FLAGS += ["keep_accents", "legacy", "add_bos_token", "add_eos_token", "separate_vocabs"]
 LIKELY = {  # usual names of the roles if there is no tokenizer_config.json
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -47,7 +50,7 @@ def read_settings(folder: Path) -> Settings:
 
 def _check(settings: JsonObject) -> None:
     """Checks the types of all settings that are used."""
-    for flag in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+    for flag in FLAGS:
         settings.flag(flag, default=False)
     settings.number("model_max_length", default=0.0)
     settings.text("tokenizer_class", default="")
@@ -141,7 +144,7 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def class_name(settings: Settings) -> str:
+def class_name(settings: Mapping[str, Any]) -> str:
     """The transformers class it was saved from, without "Fast"; empty if unknown."""
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 

@@ -14,6 +14,8 @@ Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
 State = dict[str, Any]  # a parsed tokenizer.json
 
+SPACE = "▁"  # SentencePiece's sign for a space
+
 # in the order in which transformers registers them
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 BERT_SPECIALS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -27,6 +29,14 @@ ROBERTA_SPECIALS = {
     "cls": "<s>",
     "mask": "<mask>",
 }
+ALBERT_SPECIALS = BERT_SPECIALS | {
+    "bos": "[CLS]",
+    "eos": "[SEP]",
+    "unk": "<unk>",
+    "pad": "<pad>",
+}
+LLAMA_SPECIALS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+MARIAN_SPECIALS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
@@ -48,10 +58,10 @@ def bert_pipeline(
     )
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece(prefix="##")
-    return with_frame(rust, vocab, names)
+    return with_frame(rust, names)
 
 
-def with_frame(rust: Rust, vocab: Vocab, names: dict[str, str]) -> Rust:
+def with_frame(rust: Rust, names: dict[str, str]) -> Rust:
     """Puts [CLS] A [SEP] B [SEP] around texts."""
     cls = names["cls"]
     sep = names["sep"]
@@ -103,6 +113,15 @@ def gpt2_pipeline(
     return rust
 
 
+def with_ends(rust: Rust, first: str | None, last: str | None) -> None:
+    """Puts a first and a last token around every text, if there are such."""
+    if first is None and last is None:
+        return
+    whole = " ".join(part for part in (first, "$A", last) if part)
+    second = " ".join(f"{part}:1" for part in (first, "$B", last) if part)
+    frame(rust, whole, f"{whole} {second}", *filter(None, (first, last)))
+
+
 def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     """Adds a mask token, and puts the end-of-text token around every text as [CLS] and [SEP].
 
@@ -133,6 +152,14 @@ def roberta_pipeline(
     return rust
 
 
+def spaced_bytes_decoder(*, prefix_space: bool) -> Any:
+    """Pieces in which ▁ is a space, and unknown characters are bytes."""
+    back = [decoders.Strip(" ", 1, 0)] if prefix_space else []
+    return decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back]
+    )
+
+
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
     """One token per character: BPE without merges over the whole text, so white space survives."""
     rust = Rust(models.BPE(vocab, [], unk_token="<unk>"))
@@ -151,12 +178,26 @@ def morpheme_pipeline(model: models.Model, *, lowercase: bool) -> Rust:
         [
             pre_tokenizers.Split(MARK, "removed"),
             pre_tokenizers.Split(Regex(r"[\n\t\r]"), "isolated"),
-            pre_tokenizers.Metaspace("▁", prepend_scheme="never"),
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme="never"),
             pre_tokenizers.Punctuation("isolated"),
         ]
     )
-    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    rust.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
     return rust
+
+
+def marian_pipeline(vocab: Vocab, names: dict[str, str]) -> Rust:
+    """Pieces between marks, which SentencePiece wrote, by their numbers in a vocabulary."""
+    rust = Rust(models.WordLevel(vocab, names["unk"]))
+    rust.pre_tokenizer = pre_tokenizers.Split(MARK, "removed")
+    rust.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    frame(rust, f"$A {names['eos']}", f"$A $B {names['eos']}", names["eos"])
+    return rust
+
+
+def has_marked_pieces(state: State) -> bool:
+    """Whether a pipeline expects SentencePiece's marks (`marian_pipeline`)."""
+    return bool((state["pre_tokenizer"] or {}).get("pattern") == {"String": MARK})
 
 
 def split_at_morphemes(rust: Rust) -> Rust:
@@ -261,6 +302,8 @@ def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
     vocabulary but build their own pipeline, so they would give other ids for any other pipeline.
     """
     family = kind(state)
+    if has_marked_pieces(state):
+        return "MarianTokenizer"
     if (
         family == "wordpiece"
         and names.keys() >= BERT_SPECIALS.keys()

@@ -7,8 +7,9 @@ from typing import Any
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
-from malmoi.system.files import output_folder, write_text
+from malmoi.system.files import atomic_write, output_folder, write_text
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.marian import FILES, MarianPieces
 from malmoi.tokenizer.pipeline import State
 
 PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
@@ -17,18 +18,31 @@ DROPPED = (*PATHS, "added_tokens_decoder")
 
 
 def write_tokenizer(
-    rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: Path
+    rust: Rust,
+    settings: dict[str, Any],
+    names: dict[str, str],
+    folder: Path,
+    pieces: MarianPieces | None = None,
 ) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
+    """Writes tokenizer_config.json, the family's vocabulary files and tokenizer.json.
+
+    In this order: the first names the class, so that what is there of a tokenizer whose writing
+    was interrupted is not taken for another one. A Marian has its models instead of the last.
+    """
     state = pipeline.parse_pipeline(rust)
-    texts = vocabulary_files(state) | {
-        "tokenizer_config.json": _json(config(state, settings, names)),
-        "tokenizer.json": rust.to_str(pretty=True),
-    }
+    texts = {"tokenizer_config.json": _json(config(state, settings, names))}
+    texts |= vocabulary_files(state)
+    texts |= {} if pieces else {"tokenizer.json": rust.to_str(pretty=True)}
+    models = {file: getattr(pieces, side) for side, file in FILES.items()} if pieces else {}
     try:
-        with output_folder(folder):
+        with output_folder(folder) as place:
             for name, text in texts.items():
-                write_text(folder / name, text)
+                write_text(place / name, text)
+            for name, model in models.items():
+                with atomic_write(place / name) as file:
+                    file.write(model)
+            if pieces:
+                (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
         raise MalmoiError(
             f"The tokenizer cannot be written to {folder}: {error.strerror or error}."
@@ -69,6 +83,8 @@ def vocabulary_files(state: State) -> dict[str, str]:
     if model["type"] == "WordPiece":
         tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
         return {"vocab.txt": "".join(f"{token}\n" for token in tokens)}
+    if model["type"] == "WordLevel":
+        return {"vocab.json": _json(model["vocab"])}
     if model["type"] == "BPE" and model["merges"]:
         merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
         return {"vocab.json": _json(model["vocab"]), "merges.txt": f"#version: 0.2\n{merges}"}

@@ -231,7 +231,7 @@ def _morphemes(
     rust.train_from_iterator(map(mark_morphemes, texts), trainer)
     if kind == "bpe":
         return rust, GPT1_SPECIALS
-    return pipeline.with_frame(rust, rust.get_vocab(), BERT_SPECIALS), BERT_SPECIALS
+    return pipeline.with_frame(rust, BERT_SPECIALS), BERT_SPECIALS
 
 
 def _byte_morphemes(

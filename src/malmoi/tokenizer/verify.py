@@ -9,6 +9,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
@@ -53,6 +55,8 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
     if set(map(type, ids)) - {int}:
         # finds which one is wrong; slow for 250,000 tokens
         JsonObject({"vocab": vocab}, where).map_of("vocab", int)
+    if len(set(ids)) < len(vocab):
+        raise MalmoiError(f"{where}: two tokens have the same id; a vocabulary has each id once.")
     largest = max(ids, default=-1)
     smallest = min(ids, default=0)
     if smallest < 0 or largest >= len(vocab) + MAX_VOCABULARY_HOLES:
@@ -96,21 +100,35 @@ def _growth(part: Any, where: str) -> int:
 
 
 def _longest_replacement(charsmap: Any, where: str) -> int:
-    """The longest replacement in a SentencePiece charsmap, in bytes.
-
-    Its layout is a 4-byte length, a trie, then NUL-separated texts. Unicode's longest replacement
-    of one character has 33 bytes.
-    """
     try:
         data = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise MalmoiError(
             f"{where}: its precompiled_charsmap is not base64; it is damaged."
         ) from None
-    trie = int.from_bytes(data[:4], "little")
-    if trie % 4 or len(data) < 4 + trie:
+    return longest_replacement(data, where)
+
+
+def longest_replacement(data: bytes, where: str) -> int:
+    """The longest replacement in a SentencePiece charsmap, in bytes; refuses one that is damaged.
+
+    Its layout is a 4-byte length, a trie, then NUL-separated texts. Unicode's longest replacement
+    of one character has 33 bytes. The library follows the trie (a double array, as in Darts-clone)
+    without looking whether it leaves it, so that is checked here.
+    """
+    size = int.from_bytes(data[:4], "little")
+    texts = data[4 + size :]
+    if size % 4 or len(data) < 4 + size:
         raise MalmoiError(f"{where}: its precompiled_charsmap is truncated; it is damaged.")
-    return max(1, max(map(len, data[4 + trie :].split(b"\0")), default=1))
+    units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
+    leaves = units >> 31 == 1
+    next_units = np.arange(len(units)) ^ units >> 10 << ((units & 512) >> 6) | 255
+    beyond = np.where(leaves, (units & 0x7FFFFFFF) >= len(texts), next_units >= len(units))
+    if beyond.any():
+        raise MalmoiError(
+            f"{where}: its precompiled_charsmap points outside itself; it is damaged."
+        )
+    return max(1, max(map(len, texts.split(b"\0")), default=1))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -5,14 +5,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from statistics import median
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
 from malmoi.errors import first_line
-from malmoi.system.machine import hush_emulation, named_dtype, this_machine, usable_threads
+from malmoi.system.machine import hush_emulation, named_dtype, this_machine
+from malmoi.system.threads import ThreadTuner, tuned_threads
 from malmoi.training.loss_module import LossModule
 from malmoi.training.recipe import TrainConfig
 
@@ -25,8 +27,8 @@ SDPA_BACKENDS = [
     SDPBackend.MATH,
 ]
 
-PROBE_SECONDS = 0.3  # a pass this long gives a reliable timing
-MAX_PROBE_SECONDS = 2.0  # a pass longer than this is not repeated
+PROBE_SECONDS = 0.3  # a pass this long is not doubled
+MAX_PROBE_SECONDS = 5.0  # a pass longer than this is not repeated
 COMPILED_PAYS = 0.95  # compile only if a step takes at most this share of the eager time
 
 
@@ -81,17 +83,29 @@ def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
 
 @cache
 def matmul_rate(execution: Execution, size: int, threads: int) -> float:
-    """FLOP/s of a square matrix product with this many threads: the reference for utilisation."""
+    """FLOP/s of a square matrix product with this many threads: the reference for utilisation.
+
+    On a processor beside other programs, with as many threads as pay there and on average, which
+    is what a run will have; a GPU's best is what it has alone.
+    """
     a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(4):
-        execution.synchronize()
-        start = time.perf_counter()
+
+    def products() -> float:
         for _ in range(5):
             a @ b
         execution.synchronize()
-        best = min(best, (time.perf_counter() - start) / 5)
-    return 2 * size**3 / best
+        return 10.0 * size**3
+
+    if execution.device.type == "cpu":
+        with thread_count(execution.device, threads, 0, lambda _: None) as tuner:
+            return tuner.measure(products)
+    return products() / min(_seconds(products) for _ in range(4))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def measured_flops(execution: Execution) -> float:
@@ -114,28 +128,29 @@ def known_flops(execution: Execution) -> tuple[float, str]:
 
 
 @contextmanager
-def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Computes with as many CPU threads as the run began with, within the context.
+def thread_count(
+    device: torch.device, recorded: int, used: int, say: Callable[[str], None]
+) -> Iterator[ThreadTuner]:
+    """Computes with at most as many CPU threads as the run began with, within the context.
 
-    Another number sums in another order, and a resumed run would no longer be bit-identical. A new
-    run takes one thread per free core.
+    Another number sums in another order, and a resumed run would no longer be bit-identical: it
+    continues with the number last `used`. Only other programs on the machine change it.
     """
-    if device.type != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
     onednn = torch.backends.mkldnn.enabled
     cores = this_machine().cores
-    if recorded > cores:
+    on_cpu = device.type == "cpu"
+    if on_cpu and recorded > cores:
         say(
             f"This run began with {recorded} threads and continues with {cores}: results may "
             "differ in the last digits."
         )
-    torch.set_num_threads(min(recorded, cores) if recorded else usable_threads())
+    limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
+    tuner = ThreadTuner(limit, say, fixed=not on_cpu)
+    tuner.count = min(used, limit) or tuner.count
     try:
-        yield
+        with tuned_threads(tuner):
+            yield tuner
     finally:
-        torch.set_num_threads(before)
         # torch turns oneDNN off for good when a bf16 product fails, as on a chip without bf16:
         # later runs of this process would round differently from those of others
         torch.backends.mkldnn.enabled = onednn
@@ -204,32 +219,33 @@ class StepTimer:
     execution: Execution
     run_pass: Callable[[int], None]  # forward and backward pass over this many sequences
     update: Callable[[], None]  # clipping and optimizer step with the current gradients
+    threads: ThreadTuner
 
     def measure(self, micro: int, *, compiled: bool) -> tuple[float, float]:
-        """Returns the seconds of one update and of one sequence."""
-        took, size = self._pass_seconds(micro, compiled=compiled)
-        self._timed(self.update)  # the first update allocates the moments
-        return min(self._timed(self.update), self._timed(self.update)), took / size
+        """Returns the seconds of one update and of one sequence.
 
-    def _pass_seconds(self, micro: int, *, compiled: bool) -> tuple[float, int]:
-        """Doubles a pass until it is long enough to time; returns its seconds and sequences."""
+        Passes are repeated until the number of threads is chosen: one hiccup of a busy machine must
+        not decide on the batch.
+        """
         size = micro if compiled else 1  # a compiled pass has a fixed size
         with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
-            self._timed_pass(size)  # warm-up: allocations and compilation
-            took = self._timed_pass(size)
+            self._pass(size)  # warm-up: allocations and compilation
+            took = _seconds(partial(self._pass, size))
             while took < PROBE_SECONDS and 2 * size <= micro:
                 size *= 2
-                took = self._timed_pass(size)
-            if took < MAX_PROBE_SECONDS:  # best of two, since other programs may be running
-                took = min(took, self._timed_pass(size))
-        return took, size
+                took = _seconds(partial(self._pass, size))
+            rate = size / took if took > MAX_PROBE_SECONDS else self._rate(size)
+        self._update()  # the first update allocates the moments
+        return median(_seconds(self._update) for _ in range(3)), 1 / rate
 
-    def _timed_pass(self, size: int) -> float:
-        return self._timed(lambda: self.run_pass(size))
+    def _rate(self, size: int) -> float:
+        return self.threads.measure(partial(self._pass, size))
 
-    def _timed(self, work: Callable[[], None]) -> float:
+    def _pass(self, size: int) -> float:
+        self.run_pass(size)
         self.execution.synchronize()
-        began = time.perf_counter()
-        work()
+        return size
+
+    def _update(self) -> None:
+        self.update()
         self.execution.synchronize()
-        return time.perf_counter() - began

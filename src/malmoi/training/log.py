@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from malmoi.errors import MalmoiError
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.run_folder import read_metrics
@@ -23,6 +24,7 @@ class RunLog:
         self.first = first
         self._trackers: list[Tracker] = []
         self._there: set[tuple[int, bool]] = set()  # rows of the step that a run resumes from
+        self._written = False
         if first and c.trackers:
             self._trackers = open_trackers(c.trackers, out, c.to_dict())
 
@@ -36,10 +38,21 @@ class RunLog:
             write_text(self.path, "".join(_line(row) for row in kept))
         self._there = {_kind(row) for row in kept if row["step"] == step}
 
+    def require_folder(self) -> None:
+        """Stops a run whose folder was removed: what it would write there, nobody could resume."""
+        gone = self._written and not self.path.is_file()
+        if self.first and (gone or not self.path.parent.is_dir()):
+            raise MalmoiError(
+                f"{self.path.parent} was removed while the run was writing to it, so the run has "
+                "stopped. Run the same command again to start over."
+            )
+
     def write_row(self, **values: Any) -> None:
         """Adds a row, unless the run had written it before it was interrupted."""
         if not self.first or _kind(values) in self._there:
             return
+        self.require_folder()
+        self._written = True
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(values))
         step = values.pop("step")

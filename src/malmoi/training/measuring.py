@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice, takewhile
 
 from malmoi.system.machine import this_machine
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.device import choose_execution, known_flops, thread_count
+from malmoi.training.device import choose_execution, known_flops
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
 
@@ -95,7 +95,7 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     sample: list[tuple[str, str]] = []
     documents = 0
     whole = 0
-    for document in (document for reader in readers for document in reader):
+    for document in require_documents(readers):
         if whole > READ_BYTES:
             break
         size = len(document.text.encode("utf-8", "replace"))
@@ -130,8 +130,7 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     execution = choose_execution(group.device, c)
     kind = group.device.type
     name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
-    with thread_count(group.device, 0, logger.info):
-        flops, problem = known_flops(execution)
+    flops, problem = known_flops(execution)
     if problem:
         logger.warning(
             f"The speed of {name} could not be measured ({problem}): the size is chosen for "

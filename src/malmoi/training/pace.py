@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from malmoi.system.language import plural
-from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
 from malmoi.training.state import Position
 
@@ -72,14 +72,20 @@ class WorkClock:
 
     The first step is free: it compiles, fills caches and reads the first batches. A lap absurdly
     longer than others of its kind counts as a usual one, because nothing was computed while the
-    machine slept.
+    machine slept. `share` is how much of a second counts.
     """
 
-    def __init__(self, worked: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        worked: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+        share: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self.training = 0.0  # seconds of steps only, including the first, to compute the speed
         self.taken = 0  # steps in `training`
         self._worked = worked
         self._now = now
+        self._share = share
         self._since = now()
         self._steps = 0  # since the last lap
         self._first: float | None = None  # seconds of this process's first step
@@ -94,7 +100,8 @@ class WorkClock:
         """Work so far; steps in flight on a GPU count by the time since the last lap."""
         if not self.started or not self._steps:
             return self._worked
-        return self._worked + self._plausible("step", self._now() - self._since, self._steps)
+        elapsed = self._plausible("step", self._now() - self._since, self._steps)
+        return self._worked + elapsed * self._share()
 
     @property
     def usual_step(self) -> float:
@@ -125,7 +132,7 @@ class WorkClock:
             self.training += elapsed
             return
         counted = self._plausible(kind, elapsed, count)
-        self._worked += counted
+        self._worked += counted * self._share()
         self.training += counted if kind == "step" else 0.0
         self._recent.setdefault(kind, deque(maxlen=RECENT)).append(elapsed / max(1, count))
 
@@ -152,6 +159,10 @@ class Pace:
     def updates(self, batch: int) -> int:
         """Updates of `batch` sequences until the time or the text is used up."""
         return math.ceil(min(self.samples / batch, self._timed_updates(batch)))
+
+    def seconds_of(self, batch: int) -> float:
+        """Seconds of an update of `batch` sequences of the first phase."""
+        return self.optimizer + batch / self.world * self.sequence
 
     def _timed_updates(self, batch: int) -> int:
         return max(1, round(self._exact_updates(batch)))
@@ -236,11 +247,17 @@ def smallest_batch(recipe: Recipe) -> int:
 
 
 def verdict(
-    recipe: Recipe, steps: int, loss: float, guessing: float, training: float = math.inf
+    recipe: Recipe,
+    steps: int,
+    loss: float,
+    guessing: float,
+    training: float = math.inf,
+    epochs: float = 1.0,
 ) -> str:
     """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
 
-    `training` is the loss on the text that it learned from, if that is another.
+    `training` is the loss on the text that it learned from, if that is another; `epochs` is how
+    often it read that text.
     """
     learnt = (1 - LEARNT) * guessing
     if not guessing or loss < learnt:
@@ -257,6 +274,13 @@ def verdict(
         f"this model has learnt next to nothing (loss {loss:.2f}; guessing by token frequency "
         f"gives {guessing:.2f})."
     )
+    if steps >= USEFUL_UPDATES and epochs < 1:
+        budget = next(name for name in BUDGETS if getattr(c, name))
+        more = f"--{budget} {4 * getattr(c, budget):.10g}"
+        return (
+            f"After {updates} on {epochs:.1%} of the text: {nothing} Train for longer ({more}), or "
+            "use a smaller model."
+        )
     if steps >= USEFUL_UPDATES:
         return f"After {updates}: {nothing} More training, a lower train.lr or more text may help."
     smaller = (

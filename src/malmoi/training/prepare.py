@@ -41,8 +41,9 @@ MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes; a plugin's file may be renamed
 FREE = "save_every keep snapshots valid_every valid_batches log_every prompt tensorboard track"
-FREE += " fit_batch micro compile parallel"
+FREE += " fit_batch micro compile parallel stretch"
 CHANGEABLE_SETTINGS = {f"train.{name}" for name in (*BUDGETS, *FREE.split())} | {"about", "plugins"}
+CHANGEABLE_SETTINGS.add("data.fraction")  # a longer run reads more of the text
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
@@ -183,11 +184,16 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
+    if recipe.data.pairs and words.target is not words:
+        raise UsageError(
+            "This model's tokenizer has a SentencePiece model for each language, and training "
+            "encodes both alike: it can translate, and not be trained further."
+        )
     split = split_pair if recipe.data.pairs else sentence_splitter(recipe.data.sentences)
     sentences, end = (None, words.specials.eos) if recipe.in_windows else (split, None)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
-        valid = recipe.data.valid
-        done = build_stores(reader, words, where, sentences=sentences, valid=valid, end=end)
+        shares = dict(valid=recipe.data.valid, fraction=recipe.data.fraction)
+        done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
                 f"The token store in {where} was {done.how}; training continues with the new one."

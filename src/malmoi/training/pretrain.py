@@ -1,6 +1,7 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_pa
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
-from malmoi.training.sized_recipe import SizedRecipe, size_recipe
+from malmoi.training.sized_recipe import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONG_MINUTES = 10  # a run of more that nobody asked for is announced
 # files that a run writes
 RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
 RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
@@ -65,8 +67,8 @@ def run_pretraining(
             group.barrier()
         if named in SIZED:
             chosen = _sized(chosen, overrides, origin, out, group)
-        elif named in RECIPES and not names_budget(overrides):
-            refuse_months(chosen, origin, group)
+        elif (named in RECIPES or distillation) and not names_budget(overrides):
+            announce_time(chosen, origin, group, begun=(out / "recipe.json").is_file())
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
@@ -113,8 +115,8 @@ def _sized(
 ) -> Recipe:
     """The folder's recipe, or one that the first process chooses for all."""
     begun = out / "recipe.json"
-    if begun.is_file() and (found := read_recipe(begun)).name == requested.name:
-        return resolve_recipe(found, overrides)
+    if begun.is_file() and (before := read_recipe(begun)).name == requested.name:
+        return _with_enough_text(resolve_recipe(before, overrides), before)
     chosen = ""
     if group.first:
         logger.info("Reading the text and measuring this machine …")
@@ -123,6 +125,15 @@ def _sized(
             logger.info(sentence)
         chosen = sized.recipe.to_json()
     return Recipe.from_json(group.broadcast_text(chosen)).check()
+
+
+def _with_enough_text(recipe: Recipe, before: Recipe) -> Recipe:
+    """A run that is continued for longer reads more of the text, or all of it."""
+    longer = max(1.0, recipe.train.minutes / (before.train.minutes or math.inf))
+    if recipe.data.fraction != before.data.fraction:  # it was given
+        return recipe
+    share = before.data.fraction * longer if recipe.train.minutes else 1.0
+    return recipe.override({"data.fraction": encoded_fraction(share)})
 
 
 def explain_size(
@@ -158,17 +169,21 @@ def size_run(
     return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
 
 
-def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> None:
-    """Refuses a paper's budget that takes more than a day here, unless the user asked for it."""
+def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, begun: bool) -> None:
+    """Says how long a budget that nobody gave takes here; refuses one of more than a day."""
     _, made = estimate_run(
         recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device)
     )
-    days = made.seconds / group.world / 86_400
-    if days <= 1:
-        return
+    minutes = made.seconds / group.world / 60
     budget = next(name for name in BUDGETS if getattr(recipe.train, name))
     paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
-    raise UsageError(
-        f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or "
-        f"--tokens, or {paper} for the paper's budget."
-    )
+    if minutes > 1440:
+        raise UsageError(
+            f"This would take about {plural(round(minutes / 1440), 'day')} here. Give --minutes, "
+            f"--steps or --tokens, or {paper} for the paper's budget."
+        )
+    if minutes > LONG_MINUTES and group.first and not begun:
+        logger.info(
+            f"{recipe.name} takes about {plural(round(minutes), 'minute')} here; --minutes "
+            f"{LONG_MINUTES} (minutes={LONG_MINUTES}) makes it shorter."
+        )

@@ -37,6 +37,7 @@ class DataConfig(Config):
     shares: tuple[float, ...] = ()  # share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)
     weights: tuple[float, ...] = ()  # share of each source in the mixture; none: by size
     valid: float = 0.01  # share of the documents held out for validation
+    fraction: float = 1.0  # of the training text that is encoded, drawn evenly; 1: all of it
     # what separates documents in plain text
     documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
     text: str = "text"  # the column or key that holds the text
@@ -69,6 +70,7 @@ class TrainConfig(Config):
     tokens: int = 0  # the budget in tokens
     epochs: float = 0.0  # the budget in epochs of the text
     minutes: float = 0.0  # the budget in minutes …
+    stretch: float = 1.0  # … which may take this many times as long beside other programs
     max_epochs: float = 0.0  # … which ends when the text was read this often; 0: never
     batch: int = 32  # sequences per step over all processes
     fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
@@ -209,6 +211,10 @@ class Recipe(Config):
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
         _require(
+            self.train.stretch >= 1,
+            f"train.stretch must be 1 or more, not {self.train.stretch:g}.",
+        )
+        _require(
             self.train.max_epochs >= 0,
             f"train.max_epochs must be 0 or more, not {self.train.max_epochs:g}.",
         )
@@ -219,6 +225,10 @@ class Recipe(Config):
             )
 
     def _check_shares(self) -> None:
+        _require(
+            0 < self.data.fraction <= 1,
+            f"data.fraction is above 0 and at most 1, not {self.data.fraction:g}.",
+        )
         _require(
             0 <= self.data.together <= 1,
             f"data.together lies between 0 and 1, not {self.data.together:g}.",

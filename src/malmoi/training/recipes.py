@@ -240,13 +240,16 @@ def elmo_recipe(name: str) -> Recipe:
 
 
 def transformer_xl_recipe(name: str) -> Recipe:
-    """Dai et al. 2019 and their code: Adam at 2.5e-4, cosine, clip 0.25; byte-BPE, not words."""
+    """Dai et al. 2019 and their scripts: Adam, cosine, clip 0.25; byte-BPE, not words."""
     model = preset(name)
-    small = name.endswith("small")
-    sizes: dict[str, Any] = dict(batch=32, lr=1e-3) if small else dict(batch=60, lr=2.5e-4)
-    train = TrainConfig(
-        steps=200_000, decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes
-    )
+    sizes: dict[str, dict[str, Any]] = {
+        "transformer-xl-small": dict(steps=200_000, batch=32, lr=1e-3),
+        "transformer-xl-base": dict(steps=200_000, batch=60, lr=2.5e-4, warmup=0.0, warmup_steps=0),
+        "transformer-xl-large": dict(
+            steps=4_000_000, batch=128, lr=2.5e-4, warmup=0.0, warmup_steps=16_000
+        ),
+    }
+    train = TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name])
     return Recipe(
         name=name,
         about="LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)",

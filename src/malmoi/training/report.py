@@ -74,7 +74,7 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
         return ""
     training = next((r["loss"] for r in reversed(rows) if "loss" in r), math.inf)
     losses = (last["valid_loss"], last["guessing_loss"], training)
-    message = verdict(recipe, last["step"], *losses)
+    message = verdict(recipe, last["step"], *losses, last.get("epochs", 1.0))
     return f"<p><strong>{words(message)}</strong></p>"
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malmoi.errors import UsageError
-from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.data.captions import TextPerRow, open_features
+from malmoi.training.data.split import draw
 from malmoi.training.recipe import DataConfig, Recipe, pretraining_folder
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
     logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
-    texts = (document.text for reader in readers for document in reader)
+    whole = ((document.text, False) for document in require_documents(readers))
+    texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
     special = SPECIAL.get(recipe.samples, "none")
     return train_tokenizer(first_texts(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)

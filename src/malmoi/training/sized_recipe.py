@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
+MIN_ENCODED_BYTES = 10_000_000  # a vocabulary is learnt from them, in seconds
+ENCODED_PER_READ = 4  # the machine may turn out to be faster
+MOST = 0.5  # a larger part of the text is not worth leaving the rest out
 VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
 MASKED_ROW = 128  # tokens of a masked row of `both`
 PACKED_PASS = 512  # tokens of a pass of short texts on a processor, which attends to all of them
@@ -91,6 +94,11 @@ def size_recipe(
     return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
 
 
+def encoded_fraction(share: float) -> float:
+    """The part of the text to encode for a run that reads this share of it, or more."""
+    return 1.0 if share > MOST else round(share, 4)
+
+
 def held_out_share(text: TextSize) -> float:
     """The share of the text to validate on."""
     return round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4)
@@ -98,8 +106,6 @@ def held_out_share(text: TextSize) -> float:
 
 def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
-    if not text.bytes:
-        raise UsageError("There is no text to learn from: every source is empty.")
     if text.bytes < MIN_TEXT_BYTES:
         raise UsageError(
             f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
@@ -122,6 +128,9 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
+        "data.fraction": encoded_fraction(
+            max(MIN_ENCODED_BYTES / text.bytes, ENCODED_PER_READ * size.epochs)
+        ),
         "data.masked_length": _masked_length(kind, size.model.context),
         "train.max_epochs": USABLE_EPOCHS[kind],
         "train.batch": batch,
@@ -171,6 +180,12 @@ def _reasons(
         f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
         f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
     )
+    if recipe.data.fraction < 1:
+        part = _bytes(recipe.data.fraction * text.bytes)
+        yield (
+            f"Encoding: {part} of {_bytes(text.bytes)}, drawn evenly: "
+            f"{plural(c.minutes, 'minute')} can read no more."
+        )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
     peak = f"{speed.flops / 1e9:,.0f}"

@@ -1,13 +1,13 @@
 """Training state in train_state/step-N/, so that a run can be killed at any moment.
 
 Every process writes the rows of the weights and of the optimizer that only it holds, as plain
-safetensors; `state.json` has a checksum of each file. Any number of processes can read it back.
+safetensors; `state.json` has a checksum of each file and of itself. Any number of processes can
+read it back.
 Nothing is unpickled.
 """
 
 import json
 import math
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,12 +19,12 @@ from typing import Any, get_args, get_origin
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from malmoi.checkpoint.weights import write_tensors
 from malmoi.config import field_types
 from malmoi.errors import MalmoiError
-from malmoi.system.files import explain_disk_errors
+from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
@@ -56,6 +56,7 @@ class Position:
     expected: int = 0  # updates that a budget in minutes was measured to hold
     compiled: bool | None = None  # whether steps are compiled; None: not yet decided
     threads: int = 0  # of the CPU; sums in another order differ in their last bits
+    threads_used: int = 0  # fewer than `threads` while other programs keep the machine busy
     averaged: int = 0  # steps in the weight average
 
     def is_spike(self, loss: float, phase: int) -> bool:
@@ -107,10 +108,9 @@ def save_state(
         group.barrier()
         file = beside / f"rank-{group.rank:05}.safetensors"
         own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
-        local = {name: local_part(t).detach().cpu().contiguous() for name, t in own.items()}
         rows = {name: _first_row(t) for name, t in own.items()}
-        save_file(local, file, {"rows": json.dumps(rows)})
-        _fsync(file)
+        local = {name: local_part(t) for name, t in own.items()}
+        write_tensors(file, local, {"rows": json.dumps(rows)})
         group.barrier()
         if group.first:
             _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
@@ -142,14 +142,13 @@ def _publish(
     """Renames a written state into place; an old state of the same step stays until then."""
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
     state = {"format": STATE_FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
-    (beside / "state.json").write_text(json.dumps(state), "utf-8")
-    _fsync(beside / "state.json")
+    write_text(beside / "state.json", json.dumps({**state, "checksum": _json_checksum(state)}))
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     beside.rename(final)
-    _fsync(final.parent)
+    flush_to_disk(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -318,6 +317,10 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     path = folder / "state.json"
     try:
         values = read_object(path)
+        contents = {name: value for name, value in values.items() if name != "checksum"}
+        # states of earlier versions have none
+        if values.get("checksum") not in (None, _json_checksum(contents)):
+            raise MalmoiError(f"{path} does not match its checksum.")
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
@@ -409,9 +412,5 @@ def _checksum(path: Path) -> list[int]:
         return [file.tell(), crc]
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _json_checksum(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values).encode())

@@ -14,8 +14,10 @@ from torch import Tensor
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
+from malmoi.system.machine import this_machine
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.threads import ThreadTuner
 from malmoi.training.device import (
     COMPILED_PAYS,
     StepTimer,
@@ -99,6 +101,7 @@ class Trainer:
         self.log = RunLog(run.out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
+        self.threads: ThreadTuner
         self._stop = StopSignals()
         self._saved_at = 0.0  # by time.monotonic
         self._compiled = False  # whether a pass was compiled
@@ -133,8 +136,9 @@ class Trainer:
         """Trains until the budget is used and returns the last validation; a signal saves first."""
         with self._stop:
             self._resume()
-            threads = thread_count(self.group.device, self.position.threads, self.log.line)
-            with threads, closing(self._planned_steps()) as planned:
+            p = self.position
+            threads = thread_count(self.group.device, p.threads, p.threads_used, self.log.line)
+            with threads as self.threads, closing(self._planned_steps()) as planned:
                 self._start()
                 for phase, size, micros in planned:
                     try:
@@ -156,21 +160,35 @@ class Trainer:
     def _start(self) -> None:
         """Calibrates and starts the clocks."""
         self._calibrate()
-        self.position.threads = torch.get_num_threads()
-        self.clock = WorkClock(self.position.seconds)
+        self.position.threads = self.threads.limit
+        self.clock = WorkClock(self.position.seconds, share=self._share)
         self._saved_at = time.monotonic()
         self._mark = (self.position.tokens, 0.0)
         if self.budget.progress(self.position) < 1:
             self._announce("running the first step")
 
+    def _share(self) -> float:
+        """How much of a second counts: all of it, or less while other programs take their share."""
+        return max(1 / self.config.stretch, 1 - self.threads.others)
+
     def _finish(self) -> dict[str, float]:
         """Validates and saves for the last time; averaged weights stay in place."""
         metrics = self._validate()
+        if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
+            raise MalmoiError(
+                f"The run diverged: its validation loss is {loss:g} at step "
+                f"{self.position.step:,}. Its last good state is in {self.state_root}; start "
+                "again with a lower train.lr."
+            )
         self.save()
         if self.average is not None and self.position.averaged:
             self.average.keep()
         if not metrics and (warning := self._verdict(self.position.mean)):
             self.log.line(warning)
+        expected = self.expected if self.budget.seconds else 0
+        others = self.threads.about_others(self.clock.training, self.position.step, expected)
+        if others and self.group.world == 1:
+            self.log.line(others)
         return metrics
 
     # ------------------------------------------------------------------ steps
@@ -198,7 +216,11 @@ class Trainer:
         p = self.position
         p.step += 1
         p.samples_seen[phase] += size
-        p.tokens += sum(micro.tokens for micro in micros) * self.group.world
+        tokens = sum(micro.tokens for micro in micros) * self.group.world
+        p.tokens += tokens
+        if self.group.world == 1:  # the processes of a run are no strangers to one another
+            self.threads.step(tokens)
+            p.threads_used = self.threads.count
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
         """One update: gradients of all micro-batches, weighted, clipped and applied."""
@@ -298,6 +320,11 @@ class Trainer:
             return self._measure(compiled=self.execution.compiled)
         self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
+        steps = self.budget.steps
+        seconds = steps * eager.seconds_of(self.config.batch) if steps else self.budget.seconds
+        if not this_machine().compile_pays("cpu", seconds):
+            self._compile_or_not(compiled=False)
+            return eager
         self._announce("measuring whether it helps")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
@@ -336,7 +363,7 @@ class Trainer:
 
     def _measure(self, *, compiled: bool) -> Pace:
         """Times a pass and an update with as few sequences as possible."""
-        timer = StepTimer(self.execution, self._probe, self._apply_gradients)
+        timer = StepTimer(self.execution, self._probe, self._apply_gradients, self.threads)
         try:
             update, sequence = timer.measure(self.micro, compiled=compiled)
         except RuntimeError as error:
@@ -403,12 +430,16 @@ class Trainer:
             self._roll_back(math.nan, phase)
             return False
         if snapping:
+            self.log.require_folder()
             with self._averaged():
                 self.run.save_snapshot(p.step)
             self.clock.lap("save")
         if validating:
-            self._validate()
+            loss = self._validate().get("valid_loss", 0.0)
             self.clock.lap("validation")
+            if not math.isfinite(loss):
+                self._roll_back(loss, phase)
+                return False
         if saving and not done:
             self.save()
             self.clock.lap("save")
@@ -481,7 +512,8 @@ class Trainer:
         self._restore()
         self.log.resume(self.position.step)
         self.position.samples_seen[phase] = p.samples_seen[phase]
-        kept = {name: getattr(p, name) for name in ("seconds", "expected", "compiled", "threads")}
+        names = ("seconds", "expected", "compiled", "threads", "threads_used")
+        kept = {name: getattr(p, name) for name in names}
         self.position = replace(self.position, rollbacks=rollbacks, spiked=p.step, **kept)
         back = f"back to step {self.position.step:,}, skipping the data that led there"
         self.log.line(f"The loss reached {loss:g} at step {p.step:,}: {back}.")
@@ -538,7 +570,8 @@ class Trainer:
                 metrics = validate(self.loss_module, feed, self.config, self.execution)
                 metrics["valid_loss_without_ema"] = own["valid_loss"]
             self.position.valid_loss = metrics["valid_loss"]
-            self._log_validation(metrics)
+            if math.isfinite(metrics["valid_loss"]):  # else there is nothing to show
+                self._log_validation(metrics)
         self.network.train()
         return metrics
 
@@ -546,7 +579,15 @@ class Trainer:
         """A warning if the loss hardly moved, so that the run does not end like a success."""
         p = self.position
         done = self.budget.progress(p) >= 1
-        return verdict(self.recipe, p.step, loss, self._guessing, p.mean) if done else ""
+        if not done:
+            return ""
+        return verdict(self.recipe, p.step, loss, self._guessing, p.mean, self._epochs)
+
+    @property
+    def _epochs(self) -> float:
+        """How often the text was read, of which only a fraction may be encoded."""
+        encoded = sum(self.position.samples_seen) / samples_per_epoch(self.recipe, self.feeds)
+        return encoded * self.recipe.data.fraction
 
     def _log_validation(self, metrics: Mapping[str, float]) -> None:
         p = self.position
@@ -554,6 +595,7 @@ class Trainer:
         warning = self._verdict(metrics["valid_loss"])
         if warning:
             rounded["guessing_loss"] = round(self._guessing, 5)
+            rounded["epochs"] = round(self._epochs, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
         self.log.write_row(**self._progress_row(), **rounded, **({"sample": text} if text else {}))
@@ -567,6 +609,7 @@ class Trainer:
 
     def save(self) -> None:
         """Saves the training state, then the checkpoint; removes old states but the best."""
+        self.log.require_folder()
         if self.group.world == 1:
             self.position.seconds = self.clock.seconds
         self._save_state()

@@ -37,7 +37,8 @@ class Question:
     prompt: TaskPrompt
     example: Example
     shots: int = 0
-    cut: bool = False  # whether its beginning was truncated to fit
+    cut: bool = False  # whether its beginning was truncated to fit …
+    answer_cut: bool = False  # … and even that of its longest answer
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,10 @@ def part_likelihoods(
     model = exam.model
 
     def read_on(some: Sequence[SplitText]) -> list[Score]:
-        return model.score([part.before for part in some], [part.middle for part in some])
+        return model.score([one.before for one in some], [one.middle for one in some], cut=True)
 
     def fill_in(some: Sequence[SplitText]) -> list[Score]:
-        return pseudo_scores(model.network, model.tokenizer, some, together=together)
+        return pseudo_scores(model.network, model.tokenizer, some, together=together, cut=True)
 
     return exam.in_steps("answer", parts, read_on if language_head(model) == "lm" else fill_in)
 

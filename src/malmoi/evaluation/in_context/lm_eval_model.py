@@ -55,7 +55,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         rows = []
         for _, before, after in requests:
             tokens = (before + after)[-(self.max_length + 1) :]
-            rows.append(ScoredRow(tokens, len(tokens) - len(after)))
+            rows.append(ScoredRow(tokens, max(1, len(tokens) - len(after))))
         return [
             (sum(logprobs), greedy) for logprobs, greedy in token_logprobs(self.model.network, rows)
         ]

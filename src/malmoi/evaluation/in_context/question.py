@@ -187,11 +187,14 @@ class QuestionBuilder:
         return [len(encoding.tokens) for encoding in tokenizer.encode_batch(texts)]
 
     def _cut(self, question: Question, surplus: int) -> Question:
-        """Drops the oldest tokens, since the question itself comes last."""
+        """Drops the oldest tokens, since the question itself comes last, and scoring the rest."""
         offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
-        if surplus >= len(offsets):
+        whole = surplus < len(offsets)
+        if not whole and question.prompt.written:
             raise UsageError(
                 f"{question.example.place} does not fit into this model's context of "
                 f"{self.model.config.context}: its answer alone fills it."
             )
-        return replace(question, before=question.before[offsets[surplus][0] :], cut=True)
+        first = offsets[surplus if whole else -1][0] if offsets else 0
+        before = question.before[first:]
+        return replace(question, before=before, cut=True, answer_cut=not whole)

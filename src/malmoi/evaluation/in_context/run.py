@@ -63,6 +63,7 @@ class InContextResult:
             **measured,
             "shots": count if self.shots.as_many_as_fit else self.shots.count,
             "examples": len(self.questions),
+            **({"truncated": cut} if (cut := sum(q.cut for q in self.questions)) else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
         }
 
@@ -135,14 +136,20 @@ def _result(
     else:
         questions = asker.build_all(items)
     graded = kind.grade(exam, questions)
-    cut = sum(question.cut for question in questions)
-    truncated = (
-        [f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit."]
-        if cut
-        else []
-    )
-    notes = (*notes, *truncated, *graded.notes)
+    notes = (*notes, *_truncated(questions), *graded.notes)
     return InContextResult(task.name, shots, graded, questions, exam, notes)
+
+
+def _truncated(questions: Sequence[Question]) -> Iterator[str]:
+    cut = sum(question.cut for question in questions)
+    answers = sum(question.answer_cut for question in questions)
+    if cut:
+        yield f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit."
+    if answers:
+        yield (
+            f"{answers:,} of {len(questions):,} items have an answer that is longer than the "
+            "context: only its end is scored."
+        )
 
 
 def split_rows(

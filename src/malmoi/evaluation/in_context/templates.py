@@ -1,7 +1,6 @@
 """Prompt templates as data, from templates.toml or a user's file."""
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -53,16 +52,7 @@ def _own(path: Path) -> dict[str, Any]:
         raise MalmoiError(f"The template {path} cannot be read: {error}.") from error
 
 
-RENAMED_FIELDS = {"after": "suffix", "between": "separator", "most": "max_answer_tokens"}
-
-
-def current_template(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Renames a template's deprecated fields, which are accepted for one more release."""
-    return {RENAMED_FIELDS.get(name, name): value for name, value in given.items()}
-
-
 def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
-    given = current_template(given)
     for field, value in given.items():
         if field not in TEMPLATE_FIELDS:
             raise UsageError(

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.text.lines import uncompressed_name
+from malmoi.text.lines import refuse_bad_lines, whole_text
+from malmoi.text.open_file import uncompressed_name
 from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
@@ -51,7 +52,9 @@ def articles(path: Path) -> Iterator[DataRow]:
 
 def whole_file(path: Path) -> Iterator[DataRow]:
     """Yields a file as one text."""
-    yield DataRow({"text": "".join(f"{line}\n" for _, line in text_lines(path))}, f"{path}:1")
+    text = whole_text(path, refuse_bad_lines(path))
+    ends = text.endswith("\n") or not text
+    yield DataRow({"text": text if ends else f"{text}\n"}, f"{path}:1")
 
 
 def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:

@@ -12,6 +12,7 @@ from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup
 from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
 from malmoi.model import Network
+from malmoi.system.threads import inference_threads
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import length_batches
 
@@ -105,11 +106,13 @@ def _write_group(
     writers = [writer_for(generator.tokenizer, sequence, config) for sequence in wanted]
     decoding = Decoding(generator.network, wanted, generator.fast_argmax, generator.batches)
     try:
-        while decoding.running:
-            for i, tokens in decoding.step().items():
-                if text := writers[i].push_all(tokens, wanted[i].constraint_state)[0]:
-                    yield i, text
-            decoding.drop(i for i, writer in enumerate(writers) if writer.done)
+        with inference_threads(generator.network.device) as threads:
+            while decoding.running:
+                for i, tokens in decoding.step().items():
+                    if text := writers[i].push_all(tokens, wanted[i].constraint_state)[0]:
+                        yield i, text
+                    threads.step(len(tokens))
+                decoding.drop(i for i, writer in enumerate(writers) if writer.done)
     finally:
         decoding.close()
 

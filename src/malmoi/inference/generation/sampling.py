@@ -199,7 +199,8 @@ def inverse_cdf(logits: Tensor, chance: Tensor) -> Tensor:
     """The token where the cumulative softmax reaches a uniform number [B, 1]: one draw per row."""
     total = logits.double().softmax(-1).cumsum(-1)
     # right=True: never selects a token of probability zero
-    return torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
+    found = torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
+    return found.clamp(max=logits.size(-1) - 1)  # NaN is found nowhere
 
 
 def random_generators(seed: int | None, samples: int) -> list[torch.Generator]:

@@ -117,15 +117,17 @@ class TokenSelector:
     def select(self, sequences: Sequence[SequenceState], hidden: Tensor) -> list[StepOutput]:
         """Selects the next token of each sequence from its hidden state [M, D]."""
         if all(sequence.plain for sequence in sequences):
+            _fail_without_scores(sequences, hidden)
             best = greedy_tokens(self.network, self.fast_argmax, hidden)
             pairs = zip(sequences, best, strict=True)
-            return [_write(sequence, [token], []) for sequence, token in pairs]
+            return [_write(one, [token], []) for one, token in pairs if one.error is None]
         return self.select_from_logits(sequences, self.network.read("lm", hidden))
 
     def select_from_logits(
         self, sequences: Sequence[SequenceState], logits: Tensor
     ) -> list[StepOutput]:
         """Selects the next tokens from logits [M, V]; none where a constraint raises."""
+        _fail_without_scores(sequences, logits)
         allowed = apply_constraints(sequences, logits)
         chosen = torch.empty(len(sequences), dtype=torch.long, device=logits.device)
         for sampling, members in group_by_sampling(sequences).items():
@@ -141,6 +143,16 @@ class TokenSelector:
             for sequence, token, one in zip(sequences, chosen.tolist(), logprobs, strict=True)
             if sequence.error is None
         ]
+
+
+def _fail_without_scores(sequences: Sequence[SequenceState], values: Tensor) -> None:
+    """Fails the requests whose hidden states or logits [M, …] are no numbers."""
+    for sequence, there in zip(sequences, values.amax(-1).isfinite().tolist(), strict=True):
+        if not there:
+            sequence.error = MalmoiError(
+                "The model's scores of the next token are not numbers: its training diverged, or "
+                "its weights are damaged."
+            )
 
 
 def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:

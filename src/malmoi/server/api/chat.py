@@ -13,6 +13,7 @@ from malmoi.inference.prompt import encode_conversation
 from malmoi.inference.stream import TextChunk, join_chunks
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES
+from malmoi.server.api.limits import served_model
 from malmoi.server.api.logprobs import chat_logprobs
 from malmoi.server.api.requests import ChatRequest
 from malmoi.server.api.responses import (
@@ -41,7 +42,7 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     …` and `Assistant: …` lines, up to where the next turn would begin. Leading white space is
     stripped from an answer, which has 256 tokens at most unless another number is given.
     """
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     check_length(ask, request)
     if ask.limit == 0:
         raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")

@@ -14,6 +14,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.stream import TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
+from malmoi.server.api.limits import served_model
 from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
@@ -36,7 +37,7 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     A text ends at the end of the model's context at the latest. `best_of` ranks by the mean
     log-probability per token.
     """
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     _check(ask, request)
     jobs = await asyncio.to_thread(_jobs, ask, served.writer)
     return await respond(request, CompletionReply(ask, served, jobs))

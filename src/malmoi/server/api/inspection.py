@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import AttentionRequest, LensRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse
 from malmoi.server.executor import checkpoint, run_on_model
 from malmoi.server.inspect_model import AttentionArray, attention, chosen_reader, lens
-from malmoi.server.registry import ServedModel
 
 router = APIRouter()
 ATTENTION_DIGITS = 6  # decimals of an attention weight
@@ -18,7 +18,7 @@ ATTENTION_DIGITS = 6  # decimals of an attention weight
 @router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
 async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
     """The attention of every head of every layer."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
 
     def see() -> str:
         seen = attention(chosen_reader(served.model, ask.reading), ask.text, ask.pair)
@@ -46,7 +46,7 @@ def _numbers(weights: AttentionArray) -> str:
 @router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
 async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
     """Each layer's prediction at each position, as if it were the last layer."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
 
     def see() -> str:
         seen = lens(served.model, ask.text, ask.top)

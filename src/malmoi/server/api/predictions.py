@@ -1,7 +1,7 @@
 """Endpoints of encoders and fine-tuned models: embed, fill, classify, tag, answer, score."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import tanh
 from typing import Any
@@ -18,6 +18,13 @@ from malmoi.inference.score import Score
 from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompts, question_prompt
 from malmoi.server.api.completions import prompts_of, too_long
+from malmoi.server.api.limits import (
+    beginnings,
+    check_reading,
+    count_reading,
+    require_characters,
+    served_model,
+)
 from malmoi.server.api.requests import (
     AnswerRequest,
     ClassifyRequest,
@@ -38,7 +45,6 @@ from malmoi.server.api.responses import (
     ScoreResponse,
     Usage,
 )
-from malmoi.server.errors import ApiError
 from malmoi.server.executor import checkpoint, run_on_model, unless_disconnected
 from malmoi.server.generation import GenerationStream
 from malmoi.server.registry import ServedModel
@@ -47,27 +53,6 @@ from malmoi.tokenizer import Encoding
 # where models of each task head are asked
 ENDPOINTS = {"/v1/classify": TEXT_HEADS, "/v1/ner": (TAGS,), "/v1/answer": (ANSWER,)}
 router = APIRouter()
-
-
-def check_reading(request: Request, tokens: int, passes: int = 1) -> None:
-    """Refuses a request that would read too many tokens, each of them `passes` times."""
-    limit = request.app.state.settings.max_read_tokens
-    if tokens * passes > limit:
-        total = f"{tokens:,} tokens" + (f" × {passes} passes" if passes > 1 else "")
-        sentence = (
-            f"The model would have to read {total}, above this server's limit of {limit:,} per "
-            "request: send it in parts."
-        )
-        raise ApiError(400, sentence, code="too_many_tokens")
-
-
-def count_tokens(model: Model, texts: Iterable[str]) -> int:
-    """The tokens of these texts, each counted up to the model's context."""
-    total = 0
-    for text in texts:
-        checkpoint()
-        total += min(len(model.tokenizer.encode(text).tokens), model.config.context)
-    return total
 
 
 # ------------------------------------------------------------------ vectors
@@ -80,7 +65,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     Vectors are scaled to length 1 only with `normalize` or if the folder of a sentence encoder
     requires it, also after truncation to `dimensions`.
     """
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     reader = served.model.masked  # as `Model.embed` reads
     width = reader.config.width
     sentence = reader.checkpoint.sentence
@@ -95,11 +80,16 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
+        tokens = 0
         for text in prompts_of(ask.input):
             checkpoint()
+            if isinstance(text, str):
+                if not cut:
+                    require_characters(served, "input", len(text))
+                (text,) = beginnings(served, text)
             encodings.append(_encoding(reader, text, truncate=cut))
-        tokens = sum(len(encoding.tokens) for encoding in encodings)
-        check_reading(request, tokens)
+            tokens += len(encodings[-1].tokens)
+            check_reading(request, tokens)
         found = embed_texts(reader.network, encodings, tuple(ask.layers), ask.pool, pooling)
         return found, tokens
 
@@ -157,7 +147,7 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
     A model with two labels scores by the probability of the second; a model with one label by its
     value, passed through a sigmoid unless it was trained for regression.
     """
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     model = served.model
     if model.task_head not in (ONE_LABEL, NUMBER) or len(model.labels) not in (1, 2):
         can = ", ".join(model.abilities)
@@ -167,9 +157,11 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
         )
 
     def rank() -> tuple[list[float], int]:
-        tokens = count_tokens(model, [ask.query] * len(ask.texts) + ask.texts)
+        query, *texts = beginnings(served, [ask.query, *ask.texts])
+        tokens = count_reading(request, model, [query], passes=len(texts)) * len(texts)
+        tokens += count_reading(request, model, texts)
         check_reading(request, tokens)
-        found = model.predict([(ask.query, text) for text in ask.texts])
+        found = model.predict([(query, text) for text in texts])
         return [_relevance(model, one) for one in found], tokens
 
     scores, read = await run_on_model(request, served, rank)
@@ -201,7 +193,7 @@ def _relevance(model: Model, found: Any) -> float:
 @router.post("/v1/fill", response_model=FillResponse, tags=["Understand"])
 async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     """The most likely tokens for each [MASK] in a text."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     fill = served.model.fill_masks
     masks = await run_on_model(request, served, lambda: fill(ask.text, top=ask.top))
     return FillResponse(model=served.name, fills=masks)
@@ -215,8 +207,8 @@ async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
 )
 async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
     """Classifies texts with the fine-tuned head, or zero-shot with the given `labels`."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
-    texts = _pairs(ask)
+    served = served_model(request, ask)
+    texts = _pairs(ask, served)
 
     def label() -> list[Any]:
         if ask.labels is None:
@@ -224,38 +216,39 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
             # a verbalizer reads each label's words after the text
             verbalized = "words" in served.model.checkpoint.extra
             passes = len(served.model.labels) if verbalized else 1
-            check_reading(request, count_tokens(served.model, _flat(texts)), passes)
+            count_reading(request, served.model, _flat(texts), passes=passes)
             return list(served.model.predict(texts))
-        _check_labels(ask, request, served.model)
+        _check_labels(ask, texts, request, served.model)
         return list(served.model.classify(texts, ask.labels, prompt=ask.prompt))
 
     found = await run_on_model(request, served, label)
     return ClassifyResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
 
 
-def _pairs(ask: ClassifyRequest) -> list[Any]:
-    texts = [ask.text] if isinstance(ask.text, str) else ask.text
+def _pairs(ask: ClassifyRequest, served: ServedModel) -> list[Any]:
+    texts = beginnings(served, ask.text)
     if ask.pair is None:
         return texts
     if ask.labels is not None:
         raise UsageError("A pair needs a model fine-tuned for pairs; with labels, use one text.")
-    pairs = [ask.pair] if isinstance(ask.pair, str) else ask.pair
+    pairs = beginnings(served, ask.pair)
     if len(pairs) != len(texts):
         raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs: give one for each.")
     return list(zip(texts, pairs, strict=True))
 
 
-def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
+def _check_labels(
+    ask: ClassifyRequest, texts: Sequence[str], request: Request, model: Model
+) -> None:
     """A language model reads each prompt of a text once for each label, with its words."""
     labels = ask.labels or []
-    texts = [ask.text] if isinstance(ask.text, str) else ask.text
     longest = max(labels, key=len, default="")
     prompts = (
         f"{form}{text} {longest}"
         for text in texts
         for form in label_prompts(text, labels, ask.prompt)
     )
-    check_reading(request, count_tokens(model, prompts), len(labels))
+    count_reading(request, model, prompts, passes=len(labels))
 
 
 def _flat(texts: Sequence[Any]) -> Iterator[str]:
@@ -266,12 +259,12 @@ def _flat(texts: Sequence[Any]) -> Iterator[str]:
 @router.post("/v1/ner", response_model=NerResponse, tags=["Understand"])
 async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
     """Finds the spans that a tagger was fine-tuned for, such as names."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     _need(served, (TAGS,), "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
 
     def mark() -> list[Any]:
-        check_reading(request, count_tokens(served.model, texts))
+        count_reading(request, served.model, texts)
         return list(served.model.predict(texts))
 
     found = await run_on_model(request, served, mark)
@@ -281,14 +274,12 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
 @router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
 async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
     """Answers a question: extracted from its context by a span head, otherwise generated."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     if served.model.task_head is not ANSWER:
         return await _written_answer(ask, served, request)
 
     def find() -> Any:
-        # every window over a long context starts with the question
-        encode = served.model.tokenizer.encode
-        check_reading(request, sum(len(encode(text).tokens) for text in question))
+        count_reading(request, served.model, question, cut=False)
         return served.model.predict(question)
 
     question = (ask.question, ask.context)
@@ -305,6 +296,7 @@ async def _written_answer(
     limit = request.app.state.settings.max_tokens
     if ask.max_tokens > limit:
         raise too_long(ask.max_tokens, limit)
+    require_characters(served, "context", len(ask.context))
     prompt = question_prompt(ask.question, ask.context)
     job = served.writer.job(prompt, max_new_tokens=ask.max_tokens, temperature=0, stop="\n")
     with GenerationStream(request, served, [job]) as generation:
@@ -318,11 +310,11 @@ async def _written_answer(
 @router.post("/v1/score", response_model=ScoreResponse, tags=["Understand"])
 async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
     """Scores continuations of a context by log-probability, in total and per token."""
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
 
     def weigh() -> list[Score]:
         texts = (ask.context + one for one in ask.continuations)
-        check_reading(request, count_tokens(served.model, texts))
+        count_reading(request, served.model, texts)
         return served.model.score(ask.context, ask.continuations)
 
     found = await run_on_model(request, served, weigh)

@@ -1,6 +1,6 @@
 """Request bodies. Names and defaults are OpenAI's where it has them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -73,6 +73,8 @@ class ApiRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    # fields whose texts are cut or read in parts; any other must fit into the model's context
+    long_texts: ClassVar[frozenset[str]] = frozenset()
 
     model: NameField | None = Field(None, description="A name from /v1/models; default: the first.")
 
@@ -304,6 +306,8 @@ class ChatRequest(
 class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "another"])):
     """Texts to embed."""
 
+    long_texts = frozenset({"input"})
+
     input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Keep only the first N dimensions.")
@@ -334,6 +338,8 @@ class RerankRequest(
 ):
     """Documents to rank by their relevance to a query, as in Cohere's, Jina's and vLLM's APIs."""
 
+    long_texts = frozenset({"query", "documents"})
+
     query: str
     documents: Annotated[
         list[str | RerankDocument], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)
@@ -358,6 +364,8 @@ class ClassifyRequest(
 ):
     """Texts to classify, by a fine-tuned model or zero-shot among the labels given."""
 
+    long_texts = frozenset({"text", "pair"})
+
     text: str | TextList
     pair: str | TextList | None = Field(None, description="The second text of each pair.")
     labels: Annotated[list[str], Field(min_length=2, max_length=64)] | None = Field(
@@ -376,6 +384,8 @@ class AnswerRequest(
     ApiRequest, json_schema_extra=example(question="Where is Ada?", context="Ada is in London.")
 ):
     """A question, optionally about a text."""
+
+    long_texts = frozenset({"context"})
 
     question: str
     context: str = ""

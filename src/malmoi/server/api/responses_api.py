@@ -12,6 +12,7 @@ from malmoi.inference.stream import TextChunk, join_chunks
 from malmoi.server.api.chat import chat_jobs
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
+from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import (
     ApiRequest,
     ChatRequest,
@@ -151,7 +152,7 @@ class ResponseEvent(BaseModel):
 async def responses_endpoint(ask: ResponseRequest, request: Request) -> Any:
     """Answers a text or a conversation, as the chat endpoint does; nothing is stored."""
     chat = ask.as_chat()
-    served: ServedModel = request.app.state.registry.get(ask.model)
+    served = served_model(request, ask)
     check_length(chat, request)
     jobs = await asyncio.to_thread(chat_jobs, chat, served.writer)
     return await respond(request, ResponseReply(chat, served, jobs))

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions, read_lines
+from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
+from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource
 from malmoi.training.data.loader import ArrayBatch, padded
 from malmoi.training.data.mask import UNMASKED_LABEL

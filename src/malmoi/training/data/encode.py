@@ -16,12 +16,12 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import Background
 from malmoi.training.data.cached_encoder import Coder, make_encoder
 from malmoi.training.data.journal import Appender, Chunk, StoreCounts, holds
-from malmoi.training.data.split import assign, cut
+from malmoi.training.data.split import assign, cut, draw
 from malmoi.training.data.store import STORE_FORMAT, Store, dtype_for
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
@@ -50,6 +50,7 @@ class EncodePlan:
     valid: float
     seed: int
     end: int | None
+    fraction: float
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -64,12 +65,13 @@ class EncodePlan:
         split: Any = self.sentences
         name = split and (getattr(split, "name", "") or f"{split.__module__}.{split.__qualname__}")
         settings = [name, self.valid, self.seed, self.end]
+        settings += [self.fraction] * (self.fraction < 1)
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         found = {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
         return found | {"settings": digest}
 
 
-def build_stores(
+def build_stores(  # noqa: PLR0913  # the settings of a store
     reader: DocumentReader,
     tokenizer: Tokenizer,
     out: str | Path,
@@ -77,19 +79,20 @@ def build_stores(
     sentences: Splitter | None = None,
     valid: float = 0.01,
     end: int | None = None,
+    fraction: float = 1.0,
 ) -> Stores:
     """Encodes `reader` into out/train and out/valid, or reuses stores made from the same input.
 
     `sentences` splits a document for the objectives that need sentence starts; `valid` is the share
-    of documents held out for validation; `end` is appended to every document. A killed build
-    resumes where it stopped.
+    of documents held out for validation; `end` is appended to every document; only a `fraction` of
+    the training text is encoded. A killed build resumes where it stopped.
     """
     if not 0 <= valid < 1:
         raise UsageError(
             f"valid={valid} is not a share of the documents: give a number from 0 up to, not "
             "including, 1."
         )
-    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end)
+    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
     with folder_lock(plan.out, wait=True):
         how = _work(plan)
     return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
@@ -203,8 +206,9 @@ class _Item:
 def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
-    texts = (document.text for document in plan.reader)
-    for text, valid in islice(assign(texts, plan.valid, plan.seed), skip, None):
+    texts = (document.text for document in require_documents([plan.reader]))
+    split = draw(assign(texts, plan.valid, plan.seed), plan.fraction, plan.seed)
+    for text, valid in islice(split, skip, None):
         pieces = plan.sentences(text) if plan.sentences else cut(text)
         batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
         size += batch[-1].bytes

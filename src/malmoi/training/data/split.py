@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from malmoi.training.data.permute import permutation_key
 
 MIN_CUT_CHARACTERS = 1 << 14  # a shorter last document of several validates as a whole
+MIN_STRETCH_CHARACTERS = 1 << 14  # a document of which a fraction is shorter is drawn as a whole
+DRAW = 14  # the purpose of a permutation's key
 MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
@@ -36,6 +38,25 @@ def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str,
     else:
         chosen = permutation_key(seed, number) < share * 2.0**64
         yield held, number > 0 and (chosen or not validated)
+
+
+def draw(
+    documents: Iterable[tuple[str, bool]], fraction: float, seed: int
+) -> Iterator[tuple[str, bool]]:
+    """An even part of the training text: some short documents, and a stretch of each long one.
+
+    What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
+    """
+    for number, (text, valid) in enumerate(documents):
+        key = permutation_key(seed, number, DRAW)
+        if valid or fraction >= 1:
+            yield text, valid
+        elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:
+            size = int(len(text) * fraction)
+            start = _before_space(text, (key * (len(text) - size)) >> 64, 0)
+            yield text[start : _before_space(text, start + size, start)].lstrip(), valid
+        elif key < fraction * 2.0**64:
+            yield text, valid
 
 
 def cut(text: str, most: int = MAX_PIECE_CHARACTERS) -> list[str]:

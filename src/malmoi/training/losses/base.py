@@ -86,6 +86,7 @@ class Term:
     total: Callable[[ForwardPass], Tensor]
     weight: float = 1.0
     name: str = ""  # the metric's name; default: its head's
+    weights: str = ""  # what each label counts, where not all count 1
 
     @property
     def metric_name(self) -> str:
@@ -93,6 +94,8 @@ class Term:
 
     def count(self, batch: TensorBatch) -> Tensor:
         """Counts the labels in a batch, or the tokens that are not padding."""
+        if self.weights:
+            return batch[self.weights].sum()
         if self.labels != "tokens":
             return (batch[self.labels] != IGNORE_LABEL).sum()
         return real_tokens(batch).sum()

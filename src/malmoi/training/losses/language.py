@@ -12,19 +12,21 @@ from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Te
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 
-def lm(smoothing: float = 0.0) -> Objective:
+def lm(smoothing: float = 0.0, weights: str = "") -> Objective:
     """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one.
 
-    Labels are smoothed in training only (Vaswani et al. 2017 §5.4).
+    Labels are smoothed in training only (Vaswani et al. 2017 §5.4). `weights` names the batch's
+    weights of its labels.
     """
 
     def total(done: ForwardPass) -> Tensor:
         head = cast(LMHead, done.network.heads["lm"])
         smooth = smoothing if done.network.training else 0.0
         features = head.features(done.hidden)
-        return linear_cross_entropy(features, head, done.batch["lm_labels"], smooth)
+        labels, counted = done.batch["lm_labels"], done.batch.get(weights)
+        return linear_cross_entropy(features, head, labels, smooth, counted)
 
-    return Objective((Term("lm", "lm_labels", total),))
+    return Objective((Term("lm", "lm_labels", total, weights=weights),))
 
 
 def bilm() -> Objective:

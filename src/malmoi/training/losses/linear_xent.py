@@ -24,15 +24,20 @@ VOCAB_MULTIPLE = 128
 
 
 def linear_cross_entropy(
-    features: Tensor, head: VocabularyHead, labels: Tensor, smoothing: float = 0.0
+    features: Tensor,
+    head: VocabularyHead,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE.
 
-    With `smoothing` ε the label has the probability 1 − ε, and all tokens share ε (Szegedy et al.
-    2016 §7).
+    `weights`, one per label, multiply its loss. With `smoothing` ε the label has the probability
+    1 − ε, and all tokens share ε (Szegedy et al. 2016 §7).
     """
     x = features.flatten(0, -2)
     y = labels.flatten()
+    kept = y != IGNORE_LABEL if weights is None else weights.flatten() * (y != IGNORE_LABEL)
     weight = head.weight
     bias = head.bias
     if torch.is_autocast_enabled(x.device.type):
@@ -40,9 +45,9 @@ def linear_cross_entropy(
         x = x.to(kind)
         weight = weight.to(kind)
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-        return _forward_only(x, weight, bias, y, Shape(head.cap, smoothing))
+        return _forward_only(Shape(head.cap, smoothing), x, weight, bias, y, kept)
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    return apply(x, weight, bias, y, Shape(head.cap, smoothing))
+    return apply(Shape(head.cap, smoothing), x, weight, bias, y, kept)
 
 
 class Shape(NamedTuple):
@@ -53,13 +58,14 @@ class Shape(NamedTuple):
 
 
 def _forward_only(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, shape: Shape
+    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, kept: Tensor
 ) -> Tensor:
     total = x.new_zeros((), dtype=torch.float32)
-    how: Any = dict(ignore_index=IGNORE_LABEL, reduction="sum", label_smoothing=shape.smoothing)
+    how: Any = dict(ignore_index=IGNORE_LABEL, reduction="none", label_smoothing=shape.smoothing)
     size = _rows(x, weight)
-    for rows, labels in zip(x.split(size), y.split(size), strict=True):
-        total = total + F.cross_entropy(_logits(rows, weight, bias, shape.cap), labels, **how)
+    for rows, labels, share in zip(x.split(size), y.split(size), kept.split(size), strict=True):
+        losses = F.cross_entropy(_logits(rows, weight, bias, shape.cap), labels, **how)
+        total = total + (losses * share).sum()
     return total
 
 
@@ -75,19 +81,19 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tenso
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, shape: Shape
-    ) -> Tensor:
+    def forward(ctx: Any, shape: Shape, *tensors: Any) -> Tensor:
+        x, weight, bias, y, kept = tensors
         padded = F.pad(weight, (0, 0, 0, -weight.size(0) % VOCAB_MULTIPLE)) if x.is_cuda else weight
         dx = torch.empty_like(x)
         dw = torch.zeros_like(padded, dtype=torch.float32)
         db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        total = x.new_zeros((), dtype=torch.float32)
+        total: Tensor = x.new_zeros((), dtype=torch.float32)
         size = _rows(x, weight)
         piece = _fused() if x.is_cuda else _in_place
         for start in range(0, len(x), size):
             part = slice(start, start + size)
-            loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), shape)
+            logits = F.linear(x[part], padded)
+            loss, slope = piece(logits, bias, y[part], kept[part], weight.size(0), shape)
             total += loss
             slope = slope.to(x.dtype)
             dx[part] = slope @ padded
@@ -101,7 +107,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         slopes = (None if d is None else d * grad.to(d.dtype) for d in ctx.saved_tensors)
-        return *slopes, None, None
+        return None, *slopes, None, None
 
 
 @cache
@@ -111,7 +117,7 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _piece(
-    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, shape: Shape
+    logits: Tensor, bias: Tensor | None, y: Tensor, kept: Tensor, vocab: int, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """Loss of some rows and its gradient by the logits, ignoring vocabulary padding."""
     cap, smoothing = shape
@@ -123,7 +129,6 @@ def _piece(
     mean = z[:, :vocab].mean(-1) if smoothing else 0.0
     if logits.size(1) != vocab:
         z = z.masked_fill(torch.arange(logits.size(1), device=z.device) >= vocab, float("-inf"))
-    kept = y != IGNORE_LABEL
     at = y.clamp(min=0)[:, None]
     log_sum = z.logsumexp(-1, keepdim=True)
     # cross-entropy with the target (1 − ε) · label + ε / V
@@ -142,14 +147,13 @@ def _piece(
 
 
 def _in_place(
-    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, shape: Shape
+    logits: Tensor, bias: Tensor | None, y: Tensor, kept: Tensor, vocab: int, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """The same without a compiler: in place, with as few passes over the logits as possible."""
     if bias is not None or any(shape):
-        return _piece(logits, bias, y, vocab, shape)
+        return _piece(logits, bias, y, kept, vocab, shape)
     slope = F.log_softmax(logits, -1, dtype=torch.float32)
-    kept = y != IGNORE_LABEL
     at = y.clamp(min=0)[:, None]
     loss = -(slope.gather(1, at).squeeze(1) * kept).sum()
     slope.exp_().scatter_add_(1, at, torch.full_like(at, -1.0, dtype=slope.dtype))
-    return loss, slope if bool(kept.all()) else slope.mul_(kept[:, None])
+    return loss, slope if bool((kept == 1).all()) else slope.mul_(kept[:, None])

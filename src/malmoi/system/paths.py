@@ -1,0 +1,50 @@
+"""Paths that a user names: whether they are there, and which ones may have been meant."""
+
+import os
+import re
+from itertools import islice
+from pathlib import Path
+
+from malmoi.errors import MOST_NAMES, MalmoiError, UsageError, did_you_mean, similar_names
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def require_path(path: Path) -> None:
+    """Raises an error if a file or folder does not exist."""
+    if not path.expanduser().exists():
+        raise UsageError(f"There is no file or folder {str(path)!r}.{similar_path(path)}")
+
+
+def similar_path(path: Path) -> str:
+    """A hint for a path that does not exist: similar names where its first missing part would be.
+
+    What follows that part must be there too: runs/tinny/gpt is not runs/tiny without a gpt.
+    """
+    missing = path.expanduser()
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    rest = path.expanduser().relative_to(missing)
+    beside = islice(missing.parent.iterdir(), MOST_NAMES)
+    # every name with the same suffix is alike to some degree
+    alike = [entry.name for entry in beside if similar_names(missing.stem, [entry.stem])]
+    likely = [missing.with_name(name) / rest for name in similar_names(missing.name, alike)]
+    there = [str(other) for other in likely if other.exists()]
+    return did_you_mean(there) if there else ""
+
+
+def local_model(source: str | Path) -> Path | None:
+    """A model's folder or file; None if it is not here but may be on the hub."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    name = str(source)
+    beside = bool(path.parent.name) and path.parent.is_dir()
+    if not HUB_ID.fullmatch(name) or name.startswith(".") or beside:
+        raise UsageError(f"There is no folder {name!r}.{similar_path(path)}")
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        raise MalmoiError(
+            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the "
+            f"hub.{similar_path(path)}"
+        )
+    return None
