@@ -6,7 +6,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
-from malmoi.system.limits import MAX_PATH_CHARACTERS
+from malmoi.system.paths import names_file
 
 
 def perplexity_command(
@@ -43,7 +43,7 @@ def _of_file(text: str) -> str:
     """The text of a file that is named, else the text itself."""
     from malmoi.text.lines import refuse_bad_lines, whole_text
 
-    path = Path(text)
-    if len(text) > MAX_PATH_CHARACTERS or "\n" in text or not path.is_file():
+    if not names_file(text):
         return text
+    path = Path(text)
     return whole_text(path, refuse_bad_lines(path)).rstrip("\r\n")
