@@ -25,6 +25,14 @@ settings.load_profile("any machine")
 # Two test processes share two cores, and results to the bit need one number of threads in all of
 # them.
 os.environ["OMP_NUM_THREADS"] = "1"
+# commands that tests run elsewhere use this checkout too, also where it is not installed
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    str(Path(folder).absolute())
+    for folder in (
+        Path(__file__).parents[1] / "src",
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    )
+)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

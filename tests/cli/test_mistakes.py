@@ -4,11 +4,15 @@ done and told.
 
 import json
 import lzma
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import environment
 from malmoi.cli import run_command
 from tiny_models import tiny_bert
 
@@ -196,6 +200,19 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         b"text,label\nAlice lives,B-PER\n",
         "a.csv:2: there are 2 words and 1 tags",
     ),
+    "another encoding": (
+        ["classification"],
+        "latin1.csv",
+        encoded("text,label\ncafé Zürich,pos\nnuméro,neg\n", "latin-1"),
+        "latin1.csv:2: not readable as utf-8. Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); "
+        "convert a file of Windows in Europe with iconv -f WINDOWS-1252 -t UTF-8 latin1.csv",
+    ),
+    "NULs": (
+        ["classification"],
+        "nul.csv",
+        b"text,label\na\0b,pos\nc\0d,neg\n",
+        "nul.csv:2: not text: it has NUL characters. Remove them, with tr -d",
+    ),
     "one example": (
         ["classification"],
         "a.csv",
@@ -255,6 +272,21 @@ def test_a_mistake_is_reported_with_its_place(
     assert not (tmp_path / "out").exists()  # nothing is begun that cannot be done
 
 
+@pytest.mark.parametrize("columns", [[], ["--text", "message", "--label", "spam"]])
+def test_a_column_named_like_its_label_and_an_advice_that_fits(
+    columns: list[str], tune: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"win a prize {i},spam\nsee you later {i},ham\n" for i in range(100))
+    settings = ["--set", "batch=2", "--set", "prompt=false", "--lr", "1e-9", "--steps", "1"]
+    words = ["classification", *columns, *settings]
+    assert tune(words, "sp.csv", f"message,spam\n{rows}".encode()) == 0
+    said = capsys.readouterr().err
+    assert "text = message, label = spam (2 labels), baseline 50% of these rows" in said
+    assert "would be right for 50.0% of the evaluation rows." in said
+    assert "It has read only 1% of the training rows: give it more --epochs" in said
+    assert "a higher --lr" not in said
+
+
 def test_suspicious_rows_are_used_with_a_warning(
     tune: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +324,61 @@ def test_a_very_long_context_is_read_in_windows(
         == 0
     )
     assert "span_f1" in capsys.readouterr().out
+
+
+PATHS = {
+    "generate -m demo-ko/gtp hi": "There is no folder 'demo-ko/gtp'. Did you mean 'demo-ko/gpt'?",
+    "fill -m demo-k/gpt hi": "Did you mean 'demo-ko/gpt'?",
+    "predict -m demo-ko/gpt new.cvs --data new.cvs": "'new.cvs'. Did you mean 'new.csv'?",
+    "finetune nwe.csv": "There is no file or folder 'nwe.csv'. Did you mean 'new.csv'?",
+    "finetune new.csv --dev nwe.csv": "Did you mean 'new.csv'?",
+    "evaluate new.cvs -m demo-ko/gpt": "Did you mean 'new.csv'?",
+    "pretrain gpt new.cvs": "Did you mean 'new.csv'?",
+    "tokenizer train new.cvs -o t": "Did you mean 'new.csv'?",
+    "finetune nosuch.csv": "malmoi: There is no file or folder 'nosuch.csv'.\n",
+}
+
+
+@pytest.mark.parametrize("command", PATHS)
+def test_a_misspelt_path_is_noticed_at_once(command: str, tmp_path: Path) -> None:
+    (tmp_path / "demo-ko" / "gpt").mkdir(parents=True)
+    (tmp_path / "new.csv").write_text("text,label\na,b\n")
+    code = (
+        "import sys; from malmoi.cli import run_command; code = run_command(sys.argv[1:]);"
+        "sys.exit(code if 'torch' not in sys.modules else 'torch was loaded')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert PATHS[command] in done.stderr
+    assert done.returncode in (1, 2)
+
+
+def test_a_path_that_is_not_there_is_named_in_korean(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir / "new.csv").write_text("")
+    with environment(MALMOI_LANG="ko"):
+        for name, hint in (("nosuch.csv", ""), ("a.b.txt", ""), ("nwe.csv", "new.csv")):
+            run_command(["finetune", name])
+            said = f"malmoi: '{name}': 그런 파일이나 폴더가 없습니다."
+            found = f" '{hint}'를 찾으셨나요?" if hint else ""
+            assert capsys.readouterr().err == f"{said}{found}\n"
+
+
+@pytest.mark.parametrize("command", ["tokenizer train", "pretrain gpt --minutes 1"])
+def test_why_no_line_could_be_read_is_told(
+    command: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir / "nul.txt").write_bytes(b"a\0b c\nd\0 e\n" * 3000)
+    assert run_command([*command.split(), "nul.txt", "-o", "out"]) == 1
+    said = "6,000 bad lines skipped, such as nul.txt:1: not text: it has NUL characters. Remove"
+    assert said in capsys.readouterr().err
 
 
 def test_pretrain_finds_the_text_of_a_table(

@@ -126,4 +126,4 @@ def test_a_fine_tuned_model_and_text_without_overlap(
     assert run_command([*line, str(corpus)]) == 0
     assert "0 of 16 items" in capsys.readouterr().out
     assert run_command([*line, str(tmp_path / "missing")]) != 0
-    assert "does not exist" in capsys.readouterr().err
+    assert "There is no file or folder" in capsys.readouterr().err

@@ -103,4 +103,4 @@ def test_wrong_tables_are_a_sentence_each(tmp_path: Path) -> None:
     pandas.DataFrame({"body": ["a"], "label": ["x"]}).to_parquet(tmp_path / "rows.parquet")
     refused("classification", tmp_path / "rows.parquet", "rows.parquet:1 has no column 'text'")
     (tmp_path / "bad.parquet").write_bytes(b"not parquet")
-    refused("classification", tmp_path / "bad.parquet", "is not a valid Parquet file")
+    refused("classification", tmp_path / "bad.parquet", "is damaged, or no .parquet file (Parquet")

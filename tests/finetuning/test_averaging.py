@@ -32,7 +32,7 @@ def test_a_mean_that_does_not_fit_is_not_taken(
 ) -> None:
     base = tmp_path / "bert"
     tiny_bert(base, ["good bad film"] * 3, 60, context=16, width=16, depth=1, heads=2)
-    how = {"epochs": 20, "lr": 5e-3, "device": "cpu", "prompt": False, "contrastive": False}
+    how = {"epochs": 60, "lr": 5e-3, "device": "cpu", "prompt": False, "contrastive": False}
     how |= {"precision": "fp32"}  # bf16, where the processor has it, learns these rows later
     run = malmoi.finetune(base, "classification", ROWS, tmp_path / "o", ROWS, **how)  # type: ignore[arg-type]
     assert run.metrics["accuracy"] == 1

@@ -5,7 +5,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,19 @@ from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
 from malmoi.finetuning.linear_head import LOSSES, fit_head
 from malmoi.inference.predictors import LABEL_SET, NUMBER
 from malmoi.model import Network, preset
+from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import Progress
 from malmoi.training.signals import Stopped
 from tiny_models import tiny_bert
 
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "it", "was", "dull"]
+
+
+@pytest.fixture(autouse=True)
+def plain_processor() -> Iterator[None]:
+    """Little of what random weights tell is left in bf16, which is not used even where it is."""
+    with pretend(parse_machine("no-bf16")):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,12 @@ def test_a_text_is_truncated_where_the_folder_says(
     found = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     wanted = model.predict((PAIRS[0]["anchor"], PAIRS[0]["positive"])).scores["cosine"]  # type: ignore[union-attr]
     assert found["score"] == pytest.approx(wanted, abs=1e-4)
+    (tmp_path / "texts.csv").write_text("text,when\nthe cat,1\n")
+    advice = r"two texts: give pairs.*\(--labels A,B\) or fine-tune"
+    with pytest.raises(UsageError, match=advice):
+        predict_file(model, tmp_path / "texts.csv", tmp_path / "no.csv")
+    with pytest.raises(UsageError, match=advice):
+        model.predict("the cat")
     long = "the cat barks all day and the cow moos"
     assert (model.embed(long) == model.embed(f"{long} again", truncate=True)).all()
     model.embed("the cat")

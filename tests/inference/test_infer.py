@@ -732,7 +732,7 @@ def test_a_model_says_what_it_can_do(gpt2_pair, bert_pair) -> None:
         bert_pair[1].generate("the")
     with pytest.raises(UsageError, match=r"cannot fill.*It can: generate"):
         gpt2_pair[1].fill("the [MASK]")
-    with pytest.raises(UsageError, match="cannot predict"):
+    with pytest.raises(UsageError, match=r"cannot predict.*--labels A,B\) or fine-tune it: malmoi"):
         gpt2_pair[1].predict("the")
     bare = Model(Checkpoint(Network(gpt2(vocab=9, width=8, depth=1, heads=1), {"lm": 0})))
     with pytest.raises(UsageError, match="no tokenizer"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from malmoi.cli import run_command
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import load
 from malmoi.studies.records import (
     JUDGES,
@@ -79,6 +79,6 @@ def test_what_is_missing_is_said_before_anything_is_trained(tmp_path: Path) -> N
             run_record(track, [str(text)], tmp_path / "run", judge_data=tmp_path, device="cpu")
         (tmp_path / "blimp.jsonl.xz").touch()
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(UsageError, match="every source is empty"):
+    with pytest.raises(MalmoiError, match="every source is empty"):
         run_record("shakespeare", [str(tmp_path / "empty.txt")], tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -907,8 +907,11 @@ def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
 def test_a_dry_run_estimates_the_cost_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "text.txt").write_text("some text")
     arguments = typed(
-        "pretrain gpt2-small --data nowhere --out", tmp_path / "run", "--tokens 1e6 --dry-run"
+        f"pretrain gpt2-small --data {tmp_path}/text.txt --out",
+        tmp_path / "run",
+        "--tokens 1e6 --dry-run",
     )
     assert run_command([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -965,17 +968,17 @@ def test_the_command_trains_on_several_files_and_prints_the_result(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["gpt-chat", "--data", "x", "--out", "y"], 2, "gpt-char"),
-        (["gpt-char", "--data", "x", "--out", "y", "--set", "train.lr"], 2, "NAME=VALUE"),
+        (["gpt-chat", "--data", __file__, "--out", "y"], 2, "gpt-char"),
+        (["gpt-char", "--data", __file__, "--out", "y", "--set", "train.lr"], 2, "NAME=VALUE"),
         (
-            ["gpt-char", "--data", "x", "--out", "y", "--minutes", "2", "--steps", "3"],
+            ["gpt-char", "--data", __file__, "--out", "y", "--minutes", "2", "--steps", "3"],
             2,
             "one budget",
         ),
-        (["gpt-char", "--data", "x", "--out", "y", "--steps", "many"], 2, "a whole number"),
-        (["nowhere/recipe.json", "--data", "x", "--out", "y"], 2, "nowhere/recipe.json"),
+        (["gpt-char", "--data", __file__, "--out", "y", "--steps", "many"], 2, "a whole number"),
+        (["nowhere/recipe.json", "--data", __file__, "--out", "y"], 2, "nowhere/recipe.json"),
         (["gpt-char", "--data", "-", "-", "--out", "y"], 2, "only once"),
-        (["gpt-char", "--data", "x", "--out", "y", "--device", "tpu"], 2, "device"),
+        (["gpt-char", "--data", __file__, "--out", "y", "--device", "tpu"], 2, "device"),
         (["gpt-char", "--out", "y"], 2, "needs text"),
     ],
 )

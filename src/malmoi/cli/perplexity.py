@@ -1,12 +1,12 @@
 """`malmoi perplexity`: how well a language model predicts a text."""
 
-import os
 from pathlib import Path
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
+from malmoi.system.paths import names_file
 
 
 def perplexity_command(
@@ -44,6 +44,7 @@ def _of_file(text: str) -> str:
     """The text of a file that is named, else the text itself."""
     from malmoi.text.lines import refuse_bad_lines, whole_text
 
-    if not os.path.isfile(text):  # noqa: PTH113 (a text that is too long for a name is none)
+    if not names_file(text):
         return text
-    return whole_text(Path(text), refuse_bad_lines(Path(text))).rstrip("\r\n")
+    path = Path(text)
+    return whole_text(path, refuse_bad_lines(path)).rstrip("\r\n")

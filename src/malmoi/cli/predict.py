@@ -17,7 +17,7 @@ from malmoi.cli.prediction_file import (
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.language import plural, translate
-from malmoi.system.paths import require_path
+from malmoi.system.paths import names_file, require_path
 from malmoi.system.result import plain
 
 
@@ -120,4 +120,4 @@ def _names_file(text: str) -> bool:
     from malmoi.text.rows import has_rows
 
     path = Path(text)
-    return path.is_file() or (len(text.split()) == 1 and has_rows(path))
+    return names_file(text) or (len(text.split()) == 1 and has_rows(path))

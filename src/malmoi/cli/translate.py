@@ -7,6 +7,7 @@ from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.errors import UsageError
+from malmoi.system.paths import names_file
 
 
 def translate_command(
@@ -47,7 +48,7 @@ def _lines(texts: list[str] | None) -> list[str]:
 
     found: list[str] = []
     for text in input_lines(texts, keep_blank=True):
-        if len(text) < 1000 and Path(text).is_file():
+        if names_file(text):
             found += [line for _, line in text_lines(Path(text))]
         else:
             found.append(text)

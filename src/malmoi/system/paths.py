@@ -48,3 +48,11 @@ def local_model(source: str | Path) -> Path | None:
             f"hub.{similar_path(path)}"
         )
     return None
+
+
+def names_file(text: str) -> bool:
+    """Whether a text is the path of a file; a long one, or one with a NUL, cannot be."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
