@@ -410,7 +410,7 @@ def by_metric(task: Task, metric: str) -> Task:
     if name not in METRICS:
         load_installed_plugins()
     own = {*metric_names(task), *kind_of(task).metrics}
-    fits = own | metrics_like(own)
+    fits = own | (metrics_like(own) - METRIC_ALIASES.keys())
     if name not in fits:
         raise UsageError(
             f"The metric {metric!r} is not one of {task.name}'s. Use one of "
