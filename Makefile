@@ -52,13 +52,13 @@ bench: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Writes the pinned versions and their checksums anew, without torch's; a version that is pinned stays. Needs uv.
+# Writes the pinned versions and their checksums anew, without torch's (what the first has on some systems only is in both); a version that is pinned stays. Needs uv.
 PIN := echo $(TORCH) | uv pip compile --quiet --universal --python-version 3.11 --no-annotate --generate-hashes \
   --custom-compile-command 'make lock' pyproject.toml -
 lock:
 	$(PIN) --group build --extra serve --output-file requirements.lock
 	$(PIN) --extra dev --constraint requirements.lock --output-file requirements-dev.lock \
-	  $$(sed -nE 's/^([a-z0-9.-]+)==.*/--no-emit-package \1/p' requirements.lock)
+	  $$(sed -nE 's/^([a-z0-9.-]+)==[^ ;]+ .$$/--no-emit-package \1/p' requirements.lock)
 	sed -i.old -E '/^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==/,/[^\\]$$/d' requirements*.lock
 	rm requirements*.lock.old
 

@@ -30,7 +30,12 @@ class Candidate(Result):
 
 @dataclass(frozen=True, repr=False)
 class Answer(Result):
-    """The answer (empty if there is none), its candidates, and the margin of "no answer"."""
+    """The answer (empty if there is none), its candidates, and the margin of "no answer".
+
+    Examples:
+        >>> malmoi.Answer("Paris", start=10, end=15, score=0.9, candidates=(), null=-3.0).text
+        'Paris'
+    """
 
     text: str
     start: int

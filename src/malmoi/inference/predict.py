@@ -34,7 +34,12 @@ DEFAULT_THRESHOLD = 0.5  # on a label's probability, if the folder has no thresh
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
-    """A text's label and every label's probability; a regression has one score, the value."""
+    """A text's label and every label's probability; a regression has one score, the value.
+
+    Examples:
+        >>> malmoi.Prediction("good", {"good": 0.9, "bad": 0.1}).label
+        'good'
+    """
 
     label: str
     scores: dict[str, float]
@@ -42,7 +47,12 @@ class Prediction(Result):
 
 @dataclass(frozen=True, repr=False)
 class MultiLabelPrediction(Result):
-    """The labels of a text, possibly none: those whose probability reaches their threshold."""
+    """The labels of a text, possibly none: those whose probability reaches their threshold.
+
+    Examples:
+        >>> malmoi.MultiLabelPrediction(("art",), {"art": 0.9, "war": 0.1}).labels
+        ('art',)
+    """
 
     labels: tuple[str, ...]
     scores: dict[str, float]

@@ -23,7 +23,12 @@ OUTSIDE_TAG = "O"  # the tag of a word outside any entity (CoNLL)
 
 @dataclass(frozen=True, repr=False)
 class Span(Result):
-    """A labelled span of the text; `start` and `end` are character offsets."""
+    """A labelled span of the text; `start` and `end` are character offsets.
+
+    Examples:
+        >>> malmoi.Span("Ann", "PER", start=0, end=3, score=0.9).label
+        'PER'
+    """
 
     text: str
     label: str

@@ -22,7 +22,12 @@ from malmoi.tokenizer.padding import length_batches
 
 @dataclass(frozen=True, repr=False)
 class Reply(Result):
-    """The answer of a model that was fine-tuned for writing."""
+    """The answer of a model that was fine-tuned for writing.
+
+    Examples:
+        >>> malmoi.Reply("Good morning.").text
+        'Good morning.'
+    """
 
     text: str
 
