@@ -389,7 +389,7 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "gives no number for factor"),
         (
             {"rope_scaling": {"partial_rotary_factor": 0.5}},
-            "partial_rotary_factor = 0.5; Malmoi supports only",
+            "partial_rotary_factor = 0.5, and Malmoi has llama only with 1",
         ),
         ({"attention_bias": True}, "in both or in neither"),
         ({"hidden_act": "gelu"}, "only with 'silu'"),

@@ -15,10 +15,12 @@ from torch import Tensor
 
 import folder_mutations
 from hf_models import assert_same_logits, make_hf
-from malmoi.checkpoint import read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.config_keys import UNREAD, UNREAD_KINDS
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.errors import MalmoiError
+from malmoi.model import Network, initialise
+from malmoi.model.families import gpt2
 
 SEEDS = 5
 # config.json of models that many people download, as they are on the hub
@@ -219,6 +221,30 @@ def test_a_marian_whose_output_is_not_tied_keeps_one_embedding(tmp_path: Path) -
     for folder in ("theirs", "ours"):
         theirs = transformers.MarianMTModel.from_pretrained(tmp_path / folder).eval()
         assert_same_logits(checkpoint.network, "MarianMTModel", theirs)
+
+
+@torch.no_grad()
+def test_of_two_biases_the_decoders_counts(tmp_path: Path) -> None:
+    tensors = changed(tmp_path / "theirs", "bert", "BertForMaskedLM")
+    tensors["cls.predictions.decoder.bias"] = torch.randn(77)
+    save(tensors, tmp_path / "theirs")
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    assert checkpoint.notes[0].endswith(
+        "predictions.bias differs from cls.predictions.decoder.bias"
+    )
+    write_checkpoint(checkpoint, tmp_path / "ours")
+    for folder in ("theirs", "ours"):
+        theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / folder).eval()
+        assert_same_logits(checkpoint.network, "BertForMaskedLM", theirs)
+
+
+def test_our_own_folders_do_not_tie_what_differs_either(tmp_path: Path) -> None:
+    config = gpt2(vocab=60, width=16, depth=1, heads=2, positions="rotary")
+    write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0)), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save(tensors | {"heads.lm.weight": torch.randn(60, 16)}, tmp_path)
+    with pytest.raises(MalmoiError, match=r"heads.lm.weight does not fit config.json"):
+        read_checkpoint(tmp_path)
 
 
 def test_heads_of_another_class_are_named(tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.quantized import Weight, bits_of, read_quantized, unpacked
 from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
-from malmoi.checkpoint.translate import check_labels, empty, fill_network, from_hf
+from malmoi.checkpoint.translate import (
+    check_labels,
+    empty,
+    fill_network,
+    from_hf,
+    is_same,
+    is_tied,
+)
 from malmoi.checkpoint.weights import read_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
@@ -180,6 +187,9 @@ def _read_own(
         network = empty(config, classes, pooler=pooler, features=features)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
+    embedding = weights.get("trunk.embed.token.weight")
+    if config.tied and embedding is not None:
+        wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
     if wrong:
         raise MalmoiError(
             f"{folder}: the tensor {wrong[0]} does not fit config.json; they belong to different "

@@ -51,7 +51,6 @@ TENSOR_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-MAX_CONTEXT_TOKENS = 2**22  # tokens
 # LLaMA 3's frequency divisors, which the file has instead of the scaling rule
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -108,36 +107,16 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     }
     if "token_embd.weight" not in file.tensors:
         raise MalmoiError(f"{file.path} holds no token_embd.weight: it is not a whole model.")
-    _check_sizes(file, named)
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **named}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    model = LLAMA_TABLE.read_config(config)
+    model = LLAMA_TABLE.read_config(config, str(file.path))
     for name, stored in file.tensors.items():
         _check_shape(file.path, name, stored.shape, model)
     share = meta.get("rope.dimension_count", model.size_per_head) / model.size_per_head
     return config | {"rope_scaling": _scaling(file, meta, model) | {"partial_rotary_factor": share}}
-
-
-def _check_sizes(file: GGUFFile, config: Mapping[str, Any]) -> None:
-    """Refuses sizes that the tensors contradict, before a network of that size is built."""
-    for name, value in config.items():
-        if not isinstance(value, int | float) or value <= 0:
-            raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which is not valid.")
-    depth = config["num_hidden_layers"]
-    context = config["max_position_embeddings"]
-    if depth > len(file.tensors):
-        raise MalmoiError(
-            f"{file.path} says that it has {depth} layers, but holds only {len(file.tensors)} "
-            "tensors."
-        )
-    if context > MAX_CONTEXT_TOKENS:
-        raise MalmoiError(
-            f"{file.path} says that its context is {context} tokens; Malmoi reads up to "
-            f"{MAX_CONTEXT_TOKENS}."
-        )
 
 
 def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) -> None:

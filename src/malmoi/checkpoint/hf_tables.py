@@ -35,11 +35,7 @@ SCALING_NUMBERS = {  # the names of each rule's numbers there, in our order
 }
 WHOLE_NUMBERS = {"original_max_position_embeddings"}  # transformers warns if this is a float
 ASSUMED_NUMBERS = {"beta_fast": 32, "beta_slow": 1}
-SCALING_FIELDS = (
-    "rope_type",
-    "partial_rotary_factor",
-    *(n for names in SCALING_NUMBERS.values() for n in names),
-)
+SCALING_FIELDS = ("rope_type", *(n for names in SCALING_NUMBERS.values() for n in names))
 
 
 def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
@@ -52,12 +48,6 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
         raise MalmoiError(
             f"config.json asks for the rotary positions {shown(kind)}; Malmoi supports default, "
             f"{', '.join(SCALING_NUMBERS)}."
-        )
-    share = given.get("partial_rotary_factor", 1)
-    if share != 1:
-        raise MalmoiError(
-            f"config.json says partial_rotary_factor = {shown(share)}; Malmoi supports only "
-            "rotation of whole heads, so it cannot run this model."
         )
     if kind == "default":
         return {"rotary_scaling": ""}
@@ -586,7 +576,8 @@ LLAMA_TABLE = Table(
         "rope_scaling.": "rope_parameters.",
         "rope_parameters.type": "rope_parameters.rope_type",
     },
-    legacy={"rope_interleaved": False},
+    # only whole heads are rotated, in halves
+    legacy={PLACE + "partial_rotary_factor": 1, "rope_interleaved": False},
     buffers=ROTARY_ANGLES,
     free=("lm",),
 )

@@ -56,21 +56,17 @@ def from_hf(
     theirs = theirs if isinstance(theirs, JsonObject) else JsonObject(theirs, str(folder))
     config = table.read_config(theirs, theirs.where)
     check_sizes(config, weights, theirs.where)
-    weights = _under_current_names(table, weights, folder)
     architectures = theirs.list_of("architectures", str, default=[])
     notes = check_keys(table, theirs, theirs.where)
+    notes += _dead_twins(table, config, weights)
+    weights = _under_current_names(table, weights, folder)
     matrix = _tie(table, weights) if config.tied else ""
     heads = _heads(table, architectures, weights, table.free if config.tied and not matrix else ())
     if matrix and VOCABULARY_HEADS & heads.keys():
         config = replace(config, tied=False)
         notes += (f"read as untied: {matrix} is not the embedding, although config.json ties them",)
-    pooler = any(
-        rule.theirs[0] in weights
-        for rule in table.rules
-        if rule.ours.startswith("pooler.") and not rule.head
-    )
     with named(theirs.where):
-        network = empty(config, heads, pooler=pooler)
+        network = empty(config, heads, pooler=_has_pooler(table, weights))
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found = _translate(network, rules, weights, folder)
     used = {id(weights[name]) for ours in found for name in rules[ours].theirs}
@@ -78,6 +74,23 @@ def from_hf(
     notes += _unused_heads(table, network, unused, folder)
     notes += fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
     return network, notes
+
+
+def _dead_twins(
+    table: Table, config: ModelConfig, weights: Mapping[str, Weight]
+) -> tuple[str, ...]:
+    """Notes names that transformers would tie to another, but for their values, and then ignores."""
+    pairs = [both for both in table.twins.items() if config.tied and weights.keys() >= {*both}]
+    return tuple(
+        f"not used, as in transformers: {other} differs from {one}"
+        for one, other in pairs
+        if not is_same(weights[one], weights[other])
+    )
+
+
+def _has_pooler(table: Table, weights: Mapping[str, Weight]) -> bool:
+    rules = (rule for rule in table.rules if rule.ours.startswith("pooler.") and not rule.head)
+    return any(rule.theirs[0] in weights for rule in rules)
 
 
 def _under_current_names(
