@@ -87,7 +87,8 @@ def test_every_package_is_pinned_and_installed_by_its_checksum() -> None:
     """
     core, dev = pins("requirements.lock"), pins("requirements-dev.lock")
     locked = core | dev
-    assert not core.keys() & dev.keys()
+    # what the demo needs on some systems only, the tests may need on all
+    assert all(" ; " in core[name].partition("\n")[0] for name in core.keys() & dev.keys())
     assert [name for name, rest in locked.items() if "--hash=sha256:" not in rest] == []
     assert [name for name in locked if re.match("torch$|triton$|nvidia-|cuda-", name)] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -79,7 +79,7 @@ def from_hf(
 def _dead_twins(
     table: Table, config: ModelConfig, weights: Mapping[str, Weight]
 ) -> tuple[str, ...]:
-    """Notes names that transformers would tie to another, but for their values, and then ignores."""
+    """Notes names that transformers would tie but for their values, and then ignores."""
     pairs = [both for both in table.twins.items() if config.tied and weights.keys() >= {*both}]
     return tuple(
         f"not used, as in transformers: {other} differs from {one}"
