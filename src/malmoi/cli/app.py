@@ -60,7 +60,8 @@ class Command(TyperCommand):
         return [_tidy(param) for param in super().get_params(ctx)]
 
     def invoke(self, ctx: Any) -> Any:
-        for path in _values(ctx, INPUTS, Path):
+        # typer 0.27 makes paths of a list's words only after this
+        for path in (*_values(ctx, INPUTS, Path), *map(Path, _values(ctx, ("dev",), str))):
             require_path(path)
         for source in _values(ctx, ("model",), str):
             local_model(source)
