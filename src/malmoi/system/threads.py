@@ -28,6 +28,8 @@ WORTH_SAYING = 0.2  # other programs' share of the machine
 LONG_ENOUGH = 10.0  # seconds of work
 FEWER_STEPS = 0.9  # of the expected ones
 FEWER = 0.9  # more threads must be faster than one by a tenth: they wait for one another
+QUIET_WINDOWS = 3  # in a row, before all threads are used again
+FIRST_SILENCE = 30.0  # seconds after a sentence without another, doubled with each
 FIRST_PAUSE = 8.0  # seconds between trials of a count, doubled while they change nothing, …
 LONGEST_PAUSE = 64.0  # … to this
 
@@ -126,6 +128,9 @@ class ThreadTuner:
         self._rates: dict[int, float] = {}  # of counts tried beside these programs, …
         self._tried: dict[int, float] = {}  # … and when
         self._pause = FIRST_PAUSE
+        self._quiet = 0  # windows
+        self._silence = FIRST_SILENCE
+        self._silent_until = now()
         self._begin()
 
     def step(self, work: float) -> None:
@@ -175,22 +180,31 @@ class ThreadTuner:
     def _look(self, rate: float) -> None:
         """After a window: tries a count whose rate is not known, or uses the best."""
         if self.others < QUIET or len(self._counts) == 1:
-            self._rates = {}
-            sentence = f"The machine is free again: computing with {self.limit} threads."
-            self._settle(self.limit, rate, sentence)
+            self._quiet += 1
+            if self.count == self.limit or self._quiet >= QUIET_WINDOWS:
+                self._rates = {}
+                sentence = f"The machine is free again: computing with {self.limit} threads."
+                self._settle(self.limit, rate, sentence)
+            else:
+                self.rate = rate
             return
+        self._quiet = 0
         self._rates[self.count] = (rate + self._rates.get(self.count, rate)) / 2
         self._tried[self.count] = self._now()
         stale = [count for count in self._counts if self._is_stale(count)]
         if stale:
             self.use(stale[0])
             return
-        best = max(self._rates, key=lambda count: self._rates[count] * FEWER ** (count > 1))
+        best = max(self._rates, key=self._worth)
         sentence = (
             f"Other programs use {self.others:.0%} of this machine: computing with {best} of "
             f"{self.limit} threads."
         )
         self._settle(best, self._rates[best], sentence)
+
+    def _worth(self, count: int) -> float:
+        """A count's rate; what is to replace the present one must be better by a tenth."""
+        return self._rates[count] * FEWER ** ((count > 1) + (count != self._best))
 
     def _is_stale(self, count: int) -> bool:
         late = self._now() - self._tried.get(count, 0.0) > self._pause
@@ -201,8 +215,10 @@ class ThreadTuner:
         exploring = self.count != self._best
         if count != self.count:
             self.use(count)
-        if count != self._best:
+        if count != self._best and self._now() >= self._silent_until:
             self._say(sentence)
+            self._silent_until = self._now() + self._silence
+            self._silence *= 2
         elif exploring:
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         self._pause = FIRST_PAUSE if count != self._best else self._pause
