@@ -10,7 +10,7 @@ BY_HASH := tools/install --no-deps --no-build-isolation --require-hashes --requi
 # torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-ko test check bench docs heavy campaign lock clean
+.PHONY: demo demo-ko test check bench docs models heavy campaign lock clean
 
 $(READY): pyproject.toml Makefile requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,10 @@ campaign: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/malmoi bench
+
+# The two models that come with the package, made again from free text (models/README.md). Needs a GPU and a network.
+models: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" models/make.sh runs/models
 
 # The pages of docs/ and the API reference, in site/. Needs no network.
 docs: $(DEV)
