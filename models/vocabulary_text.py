@@ -1,4 +1,4 @@
-"""Text for the vocabularies: nearly twice as many English words as Korean ones, whose forms are more."""
+"""Text for the vocabularies: nearly twice as many English words as Korean ones."""
 
 import bz2
 import sys
