@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from _timing import Clock, Work, benchmark_parser, fewest, processor_time, timed
-from malmoi.system.language import language
+from malmoi.messages import language
 from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.training.device import Execution, flops_per_token
 

@@ -37,7 +37,7 @@ from malmoi.finetuning.trials import (
     read_trials,
     write_trials,
 )
-from malmoi.system.language import plural, translate
+from malmoi.messages import msg, plural
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,13 @@ class Search:
     def _explain_cut(self, first: Trial) -> None:
         seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
         logger.warning(
-            f"{plural(self.settings.minutes, 'minute')} ended after {first.share:.0%} of the epochs"
-            f" of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+            msg(
+                "{minutes} ended after {share:.0%} of the epochs of a single run; --minutes "
+                "{ceil} would hold a whole one.",
+                minutes=plural(self.settings.minutes, "minute"),
+                share=first.share,
+                ceil=math.ceil(seconds / 60),
+            )
         )
 
     def _run(
@@ -211,15 +216,41 @@ class Search:
         )
 
     def _tell(self, trial: Trial, value: float | None, gain: Gain | None, seconds: float) -> None:
-        described = translate(f"{trial.name}: {describe_changes(trial.changes)}, seed {trial.seed}")
+        described = msg(
+            "{trial}: {changes}, seed {seed}",
+            trial=trial.name,
+            changes=describe_changes(trial.changes),
+            seed=trial.seed,
+        )
         if value is None:
-            logger.info(f"{described}: all training rows, {seconds:.1f} s.")
+            logger.info(
+                msg(
+                    "{described}: all training rows, {seconds:.1f} s.",
+                    described=described,
+                    seconds=seconds,
+                )
+            )
         elif gain is None:
-            logger.info(f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s.")
+            logger.info(
+                msg(
+                    "{described}: held-out {measure} {value:.4f} in {seconds:.1f} s.",
+                    described=described,
+                    measure=self.measure,
+                    value=value,
+                    seconds=seconds,
+                )
+            )
         else:
             logger.info(
-                f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s "
-                f"({gain} beside the default settings)."
+                msg(
+                    "{described}: held-out {measure} {value:.4f} in {seconds:.1f} s ({gain} "
+                    "beside the default settings).",
+                    described=described,
+                    measure=self.measure,
+                    value=value,
+                    seconds=seconds,
+                    gain=gain,
+                )
             )
 
     def _settings(self, trial: Trial) -> FinetuneConfig:
@@ -287,8 +318,12 @@ def search_settings(
     steps = sum(one.steps for one in runs)
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
     logger.info(
-        f"{plural(len(search.trials), 'run')} in {search.spent:.0f} s; the result is the mean of "
-        f"{plural(members, 'run')} on all training rows."
+        msg(
+            "{runs} in {spent:.0f} s; the result is the mean of {runs2} on all training rows.",
+            runs=plural(len(search.trials), "run"),
+            spent=search.spent,
+            runs2=plural(members, "run"),
+        )
     )
     shutil.rmtree(out / "trials")
     return run

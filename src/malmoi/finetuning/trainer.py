@@ -17,9 +17,9 @@ from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
 from malmoi.inference.generation.cuda_graphs import record_graph
+from malmoi.messages import measured, msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
-from malmoi.system.language import plural
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.threads import ThreadTuner
 from malmoi.training.data.background import Background
@@ -145,7 +145,7 @@ class FinetuneTrainer:
                 for name, mean in self.average.tensors.items():
                     mean.copy_(self.state.means[name])
             load_state(self.state.folder, self.network, self.optimizers)
-            self.log.line(f"Resuming from step {self.step:,}.")
+            self.log.line(msg("Resuming from step {step:,}.", step=self.step))
         self.log.resume(self.step)
 
     def _steps_through(self) -> None:
@@ -251,9 +251,15 @@ class FinetuneTrainer:
             total = self.steps / self.per_epoch
             more = min(total, MORE_TIME * epochs)
             self.log.line(
-                f"{plural(minutes, 'minute')} ended it after {epochs:.2g} of {total:.2g} epochs; "
-                f"--minutes {MORE_TIME * minutes:g} (minutes={MORE_TIME * minutes:g}): about "
-                f"{more:.2g} epochs."
+                msg(
+                    "{minutes} ended it after {epochs:.2g} of {total:.2g} epochs; --minutes "
+                    "{more_time:g} (minutes={more_time:g}): about {more:.2g} epochs.",
+                    minutes=plural(minutes, "minute"),
+                    epochs=epochs,
+                    total=total,
+                    more_time=MORE_TIME * minutes,
+                    more=more,
+                )
             )
 
     def _look(self, *, over: bool) -> None:
@@ -283,8 +289,9 @@ class FinetuneTrainer:
 
     def _diverged(self) -> MalmoiError:
         return MalmoiError(
-            f"The fine-tuning diverged: at step {self.step:,} the loss or a weight is no longer a "
-            "number. A lower lr usually helps."
+            "The fine-tuning diverged: at step {step:,} the loss or a weight is no longer a "
+            "number. A lower lr usually helps.",
+            step=self.step,
         )
 
     def _row(self) -> None:
@@ -330,12 +337,15 @@ class FinetuneTrainer:
             rows=rows,
             **rounded,
         )
-        words = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
-        )
         self.log.progress(Progress(VALIDATE, self.step, unit="steps", metrics=outcome.metrics))
-        shown = "evaluation rows" if rows == "judged" else rows
-        self.log.line(f"step {self.step:,}, {shown}: {words}")
+        self.log.line(
+            msg(
+                "step {step:,}, {shown}: {words}",
+                step=self.step,
+                shown=msg("evaluation rows" if rows == "judged" else rows),
+                words=measured(rounded),
+            )
+        )
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.comparison import Gain
+from malmoi.messages import msg
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.untrusted import JsonObject, read_object
 
 RECORD = "search.json"
@@ -56,7 +56,7 @@ class TrialRun:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     names = [f"{name} {value:g}" for name, value in changes.items()]
-    return ", ".join(names) or translate("the default settings")
+    return ", ".join(names) or msg("the default settings")
 
 
 def read_trials(out: Path) -> dict[str, Trial]:

@@ -91,5 +91,5 @@ def target_index(subject: Subject, logs: Tensor, target: str | None) -> int:
         return subject.label_index(target)
     found = subject.tokenizer.id(target)
     if found is None:
-        raise UsageError(f"This model's vocabulary has no token {target!r:.60}.")
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=target)
     return found

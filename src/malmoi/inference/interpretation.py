@@ -65,7 +65,8 @@ class Interpretation(LoadedModel):
         for one in interventions:
             if one.needs_one_text:
                 raise UsageError(
-                    f"{one!r} depends on the positions of one text: give it to run(text, […])."
+                    "{one!r} depends on the positions of one text: give it to run(text, […]).",
+                    one=one,
                 )
         view = network_with(self._subject, interventions)
         causal = self.network.trunk.is_causal
@@ -110,7 +111,9 @@ class Interpretation(LoadedModel):
         """
         known = ("leave-one-out", "gradient")
         if method not in known:
-            raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
+            raise UsageError(
+                "There is no method {method!r}.{hint}", method=method, hint=nearest(method, known)
+            )
         self._subject.require_answer()
         if method == "gradient":
             return gradient_input(self._subject, text, target)

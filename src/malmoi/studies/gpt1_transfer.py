@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
+from malmoi.messages import plural
 from malmoi.studies.grid import Cell, Study, StudyPlan
 from malmoi.studies.judges import tuned_cell
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure
-from malmoi.system.language import plural
 
 MIN_DEPTH = 4  # fewer layers are too few for a curve
 SCRATCH = "nothing transferred"

@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from malmoi.messages import plural
 from malmoi.studies.data import StudyTask
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte, zero_shot
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure, lower_is_better
-from malmoi.system.language import plural
 
 MOST_UPDATES = 2**17  # of GPT-1's 100 epochs, that are evaluated
 

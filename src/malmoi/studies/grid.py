@@ -31,12 +31,12 @@ from typing import Any
 from malmoi import __version__
 from malmoi.config import Config
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
 from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
 from malmoi.system.files import folder_lock, write_json
-from malmoi.system.language import plural
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.run_folder import read_metrics
@@ -344,7 +344,7 @@ class Grid:
             with StopSignals() as stop, _executor(self.workers) as pool:
                 self._run(pool, stop)
         except BrokenExecutor as error:
-            self.failed.append(f"a worker process died: {error}")
+            self.failed.append(msg("a worker process died: {error}", error=error))
         return self.failed
 
     def _run(self, pool: Executor, stop: StopSignals) -> None:
@@ -368,8 +368,11 @@ class Grid:
             minutes = left * (time.monotonic() - began) / max(1, total - left) / 60
             if total - left == 1 and minutes > LONG_MINUTES:
                 logger.info(
-                    f"The other {plural(left, 'cell')} will take about "
-                    f"{plural(round(minutes), 'minute')}; --seeds 1 runs fewer."
+                    msg(
+                        "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+                        cells=plural(left, "cell"),
+                        minutes=plural(round(minutes), "minute"),
+                    )
                 )
 
     def _note(self, job: Job, error: BaseException | None) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
+from malmoi.messages import plural
 from malmoi.report.chart import short_number
 from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
 from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, result_rows
 from malmoi.system.files import write_json, write_text
-from malmoi.system.language import plural
 
 SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page defines the same colours
 

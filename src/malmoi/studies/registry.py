@@ -18,7 +18,9 @@ MODULES["in-context"] = "in_context.study"
 def named_study(name: str) -> Study:
     if name not in MODULES:
         raise UsageError(
-            f"There is no study {name!r}.{nearest(name, STUDIES)} `malmoi study` lists them."
+            "There is no study {name!r}.{hint} `malmoi study` lists them.",
+            name=name,
+            hint=nearest(name, STUDIES),
         )
     found: Study = import_module(f"malmoi.studies.{MODULES[name]}").STUDY
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.studies.data import StudyData
 from malmoi.studies.grid import Grid, Study, StudyPlan, finished_cells
 from malmoi.studies.page import write_pages
@@ -71,7 +72,9 @@ def run_studies(
     cells = {study.name: list(study.cells(plan)) for study in studies}
     for name, some in cells.items():
         if not some:
-            raise UsageError(f"The data has no task for the study {name}: give it with --data.")
+            raise UsageError(
+                "The data has no task for the study {name}: give it with --data.", name=name
+            )
     every = [cell for some in cells.values() for cell in some]
     every.sort(key=lambda cell: cell.seed)  # the first seed of all studies before the second
     cache.mkdir(parents=True, exist_ok=True)
@@ -82,14 +85,23 @@ def run_studies(
     for study in studies:
         outs[study.name].mkdir(parents=True, exist_ok=True)
         records = finished_cells(cells[study.name], cache)
-        logger.info(f"{study.name}: {len(records)} of {len(cells[study.name])} cells are done.")
+        logger.info(
+            msg(
+                "{study}: {records} of {cells} cells are done.",
+                study=study.name,
+                records=len(records),
+                cells=len(cells[study.name]),
+            )
+        )
         if records:
             facts = write_pages(study, plan, records, outs[study.name])
             done.append(StudyResult(study.name, outs[study.name], facts))
     if failed:
         first = failed[0].rstrip(".")
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first with: {first}. The report shows the others; "
-            "the same command retries the failed ones."
+            "{failed} cells failed, the first with: {first}. The report shows the others; the "
+            "same command retries the failed ones.",
+            failed=len(failed),
+            first=first,
         )
     return done

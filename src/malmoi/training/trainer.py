@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError, is_out_of_memory
+from malmoi.messages import measured, msg
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.machine import this_machine
@@ -165,7 +166,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._mark = (self.position.tokens, 0.0)
         if self.budget.progress(self.position) < 1:
-            self._announce("running the first step")
+            self._announce("Running the first step …")
 
     def _share(self) -> float:
         """How much of a second counts: all of it, or less while other programs take their share."""
@@ -176,9 +177,11 @@ class Trainer:
         metrics = self._validate()
         if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
             raise MalmoiError(
-                f"The run diverged: its validation loss is {loss:g} at step "
-                f"{self.position.step:,}. Its last good state is in {self.state_root}; start "
-                "again with a lower train.lr."
+                "The run diverged: its validation loss is {loss:g} at step {step:,}. Its last "
+                "good state is in {state_root}; start again with a lower train.lr.",
+                loss=loss,
+                step=self.position.step,
+                state_root=self.state_root,
             )
         self.save()
         if self.average is not None and self.position.averaged:
@@ -271,15 +274,20 @@ class Trainer:
             )
         if self.group.world > 1:
             raise MalmoiError(
-                f"{self.micro} sequences in one pass do not fit into the memory of process "
-                f"{self.group.rank}'s GPU: "
-                f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
+                "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
+                "GPU: set train.micro={micro2} or train.gradient_checkpointing=true.",
+                micro=self.micro,
+                rank=self.group.rank,
+                micro2=self.micro // 2,
             )
         self.micro = max(1, self.micro // 2)
         self.network.zero_grad()
         self.execution.free_cache()
         self.log.line(
-            f"The batch does not fit into memory; using micro-batches of {self.micro} sequences."
+            msg(
+                "The batch does not fit into memory; using micro-batches of {micro} sequences.",
+                micro=self.micro,
+            )
         )
 
     def _phase_number(self) -> int:
@@ -316,7 +324,7 @@ class Trainer:
     def _measured_pace(self, *, probing: bool) -> Pace:
         """Measures a step, compiled if that pays."""
         if not probing:
-            self._announce("measuring a step")
+            self._announce("Measuring a step …")
             return self._measure(compiled=self.execution.compiled)
         self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
@@ -325,7 +333,7 @@ class Trainer:
         if not this_machine().compile_pays("cpu", seconds):
             self._compile_or_not(compiled=False)
             return eager
-        self._announce("measuring whether it helps")
+        self._announce("Measuring whether it helps …")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
         self._compile_or_not(compiled=pays)
@@ -336,8 +344,8 @@ class Trainer:
         compiling = self.execution.compiled and not self._compiled
         self._compiled = self.execution.compiled
         seconds = 40 if self._one_graph else 20
-        message = f"compiling (once, about {seconds} s) and {what}" if compiling else what
-        self.log.line(f"{message[0].upper()}{message[1:]} …")
+        also = "Compiling (once, about {seconds} s) and " + what[0].lower() + what[1:]
+        self.log.line(msg(also, seconds=seconds) if compiling else what)
 
     def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
@@ -444,7 +452,12 @@ class Trainer:
             self.save()
             self.clock.lap("save")
         if signal and not done:
-            self.log.line(f"Stopped at step {p.step:,} and saved; run the same command to resume.")
+            self.log.line(
+                msg(
+                    "Stopped at step {step:,} and saved; run the same command to resume.",
+                    step=p.step,
+                )
+            )
             self.log.close()
             raise Stopped(signal)
         return early
@@ -504,10 +517,14 @@ class Trainer:
         rollbacks = p.rollbacks + 1 if p.step - p.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
         if rollbacks > MAX_ROLLBACKS:
             raise MalmoiError(
-                f"The loss reached {loss:g} at step {p.step:,}, for the {rollbacks}th time "
-                f"without {ROLLBACK_FORGIVEN_STEPS:,} good steps in between: the run was "
-                f"stopped; its last good state is in {self.state_root}. A lower train.lr usually "
-                "helps."
+                "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time "
+                "without {steps:,} good steps in between: the run was stopped; its last good "
+                "state is in {state_root}. A lower train.lr usually helps.",
+                loss=loss,
+                step=p.step,
+                rollbacks=rollbacks,
+                steps=ROLLBACK_FORGIVEN_STEPS,
+                state_root=self.state_root,
             )
         self._restore()
         self.log.resume(self.position.step)
@@ -515,8 +532,17 @@ class Trainer:
         names = ("seconds", "expected", "compiled", "threads", "threads_used")
         kept = {name: getattr(p, name) for name in names}
         self.position = replace(self.position, rollbacks=rollbacks, spiked=p.step, **kept)
-        back = f"back to step {self.position.step:,}, skipping the data that led there"
-        self.log.line(f"The loss reached {loss:g} at step {p.step:,}: {back}.")
+        back = msg(
+            "back to step {step:,}, skipping the data that led there", step=self.position.step
+        )
+        self.log.line(
+            msg(
+                "The loss reached {loss:g} at step {step:,}: {back}.",
+                loss=loss,
+                step=p.step,
+                back=back,
+            )
+        )
 
     def _row(self, losses: Mapping[str, float]) -> None:
         p = self.position
@@ -600,8 +626,10 @@ class Trainer:
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
         self.log.write_row(**self._progress_row(), **rounded, **({"sample": text} if text else {}))
         self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
-        words = ", ".join(f"{name.replace('_', ' ')} {v:.4g}" for name, v in rounded.items())
-        self.log.line(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
+        self.log.line(
+            msg("step {step:,}: {words}", step=p.step, words=measured(rounded))
+            + (f"\n  » {text}" if text else "")
+        )
         if warning:
             self.log.line(warning)
 
@@ -641,9 +669,14 @@ class Trainer:
         rows = read_metrics(self.log.path)
         self.log.resume(self.position.step)
         if self.position.step:
-            self.log.line(f"Resuming from step {self.position.step:,}.")
+            self.log.line(msg("Resuming from step {step:,}.", step=self.position.step))
         elif rows:
-            self.log.line(f"There is no complete state in {self.state_root}: the run starts over.")
+            self.log.line(
+                msg(
+                    "There is no complete state in {state_root}: the run starts over.",
+                    state_root=self.state_root,
+                )
+            )
 
     def _restore(self) -> None:
         folder = latest_state(self.state_root, self.log.line, self.group)
@@ -657,8 +690,10 @@ class Trainer:
         phases = len(self.feeds)
         if len(self.position.samples_seen) != phases or not 0 <= self.position.phase < phases:
             raise MalmoiError(
-                f"{folder} was saved with other phases than the {phases} of this run; it "
-                "is damaged: remove it to resume from the state before it."
+                "{folder} was saved with other phases than the {phases} of this run; it is "
+                "damaged: remove it to resume from the state before it.",
+                folder=folder,
+                phases=phases,
             )
         if self.config.snapshots:
             self.run.drop_snapshots_after(self.position.step)
