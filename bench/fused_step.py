@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from malmoi.config import ModelConfig
-from malmoi.inference.generation.kv_slots import KVSlots, prefill_rows
-from malmoi.inference.generation.steps import DecodeSteps
+from malmoi.inference.generation.decode_steps import DecodeSteps
 from malmoi.inference.generation.token_selection import TokenSelector
+from malmoi.kernels.kv_slots import KVSlots, prefill_rows
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.families import gpt2, preset
 from malmoi.system.machine import pretend, this_machine
@@ -91,7 +91,7 @@ def prepared(network: Network, rows: int, overlap: bool | None) -> DecodeSteps:
     with pretend(replace(this_machine(), fused=False)):
         steps = DecodeSteps(network, slots, TokenSelector(network, None), "captured")
     if overlap is not None:
-        from malmoi.inference.generation.fused_step import FusedStep
+        from malmoi.kernels.triton_step import FusedStep
 
         steps.gpu_fused = FusedStep(network, slots, overlap=overlap)
     steps.at[:] = PROMPT

@@ -32,7 +32,7 @@ import transformers
 from engine import made_up_tokenizer
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.generation_config import GenerationConfig
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.stream import TextChunk
 
@@ -180,7 +180,7 @@ def server(folder: Path, slots: int) -> Iterator[int]:
 
 def run_server(folder: Path, port: int, slots: int) -> None:
     from malmoi.server.config import ServeConfig
-    from malmoi.server.serve import serve_models
+    from malmoi.studio.serve import serve_models
 
     cuda = torch.cuda.is_available()
     settings = ServeConfig(port=port, slots=slots, queue=1024)

@@ -27,13 +27,13 @@ from malmoi.corpus.columns import TextColumn
 from malmoi.corpus.duplicates import signature
 from malmoi.corpus.filter import text_stats
 from malmoi.corpus.ngrams import HashedTexts, hash_words
-from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
+from malmoi.kernels.decode_step import fused_step
+from malmoi.kernels.encode_texts import encode_texts
+from malmoi.kernels.int8 import QuantizedLinear, packed, quantize_int8
+from malmoi.kernels.int8_row import Packed, bf16, product, why_not
+from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
-from malmoi.model.decode_step import fused_step
-from malmoi.model.encode_texts import encode_texts
 from malmoi.model.families import bert, gpt2
-from malmoi.model.int8 import QuantizedLinear, packed, quantize_int8
-from malmoi.model.int8_row import Packed, bf16, product, why_not
 from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.training.data.word_numbers import word_numbers
 

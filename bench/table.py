@@ -283,7 +283,7 @@ def decode_rows(cpu: CPU) -> Iterator[Row]:
 def decode_rows_of(cpu: CPU, shape: str) -> Iterator[Row]:
     from decode import measure, on_machine, ours, peer_of, theirs
     from malmoi.inference import load
-    from malmoi.model.int8_row import why_not
+    from malmoi.kernels.int8_row import why_not
 
     folder = cpu.folder / f"decode-{shape}"
     peer = peer_of(shape)
@@ -364,7 +364,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
 
     from decode import on_machine
     from malmoi.inference import load
-    from malmoi.model.int8_row import why_not
+    from malmoi.kernels.int8_row import why_not
     from malmoi.tokenizer import train_tokenizer
 
     folder = cpu.folder / "bert"
