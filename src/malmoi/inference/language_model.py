@@ -18,7 +18,7 @@ from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.prompt import encode_conversation, encode_prompt
 from malmoi.inference.score import Score, long_text_logprobs, score_pairs
 from malmoi.kernels.fast_argmax import fast_argmax_for
-from malmoi.metrics import perplexity
+from malmoi.metrics.language import perplexity
 from malmoi.tokenizer.chat_template import Messages
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.interpret.attribution import AttributionMethod, Piece
-from malmoi.metrics import confusion
+from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
 from malmoi.studio.routes import show_view
 from malmoi.studio.tokens import readable_token
