@@ -29,8 +29,8 @@ from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.interpret.attention_and_lens import attention
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
-from malmoi.server.app import STUDIO
-from malmoi.studio import runs as curves
+from malmoi.studio import run_curves as curves
+from malmoi.studio.app import PAGE as STUDIO
 from malmoi.studio.attention_view import by_words, word_groups
 from malmoi.studio.few_shot import FewShotRequest, few_shot_view
 from malmoi.studio.overview import known_languages
@@ -607,7 +607,7 @@ def test_a_chart_of_one_point_shows_it_with_its_value(tmp_path: Path) -> None:
 
 def test_every_translated_error_is_sent_by_the_server() -> None:
     words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
-    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[2].rglob("*.py"))
+    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[1].rglob("*.py"))
     assert [key for key in words if key.startswith("refused.") and f'"{key[8:]}"' not in code] == []
 
 

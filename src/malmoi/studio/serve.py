@@ -27,8 +27,8 @@ def serve_models(
         raise MalmoiError(
             f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
         ) from error
-        from malmoi.server.model_registry import ModelRegistry
     from malmoi.server.listener import Server, address, listen
+    from malmoi.server.model_registry import ModelRegistry
     from malmoi.studio.app import create_studio
     from malmoi.studio.pair_view import pair_examples
 
