@@ -209,6 +209,7 @@ def their_decoder(model: Any) -> Decode:
 def our_decoder(model: Any) -> Decode:
     from malmoi.inference.generation.config import GenerationConfig
     from malmoi.inference.generation.fast_argmax import fast_argmax_for
+
     from malmoi.inference.generation.generate import Decoding
     from malmoi.inference.generation.sampling import Sampling
     from malmoi.inference.generation.token_selection import new_sequences
@@ -857,6 +858,7 @@ def reading(length: int) -> Work:
 
 def writing(batch: int) -> Work:
     from malmoi.inference.generation.config import GenerationConfig
+
     from malmoi.inference.generation.generate import Decoding
     from malmoi.inference.generation.sampling import Sampling
     from malmoi.inference.generation.token_selection import new_sequences
