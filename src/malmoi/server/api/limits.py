@@ -14,9 +14,9 @@ from malmoi.inference import Model
 from malmoi.messages import msg, plural
 from malmoi.server.api.requests import ApiRequest
 from malmoi.server.config import ServeConfig
-from malmoi.server.errors import ApiError
+from malmoi.server.error_replies import ApiError
 from malmoi.server.executor import checkpoint
-from malmoi.server.registry import ServedModel
+from malmoi.server.model_registry import ServedModel
 
 
 def served_model(request: Request, ask: ApiRequest) -> ServedModel:
