@@ -26,7 +26,7 @@ FindOverlaps = Callable[[Sequence[Sequence[str]]], Overlaps]  # given the texts 
 def item_texts(example: Example) -> list[str]:
     """The texts of an item that could be in the training text; names of labels are not."""
     contents = [message["content"] for message in example.messages]
-    return [text for text in (example.text, example.pair, *example.choices, *contents) if text]
+    return [text for text in (*example.texts, *example.choices, *contents) if text]
 
 
 def contamination_report(

@@ -9,7 +9,7 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, TAGGING, custom_task
 from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
-from malmoi.evaluation.task import KIND_ALIASES, Example, Task, read_columns
+from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
 from malmoi.evaluation.tasks import TASKS, named_task
 from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
 from malmoi.inference import Model
@@ -133,7 +133,7 @@ def prediction_format(model: Model, path: Path) -> Task | None:
         pass  # no table
     try:
         row = next(iter(task.rows(path)), None)
-        return None if row is None or not example_input(task.example(row)) else task
+        return None if row is None or not task.example(row).input else task
     except (MalmoiError, BadRow):
         return None
 
@@ -142,14 +142,6 @@ def input_columns(task: Task) -> list[str]:
     """The columns of a task's texts; a missing name stands for a format that is no table."""
     found = read_columns(task)
     return [found[name] for name in ("text", "pair") if name in found] or [""]
-
-
-def example_input(example: Example) -> Any:
-    """What `Model.predict` takes for an example: a text, a pair, or these with choices."""
-    texts = (example.text,) if example.pair is None else (example.text, example.pair)
-    if example.choices:
-        return (*texts, example.choices)
-    return texts[0] if len(texts) == 1 else texts
 
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def _layer_scores(
     work: FinetuneData, rows: Sequence[Example], labels: Tensor, held: Tensor
 ) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
-    texts = [row.text if row.pair is None else f"{row.text}\n{row.pair}" for row in rows]
+    texts = ["\n".join(row.texts) for row in rows]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
     return held_out_scores(vectors, labels, held[:-1], len(work.labels), 0.5 / len(rows))
