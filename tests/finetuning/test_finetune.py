@@ -25,6 +25,7 @@ from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.finetune import FinetuneResult
+from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference import Answer, Model
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
@@ -571,7 +572,7 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     path, settings = data("classification"), {"steps": 4, "batch": 8, "precision": "fp32", **way}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(gpt, "classification", path, whole, path, **settings)
-    monkeypatch.setattr("malmoi.finetuning.trainer.SECONDS_BETWEEN_SAVES", -1.0)
+    monkeypatch.setattr(FinetuneTrainer, "seconds_between_saves", -1.0)
     with monkeypatch.context() as patch:
         patch.setattr(f"malmoi.finetuning.{place}", lambda *arguments: die())
         with pytest.raises(Killed):

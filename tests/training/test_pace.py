@@ -279,7 +279,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     took, executions = {False: 1000.0, True: 1000 * compiled}, []
     monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
-        "malmoi.training.trainer.compile_for",
+        "malmoi.training.loop.compile_for",
         lambda execution, judge, **_: executions.append(execution),
     )
     machine = replace(detect(), architecture="x86_64", compiler="/usr/bin/g++")
