@@ -203,7 +203,7 @@ class Loop:
         self._mark = (self.state.tokens, 0.0)
         self.network.train()
         if self.progress < 1:
-            self.announce("running the first step")
+            self.announce("Running the first step …")
 
     def _share(self) -> float:
         """How much of a second counts: all of it, or less while other programs take their share."""
@@ -332,13 +332,13 @@ class Loop:
             whole=self.compiles_whole,
         )
 
-    def announce(self, what: str) -> None:
+    def announce(self, work: str) -> None:
         """Announces slow work before it starts: the first pass compiles."""
-        compiling = self.execution.compiled and not self._compiled
+        if self.execution.compiled and not self._compiled:
+            seconds = 40 if self.compiles_whole else 20
+            self.log.line(f"Compiling once, which takes about {seconds} s …")
         self._compiled = self.execution.compiled
-        seconds = 40 if self.compiles_whole else 20
-        message = f"compiling (once, about {seconds} s) and {what}" if compiling else what
-        self.log.line(f"{message[0].upper()}{message[1:]} …")
+        self.log.line(work)
 
     # ------------------------------------------------------------------ watching
 

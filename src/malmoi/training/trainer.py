@@ -183,7 +183,7 @@ class Trainer(Loop):
     def _measured_pace(self, *, probing: bool) -> Pace:
         """Measures a step, compiled if that pays."""
         if not probing:
-            self.announce("measuring a step")
+            self.announce("Measuring a step …")
             return self._measure(compiled=self.execution.compiled)
         self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
@@ -192,7 +192,7 @@ class Trainer(Loop):
         if not this_machine().compile_pays("cpu", seconds):
             self._compile_or_not(compiled=False)
             return eager
-        self.announce("measuring whether it helps")
+        self.announce("Measuring whether compiling helps …")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
         self._compile_or_not(compiled=pays)
