@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics import entities
+from malmoi.metrics.tags import entities
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, text_lines
 
 DOCUMENT_MARK = "-DOCSTART-"
