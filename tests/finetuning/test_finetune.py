@@ -34,6 +34,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import BatchLimits
+from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import ForwardPass, count_labels
 from malmoi.training.losses.task import (
     choice_loss,
@@ -595,6 +596,30 @@ def test_a_state_of_an_earlier_version_resumes_bit_equal(bert: Path, tmp_path: P
     assert [row for row in judged_rows(cut) if row.get("rows") == "held out"] == [
         row for row in judged_rows(whole) if row.get("rows") == "held out"
     ]
+
+
+def test_a_batch_that_does_not_fit_is_divided(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    path, forward = data("classification"), LossModule.forward
+    settings: dict[str, Any] = dict(steps=6, batch=8, precision="fp32")
+    whole = finetune(bert, "classification", path, tmp_path / "whole", path, **settings)
+
+    def small(self: LossModule, batch: Any, counts: Any) -> Any:
+        if len(batch["tokens"]) > 3:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, batch, counts)
+
+    monkeypatch.setattr(LossModule, "forward", small)
+    divided = finetune(bert, "classification", path, tmp_path / "divided", path, **settings)
+    assert "using micro-batches of 2 sequences" in caplog.text
+    assert divided.steps == whole.steps
+    ours, theirs = (
+        [row["loss"] for row in judged_rows(tmp_path / name) if "loss" in row]
+        for name in ("divided", "whole")
+    )
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 # while the run is being, and after it was finished
