@@ -55,16 +55,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
         )
     if bad and not skip_bad:
         more = len(bad) - MAX_BAD_ROWS_SHOWN
-        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
-            msg("; and {count} more", count=more) if more > 0 else ""
-        )
-        raise MalmoiError(
-            "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
-        )
-    if bad and not skip_bad:
         shown = joined("; ", bad[:MAX_BAD_ROWS_SHOWN])
-        if len(bad) > MAX_BAD_ROWS_SHOWN:
-            shown += msg("; and {count} more", count=len(bad) - MAX_BAD_ROWS_SHOWN)
+        shown += msg("; and {count} more", count=more) if more > 0 else ""
         raise MalmoiError(
             "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True).", shown=shown
         )
