@@ -260,8 +260,9 @@ def drawn(count: int, length: int, seed: int = 0) -> Prompts:
 
 def served(engine: Any, prompts: Prompts, count: int) -> list[list[int]]:
     """All prompts through the engine at once, text and all."""
-    from malmoi.inference.engine import GenerationJob
     from malmoi.inference.generation.config import GenerationConfig
+
+    from malmoi.inference.engine import GenerationJob
     from malmoi.inference.generation.sampling import Sampling
 
     wish = GenerationConfig(count, Sampling(temperature=0))

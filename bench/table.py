@@ -167,7 +167,7 @@ def decode_rows(cpu: CPU) -> Iterator[Row]:
 
 def decode_rows_of(cpu: CPU, shape: str) -> Iterator[Row]:
     from malmoi.inference import load
-    from malmoi.model.int8_row import why_not
+    from malmoi.kernels.int8_row import why_not
 
     folder = cpu.folder / f"decode-{shape}"
     peer = peer_of(shape)
@@ -209,6 +209,7 @@ def their_decoder(model: Any) -> Decode:
 def our_decoder(model: Any) -> Decode:
     from malmoi.inference.generation.config import GenerationConfig
     from malmoi.inference.generation.fast_argmax import fast_argmax_for
+
     from malmoi.inference.generation.generate import Decoding
     from malmoi.inference.generation.sampling import Sampling
     from malmoi.inference.generation.token_selection import new_sequences
@@ -372,7 +373,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     import transformers
 
     from malmoi.inference import load
-    from malmoi.model.int8_row import why_not
+    from malmoi.kernels.int8_row import why_not
     from malmoi.tokenizer import train_tokenizer
 
     folder = cpu.folder / "bert"
@@ -857,6 +858,7 @@ def reading(length: int) -> Work:
 
 def writing(batch: int) -> Work:
     from malmoi.inference.generation.config import GenerationConfig
+
     from malmoi.inference.generation.generate import Decoding
     from malmoi.inference.generation.sampling import Sampling
     from malmoi.inference.generation.token_selection import new_sequences

@@ -19,7 +19,6 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model, load
 from malmoi.inference.answer import _spans
 from malmoi.inference.engine import Engine
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
     StopFilter,
@@ -27,8 +26,8 @@ from malmoi.inference.generation.detokenize import (
     detokenizer,
     stop_strings,
 )
-from malmoi.inference.generation.fast_argmax import FastArgmax, column_major
 from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.generation_config import GenerationConfig
 from malmoi.inference.generation.sampling import (
     SAMPLING_RULES,
     Sampling,
@@ -41,6 +40,7 @@ from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import merge_tags
+from malmoi.kernels.fast_argmax import FastArgmax, column_major
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.system.machine import detect, pretend

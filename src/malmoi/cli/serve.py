@@ -55,7 +55,7 @@ def serve_command(
 
     load_torch()
     from malmoi.server.config import ServeConfig
-    from malmoi.server.serve import serve_models
+    from malmoi.studio.serve import serve_models
 
     names = [name for name in ServeConfig.__dataclass_fields__ if name in options]
     repeated = {"cors": cors, "served_model_name": served_model_name, "pairs": pairs}

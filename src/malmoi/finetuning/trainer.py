@@ -16,7 +16,7 @@ from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
-from malmoi.inference.generation.cuda_graphs import record_graph
+from malmoi.kernels.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.language import plural
