@@ -13,10 +13,10 @@ from random import Random
 from statistics import fmean
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.in_context.question import plural_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
+from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.studies.hidden_rules import (
@@ -156,13 +156,13 @@ def accuracy_by_examples(
     unseen = [name for name in plain if name not in scale.rules]
     found: dict[str, float] = {}
     for shots in scale.shots:
-        column = plural_examples(shots)
+        column = plural(shots, "example")
         found[column] = fmean(plain[name][shots] for name in scale.rules)
         found[f"{INSTRUCTED}: {column}"] = fmean(instructed[name][shots] for name in scale.rules)
         if unseen:
             found[f"{UNSEEN}: {column}"] = fmean(plain[name][shots] for name in unseen)
         found |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
-    first, last = (found[plural_examples(shots)] for shots in (scale.shots[0], scale.shots[-1]))
+    first, last = (found[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
     return {**found, GAIN: last - first}
 
 
@@ -228,8 +228,10 @@ def in_context(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     for_training, for_questions = halves(plan.data.text)
     if (count := len(for_questions.words)) <= max(scale.shots):
         raise MalmoiError(
-            f"The text leaves {count} words for questions, too few to show {max(scale.shots)} "
-            "examples: give more text."
+            "The text leaves {count} words for questions, too few to show {shots} examples: "
+            "give more text.",
+            count=count,
+            shots=max(scale.shots),
         )
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
     on_documents = StudyPlan(plan.scale, documents)
