@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
-from malmoi.messages import msg
+from malmoi.messages import measured, msg
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import ThreadTuner
@@ -472,7 +472,7 @@ class Loop:
         rounded = {name: round(value, 5) for name, value in metrics.items()}
         self.log.write_row(**(self._progress_row() | rounded | columns))
         self.log.progress(Progress(VALIDATE, self.state.step, unit="steps", metrics=metrics))
-        return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
+        return measured(rounded)
 
     # ------------------------------------------------------------------ saving and resuming
 
