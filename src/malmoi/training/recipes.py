@@ -421,7 +421,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def named_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise UsageError(
-            f"There is no recipe {name!r}.{nearest(name, RECIPES)} `malmoi recipes` lists them."
+            "There is no recipe {name!r}.{hint} `malmoi recipes` lists them.",
+            name=name,
+            hint=nearest(name, RECIPES),
         )
     return RECIPES[name]()
 
@@ -455,7 +457,7 @@ def _named_or_read(name: str) -> Recipe:
         named = named_recipe(name)
         return named.override({"train.fit_batch": not named.model.memory})
     if not path.is_file():
-        raise UsageError(f"There is no recipe file {path}.")
+        raise UsageError("There is no recipe file {path}.", path=path)
     return read_recipe(path)
 
 
@@ -479,8 +481,9 @@ def _path(recipe: Recipe, name: str) -> str:
     if name in recipe.to_dict():
         return name
     raise UsageError(
-        "The recipe has no setting "
-        f"{name!r}.{nearest(name, {f for p in parts.values() for f in p})}"
+        "The recipe has no setting {name!r}.{hint}",
+        name=name,
+        hint=nearest(name, {f for p in parts.values() for f in p}),
     )
 
 
