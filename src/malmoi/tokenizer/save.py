@@ -69,7 +69,7 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
 
 def _pipeline_settings(state: State, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings by which transformers' classes rebuild a pipeline."""
-    values = {}
+    values: dict[str, Any] = {}
     family = pipeline.kind(state)
     normalizer = pipeline.normalizer_of(state) or {}
     if family == "wordpiece" and normalizer.get("type") == "BertNormalizer":
