@@ -46,8 +46,9 @@ def bench_command(
     named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if named and named not in known:
         raise UsageError(
-            f"There is no benchmark {named!r}.{nearest(named, known)} `malmoi bench --list` "
-            "lists them."
+            "There is no benchmark {chosen!r}.{hint} `malmoi bench --list` lists them.",
+            chosen=named,
+            hint=nearest(named, known),
         )
     if find_spec("transformers") is None:
         raise UsageError(

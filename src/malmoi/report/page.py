@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from malmoi.system.language import language, translate
+from malmoi.messages import language, msg, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
@@ -110,4 +110,6 @@ def machine_name() -> str:
     """The machine that a page was made on."""
     machine = this_machine()
     gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    return gpus or translate(f"{machine.architecture}, {machine.cores} cores")
+    return gpus or translate(
+        msg("{architecture}, {cores} cores", architecture=machine.architecture, cores=machine.cores)
+    )

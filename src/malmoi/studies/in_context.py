@@ -13,10 +13,10 @@ from random import Random
 from statistics import fmean
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.in_context.question import plural_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
+from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.studies.hidden_rules import (
@@ -146,13 +146,13 @@ def accuracy_by_examples(
     seen = {name: plain[name] for name in scale.rules}
     scores: dict[str, float] = {}
     for shots in scale.shots:
-        column = plural_examples(shots)
+        column = plural(shots, "example")
         groups = {column: seen, f"{INSTRUCTED}: {column}": told, f"{UNSEEN}: {column}": unseen}
         for name, some in groups.items():
             if some:
                 scores[name] = fmean(one[shots] for one in some.values())
         scores |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
-    first, last = (scores[plural_examples(shots)] for shots in (scale.shots[0], scale.shots[-1]))
+    first, last = (scores[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
     return {**scores, GAIN: last - first}
 
 
@@ -225,8 +225,10 @@ def in_context_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     for_training, for_questions = halves(plan.data.text)
     if (count := len(for_questions.words)) <= max(scale.shots):
         raise MalmoiError(
-            f"The text leaves {count} words for questions, too few to show {max(scale.shots)} "
-            "examples: give more text."
+            "The text leaves {count} words for questions, too few to show {shots} examples: "
+            "give more text.",
+            count=count,
+            shots=max(scale.shots),
         )
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
     on_documents = StudyPlan(plan.scale, documents)

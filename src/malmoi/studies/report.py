@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
+from malmoi.messages import plural
 from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.report.page import html_page, html_table, machine_name, markdown_table
 from malmoi.studies.data import ROLE_COLUMNS
 from malmoi.studies.study import Study, Words
 from malmoi.system.files import write_json, write_text
-from malmoi.system.language import plural
 
 # suffixes of columns where lower is better
 LOWER_IS_BETTER = ("bits per byte", "perplexity", "loss", "seconds", "ms", "MB", "bits")

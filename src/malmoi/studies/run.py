@@ -24,13 +24,13 @@ from typing import Any
 from malmoi import __version__
 from malmoi.config import Config
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
 from malmoi.studies.data import StudyData
 from malmoi.studies.report import write_pages
 from malmoi.studies.scale import named_scale
 from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan
 from malmoi.system.files import folder_lock, write_json
-from malmoi.system.language import plural
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.result import PlainValue, Result
@@ -88,18 +88,29 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
     if not cells:
-        raise UsageError(f"The data has no task for the study {study.name}: give it with --data.")
+        raise UsageError(
+            "The data has no task for the study {name}: give it with --data.", name=study.name
+        )
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
     records = finished_cells(cells, kept)
-    logger.info(f"{study.name}: {len(records)} of {len(cells)} cells are done.")
+    logger.info(
+        msg(
+            "{study}: {records} of {cells} cells are done.",
+            study=study.name,
+            records=len(records),
+            cells=len(cells),
+        )
+    )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
         first = failed[0].rstrip(".")
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first with: {first}. The report shows the others; "
-            "the same command retries the failed ones."
+            "{failed} cells failed, the first with: {first}. The report shows the others; the "
+            "same command retries the failed ones.",
+            failed=len(failed),
+            first=first,
         )
     return StudyResult(study.name, out, facts)
 
@@ -272,7 +283,7 @@ def run_cells(
                 if number := stop.number or (outcome if isinstance(outcome, int) else 0):
                     raise Stopped(number)  # after running cells have saved their state
     except BrokenExecutor as error:
-        failed.append(f"a worker process died: {error}")
+        failed.append(msg("a worker process died: {error}", error=error))
     return failed
 
 
@@ -313,8 +324,11 @@ class _Count:
         minutes = left * (time.monotonic() - self.began) / self.ready / 60
         if self.ready == 1 and minutes > LONG_MINUTES:
             logger.info(
-                f"The other {plural(left, 'cell')} will take about "
-                f"{plural(round(minutes), 'minute')}; --seeds 1 runs fewer."
+                msg(
+                    "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+                    cells=plural(left, "cell"),
+                    minutes=plural(round(minutes), "minute"),
+                )
             )
 
 

@@ -154,6 +154,8 @@ def _records() -> dict[str, Any]:
 def named_study(name: str) -> Study:
     if name not in MODULES:
         raise UsageError(
-            f"There is no study {name!r}.{nearest(name, MODULES)} `malmoi study` lists them."
+            "There is no study {name!r}.{hint} `malmoi study` lists them.",
+            name=name,
+            hint=nearest(name, MODULES),
         )
     return Study(name, _records()[name])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.evaluation.examples import load_examples
+from malmoi.messages import plural
 from malmoi.studies.data import StudyTask
 from malmoi.studies.measures import (
     clean_and_dirty,
@@ -21,7 +22,6 @@ from malmoi.studies.measures import (
 from malmoi.studies.report import StudyResults, curve_figure, lower_is_better
 from malmoi.studies.study import Cell, StudyPlan, Words
 from malmoi.system.files import write_text
-from malmoi.system.language import plural
 from malmoi.training.recipe import Recipe
 
 Cells = Iterator[Cell]
