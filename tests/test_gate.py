@@ -1,4 +1,4 @@
-"""The gate's own check: source over its ceiling and a circle of modules fail."""
+"""The gate's own check: source over its ceiling, complex functions and a circle of modules fail."""
 
 import subprocess
 import sys
@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = "[tool.malmoi]\nceiling = 9\n"
+PROJECT = "[tool.malmoi]\nceiling = 9\ncomplex = 0\n"
 FINE = {"__init__.py": "", "model/__init__.py": "", "model/a.py": "import malmoi.model.b\n"}
 WRONG = {
     "a circle": ({"model/b.py": "from malmoi.model import a\n"}, "malmoi.model.a, malmoi.model.b"),
+    "too complex": (
+        {"model/b.py": f"def f(a):\n    return {'a and ' * 10}a\n"},
+        "malmoi.model.b.f 11",
+    ),
     "too long": ({"model/b.py": "x = 1\n" * 9}, "more than its ceiling of 9"),
 }
 
