@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.predictions import Outcome
@@ -44,6 +46,11 @@ class Gain:
 
     value: float
     error: float  # its standard error
+
+    @classmethod
+    def of_rows(cls, differences: Tensor) -> "Gain":
+        """The mean of the differences of each row."""
+        return cls(float(differences.mean()), float(differences.std()) / len(differences) ** 0.5)
 
     @property
     def clear(self) -> bool:

@@ -40,9 +40,9 @@ from malmoi.text.documents import read_documents
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data.encode import build_stores
+from malmoi.training.prepare import SPECIAL
 from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
-from malmoi.training.run_tokenizer import SPECIAL
 from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)

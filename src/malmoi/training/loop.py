@@ -19,6 +19,7 @@ from malmoi.messages import measured, msg
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import ThreadTuner
+from malmoi.training.budget import LOOK_SECONDS, WorkClock
 from malmoi.training.device import (
     Execution,
     compile_for,
@@ -31,7 +32,6 @@ from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, WorkClock
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import rate_at
@@ -195,7 +195,7 @@ class Loop:
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()
-        release_compiled(self.loss_module)
+        release_compiled(self.network)
 
     def _start(self) -> None:
         self.state.threads = self.threads.limit
@@ -331,7 +331,7 @@ class Loop:
     def compile(self) -> None:
         compile_for(
             self.execution,
-            self.loss_module,
+            self.network,
             dynamic=self.varied_shapes,
             whole=self.compiles_whole,
         )
