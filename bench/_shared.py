@@ -215,7 +215,7 @@ def padded(text: str, size: int) -> str:
 
 def localised(cell: str) -> str:
     """A cell in the user's language."""
-    from malmoi.system.language import language
+    from malmoi.messages import language
 
     if language() == "ko":
         for english, korean in KOREAN.items():
@@ -260,9 +260,8 @@ def drawn(count: int, length: int, seed: int = 0) -> Prompts:
 
 def served(engine: Any, prompts: Prompts, count: int) -> list[list[int]]:
     """All prompts through the engine at once, text and all."""
-    from malmoi.inference.generation.config import GenerationConfig
-
     from malmoi.inference.engine import GenerationJob
+    from malmoi.inference.generation.generation_config import GenerationConfig
     from malmoi.inference.generation.sampling import Sampling
 
     wish = GenerationConfig(count, Sampling(temperature=0))

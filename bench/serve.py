@@ -228,9 +228,8 @@ def through_engine(model: Any, load: Load) -> dict[str, Any]:
 
 
 def closed_loop(engine: Any, load: Load, seed: int) -> Tally:
-    from malmoi.inference.generation.config import GenerationConfig
-
     from malmoi.inference.engine import GenerationJob
+    from malmoi.inference.generation.generation_config import GenerationConfig
     from malmoi.inference.generation.sampling import Sampling
 
     tally = Tally()
