@@ -1,15 +1,16 @@
 """The promised names are there, and cost nothing until they are used."""
 
+import re
 import subprocess
 import sys
 import tomllib
 from inspect import signature
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
 import malmoi
+from malmoi.inference.generation import generation_config
 
 ROOT = Path(__file__).parents[1]
 GENERATION = ("prompt", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
@@ -41,8 +42,9 @@ def test_every_public_name_is_there() -> None:
 def parameters_of(method: object) -> set[str]:
     """The names a method takes, those of its `**settings` too."""
     names = set(signature(method).parameters)
-    rest = get_type_hints(method).get("options", get_type_hints(method).get("options"))
-    return names | (set(get_args(rest)[0].__annotations__) if rest is not None else set())
+    rest = signature(method).parameters.get("options")
+    known = re.search(r"Unpack\[(\w+)\]", str(rest))
+    return names | (set(vars(generation_config)[known[1]].__annotations__) if known else set())
 
 
 @pytest.mark.parametrize("method", PROMISED)

@@ -33,6 +33,8 @@ class LayerInputs:
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017 §3.2); heads may share keys and values."""
 
+    needs_distances = False  # whether it reads how far apart tokens are, from its mask
+
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.heads = c.heads

@@ -1,14 +1,14 @@
 """Which run a folder holds: the same one is resumed or already finished, another is refused."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import write_json
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import JsonObject, flat_settings, read_object
 
 SHOWN = 4  # differences that an error names
 FINISHED = "finished"
@@ -83,15 +83,6 @@ class RunFolder:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
             words = [self.unreadable.get(name) or f"{name} was {was[name]}" for name in changed]
             raise self.refusal(words)
-
-
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, product, repeat
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.html import fact_table
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import collection_paused
-from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer import control, hf_files, pipeline
 from malmoi.tokenizer.call import (
     TENSORS,
     ArrayRows,
@@ -33,9 +33,11 @@ from malmoi.tokenizer.call import (
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
-from malmoi.tokenizer.marian import MarianPieces
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
@@ -96,7 +98,7 @@ class Tokenizer:
         self,
         rust: Rust,
         settings: dict[str, Any] | None = None,
-        pieces: MarianPieces | None = None,
+        pieces: "MarianPieces | None" = None,
         where: str = "given here",
     ) -> None:
         """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
@@ -382,9 +384,11 @@ class Tokenizer:
 
     def save(self, folder: str | Path, *, segments: bool = True) -> None:
         """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
+        from malmoi.tokenizer.save import write_tokenizer
+
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
-        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
+        write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
 
     def fingerprint(self) -> str:
         """A sha256 of everything that decides the ids."""
