@@ -20,7 +20,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
-from malmoi.model.rotary import rotary_frequencies
+from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer.gguf_write import gguf_vocabulary

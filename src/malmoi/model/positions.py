@@ -7,7 +7,7 @@ from torch import nn
 
 from malmoi.config import ModelConfig
 from malmoi.model.attention import Attention
-from malmoi.model.sinusoid import Sinusoid
+from malmoi.model.position_tables import Sinusoid
 
 
 def _no_embedding(c: ModelConfig) -> nn.Module | None:

@@ -21,8 +21,8 @@ from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.embedding import Embedding, make_norm
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
+from malmoi.model.position_tables import rotary_table
 from malmoi.model.positions import POSITIONS
-from malmoi.model.rotary import rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # exact, with erf: BERT

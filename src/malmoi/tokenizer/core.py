@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.html import fact_table
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import collection_paused
 from malmoi.tokenizer import control, hf_files, pipeline
@@ -475,6 +474,8 @@ class Tokenizer:
 
     def _repr_html_(self) -> str:
         """What it is as a small table, for notebooks."""
+        from malmoi.system.html import fact_table
+
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
         facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]
