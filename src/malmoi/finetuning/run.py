@@ -17,6 +17,7 @@ from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
+from malmoi.finetuning.candidates import Fitted
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import ContrastiveTrainer, contrast_loss, label_name_items
 from malmoi.finetuning.first_answer import FirstAnswer, first_answer, start_solved
@@ -35,7 +36,6 @@ from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.finetuning.trials import TrialRun
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
@@ -155,7 +155,7 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     return checkpoint
 
 
-def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> TrialRun:
+def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> Fitted:
     """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
 
     After so many seconds of training it ends, its rate decayed by then.
@@ -164,7 +164,7 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
         known = load_finished(unjudged, settings, out)
-        return TrialRun(known.checkpoint, known.outcome, known.steps)
+        return Fitted(known.checkpoint, known.outcome, known.steps)
     trial = _Run(work, settings, out, _new_model(work, settings), None)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.evaluate = trainer.evaluate if settings.patience else None  # it has no curve
@@ -178,7 +178,7 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     complete_run(unjudged, run, out)
     per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
     share = min(1.0, trainer.step / trainer.steps)
-    return TrialRun(trial.checkpoint, done, trainer.step, share, per_row)
+    return Fitted(trial.checkpoint, done, trainer.step, share, per_row)
 
 
 def _run_prompt(

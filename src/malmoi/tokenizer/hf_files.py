@@ -11,6 +11,7 @@ from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
+    BERT_SETTINGS,
     Settings,
     class_name,
     read_settings,
@@ -41,11 +42,6 @@ WORDPIECE_CLASSES = {
     "DistilBertTokenizer",
     "ElectraTokenizer",
     "MobileBertTokenizer",
-}
-BERT_SETTINGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
 }
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
