@@ -27,7 +27,9 @@ from malmoi.tokenizer.call import (
     TensorRows,
     as_arrays,
     as_tensors,
-    call_rows,
+    limit_of,
+    padded,
+    padded_width,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
@@ -456,12 +458,43 @@ class Tokenizer:
             raise UsageError(f"return_tensors is 'pt' or 'np', not {return_tensors!r}.")
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
-        rows = call_rows(self, texts, pairs, options)
+        rows = self._call_rows(texts, pairs, options)
         if return_tensors == "pt":
             return as_tensors(rows)
         if return_tensors == "np":
             return as_arrays(rows)
         return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
+
+    def _call_rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
+    ) -> Rows:
+        limit = limit_of(options, self.model_max_length)
+        encodings = self.encode_batch(
+            texts,
+            pairs,
+            max_tokens=limit if options.get("truncation") else None,
+            specials=options.get("add_special_tokens", True),
+            parse_special=True,
+        )
+        rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
+        if self.has_segments:
+            rows["token_type_ids"] = [list(one.segments) for one in encodings]
+        rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
+        padding = options.get("padding", False)
+        if not padding:
+            return rows
+        width = padded_width(map(len, rows["input_ids"]), limit, padding)
+        left = self.settings.get("padding_side") == "left"
+        return padded(rows, self.specials.pad, width, left=left)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a model of this tokenizer reads token_type_ids."""
+        names = self.settings.get("model_input_names")
+        if names is not None:
+            return "token_type_ids" in names
+        plain = str(self.settings.get("tokenizer_class", "")).startswith("DistilBert")
+        return self.kind == "wordpiece" and not plain
 
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
