@@ -99,14 +99,14 @@ def contrast_loss() -> Objective:
         # the trainer divides by the number of labels in a batch
         return 0.5 * (parts[0] + parts[1]) * len(labels)
 
-    return Objective((Term("classify", "labels", total, name="contrast"),))
+    return Objective((Term("classify", "labels", total, name="contrast", divisible=False),))
 
 
 class ContrastiveTrainer(FinetuneTrainer):
     """Contrasts the rows, then fits the logistic head on the resulting vectors."""
 
-    def fit(self) -> None:
-        super().fit()
+    def settle(self) -> None:
+        super().settle()
         fit_logistic_head(self.network, self.items)
 
 
