@@ -51,6 +51,7 @@ class TestedView(BaseModel):
 
 @model_view("/attributions")
 def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
+    """Attributions: the contribution of each word to the answer."""
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
         sentence = (

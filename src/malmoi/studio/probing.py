@@ -146,12 +146,11 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
 def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
     """The outputs of a snapshot for a text."""
     with reading_snapshot(folder, body.run, body.step) as model:
+        layers = LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
         wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
         return ReplayView(
-            lens=layer_guesses(
-                model, LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
-            ),
+            lens=layer_guesses(model, layers),
             attention=attention_view(model, wanted),
             sample=model.generate(body.text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
             if writes
