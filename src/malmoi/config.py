@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require
+from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
@@ -58,7 +59,9 @@ def current_field(record: str, name: str) -> str:
 
 @cache
 def _note_renamed(old: str, new: str) -> None:
-    logger.warning(f"The setting {old} is now {new}; the old name will be removed.")
+    logger.warning(
+        msg("The setting {old} is now {new}; the old name will be removed.", old=old, new=new)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +81,17 @@ class Config:
         for name in values:
             if name not in field_types(cls):
                 raise UsageError(
-                    f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}"
+                    "{type} has no field {name}.{hint}",
+                    type=cls.__name__,
+                    name=shown(name),
+                    hint=nearest(name, field_types(cls)),
                 )
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
         missing = [name for name in field_types(cls) if name not in optional | values.keys()]
         if missing:
-            raise UsageError(f"{cls.__name__} needs a value for {', '.join(missing)}.")
+            raise UsageError(
+                "{type} needs a value for {missing}.", type=cls.__name__, missing=", ".join(missing)
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -92,7 +100,7 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_dict(parse_object(text, f"The text of a {cls.__name__}"))
+        return cls.from_dict(parse_object(text, msg("The text of a {type}", type=cls.__name__)))
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -106,7 +114,9 @@ class Config:
             name, _, rest = path.partition(".")
             name = current_field(type(self).__name__, name)
             if name not in kinds:
-                raise UsageError(f"There is no setting {shown(name)}.{nearest(name, kinds)}")
+                raise UsageError(
+                    "There is no setting {name}.{hint}", name=shown(name), hint=nearest(name, kinds)
+                )
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:
@@ -115,8 +125,10 @@ class Config:
             inner = here.get(name, getattr(self, name))
             if not isinstance(inner, Config):
                 raise UsageError(
-                    f"{type(self).__name__}.{name} is a single value, it has no field "
-                    f"{next(iter(parts))!r}."
+                    "{type}.{name} is a single value, it has no field {next!r}.",
+                    type=type(self).__name__,
+                    name=name,
+                    next=next(iter(parts)),
                 )
             here[name] = inner.override(parts)
         return replace(self, **here)
@@ -218,31 +230,45 @@ class ModelConfig(Config):
                 largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
                 _require(
                     0 <= value <= largest,
-                    f"{name} must lie in [0, {largest:,}], not {shown(value)}.",
+                    "{name} must lie in [0, {largest:,}], not {value}.",
+                    name=name,
+                    largest=largest,
+                    value=shown(value),
                 )
         for name in ("vocab", "context", "width", "depth", "heads", "rotary_base"):
             _require(
-                getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."
+                getattr(self, name) > 0,
+                "{name} must be positive, not {value}.",
+                name=name,
+                value=getattr(self, name),
             )
         for name in ("dropout", "attention_dropout"):
             _require(
                 0 <= getattr(self, name) < 1,
-                f"{name} must lie in [0, 1), not {getattr(self, name)}.",
+                "{name} must lie in [0, 1), not {value}.",
+                name=name,
+                value=getattr(self, name),
             )
         _require(
             self.distinct <= self.depth,
-            f"{self.groups} groups are more than the depth {self.depth}.",
+            "{groups} groups are more than the depth {depth}.",
+            groups=self.groups,
+            depth=self.depth,
         )
 
     def _check_attention(self) -> None:
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
-            f"width {self.width} does not divide into {self.heads} heads; set head_width or change "
-            "one of them.",
+            "width {width} does not divide into {heads} heads; set head_width or change one "
+            "of them.",
+            width=self.width,
+            heads=self.heads,
         )
         _require(
             self.heads % self.key_heads == 0,
-            f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.",
+            "{heads} heads do not divide over {kv_heads} kv_heads.",
+            heads=self.heads,
+            kv_heads=self.kv_heads,
         )
         _require(
             bool(self.attention),
@@ -250,7 +276,8 @@ class ModelConfig(Config):
         )
         _require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
-            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
+            "its attention patterns are longer than {most:,} characters.",
+            most=MAX_PATTERN_CHARACTERS,
         )
         _require(
             self.mixer != "linear" or self.attention in (("causal",), ("full",)),
@@ -264,8 +291,9 @@ class ModelConfig(Config):
         )
         _require(
             not self.memory or self.positions == "relative",
-            f"{self.positions} positions end at the context and leave no room for a memory of "
+            "{positions} positions end at the context and leave no room for a memory of "
             "earlier segments: set positions=relative.",
+            positions=self.positions,
         )
         _require(
             self.positions != "relative"
@@ -274,8 +302,12 @@ class ModelConfig(Config):
         )
         _require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
-            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
+            "{positions} positions for a context of {context:,} tokens need a table of "
+            "{bytes}, above {most}.",
+            positions=self.positions,
+            context=self.context,
+            bytes=format_size(self._table_bytes),
+            most=format_size(MAX_POSITION_TABLE_BYTES),
         )
 
     def _check_parts(self) -> None:
@@ -286,8 +318,9 @@ class ModelConfig(Config):
         )
         _require(
             self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            f"two LSTMs need a width of twice embed_width, not {self.width} and "
-            f"{self.embed_width}.",
+            "two LSTMs need a width of twice embed_width, not {width} and {width2}.",
+            width=self.width,
+            width2=self.embed_width,
         )
         _require(
             not self.is_lstm or self.groups in (0, self.depth),
@@ -300,12 +333,14 @@ class ModelConfig(Config):
         _require(
             not self.feature_count
             or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            f"a model with features needs the pattern 'causal | prefix:{self.feature_count}'.",
+            "a model with features needs the pattern 'causal | prefix:{count}'.",
+            count=self.feature_count,
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             _require(
                 not (self.encoder_depth and getattr(self, name)),
-                f"an encoder-decoder cannot be combined with {name}.",
+                "an encoder-decoder cannot be combined with {name}.",
+                name=name,
             )
 
     @property
@@ -411,7 +446,13 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         if value not in args:
             choices = ", ".join(map(repr, args))
             hint = nearest(str(value), map(str, args))
-            raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
+            raise UsageError(
+                "{where} must be one of {choices}, not {value}.{hint}",
+                where=where,
+                choices=choices,
+                value=shown(value),
+                hint=hint,
+            )
         return value
     if origin in (Union, UnionType):
         inner = next(a for a in args if a is not type(None))
@@ -421,7 +462,12 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind.from_dict(value)  # type: ignore[union-attr]
     if not is_a(value, origin or kind):
-        raise UsageError(f"{where} must be {_called(kind)}, not {shown(value)}.")
+        raise UsageError(
+            "{where} must be {called}, not {value}.",
+            where=where,
+            called=msg(_called(kind)),
+            value=shown(value),
+        )
     return float(value) if kind is float else value
 
 

@@ -185,7 +185,6 @@ BESIDE |= {
 
 COLUMNS = set(options.ColumnOptions.__annotations__)
 # settings of the command line and of scripts alone
-UNNAMED = {options.StudyOptions: {"cache", "seconds"}}
 
 
 @pytest.mark.parametrize("known", OPTIONS)
@@ -199,7 +198,7 @@ def test_the_options_are_the_settings_and_have_their_types(known: Any) -> None:
     for name in hints.keys() - beside - {"adapter", "executor", "reading", "track"}:
         assert hints[name] == wanted[name], name
     if len(OPTIONS[known]) == 1 and known is not options.CorpusOptions:  # all of them, by name
-        assert wanted.keys() - hints.keys() - {"shots", "data", "out"} == UNNAMED.get(known, set())
+        assert wanted.keys() - hints.keys() - {"shots", "data", "out"} == set()
 
 
 def test_a_result_reads_well_and_becomes_plain_values(workshop: Path) -> None:

@@ -517,7 +517,17 @@ def test_help_imports_no_library_that_computes() -> None:
         "asyncio",
     }
     packages = {name.split(".")[1] for name in loaded if name.count(".") == 1 and "malmoi" in name}
-    assert packages == {"api", "cli", "config", "errors", "report", "system", "text", "training"}
+    assert packages == {
+        "api",
+        "cli",
+        "config",
+        "errors",
+        "messages",
+        "report",
+        "system",
+        "text",
+        "training",
+    }
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

@@ -19,7 +19,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from malmoi import pretrain
 from malmoi.errors import UsageError
-from malmoi.system.language import plural
+from malmoi.messages import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics

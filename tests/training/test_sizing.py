@@ -14,7 +14,7 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.language import translate
+from malmoi.messages import translate
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents

@@ -27,9 +27,15 @@ class AdapterConfig(Config):
         for name in ("rank", "alpha", "tokens"):
             _require(
                 getattr(self, name) > 0,
-                f"adapter.{name} must be positive, not {getattr(self, name)}.",
+                "adapter.{name} must be positive, not {value}.",
+                name=name,
+                value=getattr(self, name),
             )
-        _require(0 <= self.dropout < 1, f"adapter.dropout must lie in [0, 1), not {self.dropout}.")
+        _require(
+            0 <= self.dropout < 1,
+            "adapter.dropout must lie in [0, 1), not {dropout}.",
+            dropout=self.dropout,
+        )
         _require(
             bool(self.targets), "adapter.targets needs at least one linear layer, such as query."
         )

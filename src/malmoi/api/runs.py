@@ -139,7 +139,7 @@ def _task(
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
         if named:
-            raise UsageError(f"A Task has its own columns; leave {named[0]}= out.")
+            raise UsageError("A Task has its own columns; leave {named}= out.", named=named[0])
         return task
     found, guessed = guess_task(task, data, **columns)
     if guessed is not None:
@@ -265,8 +265,8 @@ def study(
         Traceback (most recent call last):
         malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
-    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
+    from malmoi.studies.study import named_study
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):

@@ -101,7 +101,9 @@ def compress(
         True
     """
     if method not in METHODS:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
+        raise UsageError(
+            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, METHODS)
+        )
     name, known = METHODS[method]
     check_options(f"compress {method}", options, known)
     if method == "distil":

@@ -47,8 +47,9 @@ def bench_command(
     chosen = arguments[0] if named else "gpu_table" if gpu else "table"
     if named and chosen not in known:
         raise UsageError(
-            f"There is no benchmark {chosen!r}.{nearest(chosen, known)} `malmoi bench --list` "
-            "lists them."
+            "There is no benchmark {chosen!r}.{hint} `malmoi bench --list` lists them.",
+            chosen=chosen,
+            hint=nearest(chosen, known),
         )
     if find_spec("transformers") is None:
         raise UsageError(

@@ -8,6 +8,7 @@ from malmoi.cli.inputs import changes_of, given, given_columns, load_torch
 from malmoi.cli.options import described, option
 from malmoi.cli.output import note, print_facts, print_json, print_result
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
@@ -169,7 +170,11 @@ def share_command(
     _show(share_layers(model, out, groups=groups, embedding=embedding), json)
     model_type = read_model_json(out / "config.json")["model_type"]
     again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
-    _remark(out, f"It is written as a model of type {model_type}, in fp32.", again)
+    _remark(
+        out,
+        msg("It is written as a model of type {model_type}, in fp32.", model_type=model_type),
+        again,
+    )
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":

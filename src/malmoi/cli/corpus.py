@@ -9,7 +9,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, given
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result, print_table, say
-from malmoi.system.language import plural, translate
+from malmoi.messages import plural
 from malmoi.system.machine import this_machine
 
 
@@ -111,7 +111,7 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         _shares(finished["mix"]["shares"]),
     )
     shards = finished["mix"]["shards"]
-    print_result(f"{out}: {translate(plural(shards, 'shard'))}")
+    print_result(f"{out}: " + plural(shards, "shard"))
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

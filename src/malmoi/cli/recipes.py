@@ -11,7 +11,7 @@ from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import Config, ModelConfig, field_comments
-from malmoi.system.language import setting_meaning, translate
+from malmoi.messages import msg, setting_meaning, translate
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -58,7 +58,13 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        return name, "auto", "auto", "auto", translate(f"{recipe.objective}, fitted to your text")
+        return (
+            name,
+            "auto",
+            "auto",
+            "auto",
+            translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
+        )
     size = format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
@@ -66,7 +72,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
 def _about(recipe: "Recipe") -> str:
     """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
-        return translate(f"{recipe.objective}, changed for speed")
+        return translate(msg("{objective}, changed for speed", objective=recipe.objective))
     paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
     return f"{recipe.objective}, {paper[1] if paper else translate(recipe.about).split(';')[0]}"
 

@@ -32,7 +32,8 @@ class TaskPrompt:
         """The prompt with its right answer, as an example for other items."""
         if self.gold is None:
             raise UsageError(
-                f"An example without an answer cannot be used in a prompt: {self.query!r:.80}."
+                "An example without an answer cannot be used in a prompt: {query!r:.80}.",
+                query=self.query,
             )
         return self.query + self.choices[self.gold] + self.ending
 
@@ -48,8 +49,11 @@ def _query(task: Task, example: Example) -> str:
         return task.prompt.format(text=example.text, pair=example.pair or "")
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(
-            f"The prompt of {task.name} may name {{text}} and {{pair}} only, not {error}: "
-            f"{task.prompt!r:.80}."
+            "The prompt of {task} may name {{text}} and {{pair}} only, not {error}: "
+            "{prompt!r:.80}.",
+            task=task.name,
+            error=error,
+            prompt=task.prompt,
         ) from None
 
 
@@ -83,7 +87,9 @@ def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
     if not values:
-        raise UsageError(f"The task {task.name} has no prompt: it lists no numbers to answer with.")
+        raise UsageError(
+            "The task {task} has no prompt: it lists no numbers to answer with.", task=task.name
+        )
     near = None
     if example.label is not None:
         near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))

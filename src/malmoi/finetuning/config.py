@@ -9,7 +9,7 @@ from typing import Any, Literal
 from malmoi.adapters import AdapterConfig
 from malmoi.config import Config
 from malmoi.errors import UsageError, require
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
 
@@ -107,15 +107,19 @@ class FinetuneConfig(Config):
         SCHEDULES.find(self.schedule)
         for name in POSITIVE:
             value = getattr(self, name)
-            _require(value > 0, f"{name} must be positive, not {value}.")
+            _require(value > 0, "{name} must be positive, not {value}.", name=name, value=value)
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
-            _require(value >= 0, f"{name} must not be negative, but is {value}.")
+            _require(
+                value >= 0, "{name} must not be negative, but is {value}.", name=name, value=value
+            )
         for name in ("holdout", "average", "warmup"):
             value = getattr(self, name)
-            _require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
+            _require(
+                0 <= value < 1, "{name} must lie in [0, 1), not {value}.", name=name, value=value
+            )
         decay = self.layer_decay
-        _require(0 < decay <= 1, f"layer_decay must lie in (0, 1], not {decay}.")
+        _require(0 < decay <= 1, "layer_decay must lie in (0, 1], not {decay}.", decay=decay)
 
     @property
     def trains_all(self) -> bool:
@@ -135,7 +139,11 @@ class FinetuneConfig(Config):
         unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
         most = plural(self.max_minutes, "minute")
-        return f"{budget}, at most {most}" if self.max_minutes else budget
+        return (
+            msg("{budget}, at most {most}", budget=budget, most=most)
+            if self.max_minutes
+            else budget
+        )
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""

@@ -29,6 +29,7 @@ from malmoi.inference import Model
 from malmoi.inference.predict import verbalizer_of
 from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
 from malmoi.inference.zero_shot import prompt_language
+from malmoi.messages import msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import tracked
 from malmoi.system.untrusted import JsonObject, read_object
@@ -97,8 +98,9 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
         )
     if settings.prompt and not named:
         raise UsageError(
-            f"prompt needs labels that are different words, such as positive and negative; these "
-            f"are {', '.join(words)}."
+            "prompt needs labels that are different words, such as positive and negative; "
+            "these are {words}.",
+            words=", ".join(words),
         )
     return able and named
 
@@ -126,8 +128,12 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     rows = sorted(rows, key=lambda row: str(row.label))  # so that folds have all labels alike
     candidates = _candidates(work, rows)
     logger.info(
-        f"Only {len(work.train)} training rows: comparing label words after {len(candidates)} "
-        "prompts with a new layer by cross-validation (--set prompt=false for fine-tuning)."
+        msg(
+            "Only {train} training rows: comparing label words after {candidates} prompts "
+            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+            train=len(work.train),
+            candidates=len(candidates),
+        )
     )
     labels = torch.tensor([work.labels.index(row.label) for row in rows])
     held = _folds(len(rows), len(set(labels.tolist())))
@@ -148,14 +154,29 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     words = None if trains else replace(chosen[0], also=tuple(chosen[1:]))
     _write_comparison(out, work, found, words)
     kept = found[-1] if trains else found[-2]
-    said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
+    said = msg(
+        "accuracy {accuracy:.1%}, log-loss {log_loss:.3f}",
+        accuracy=kept.accuracy,
+        log_loss=kept.log_loss,
+    )
     if trains:
-        logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
+        logger.info(
+            msg(
+                "Training a new layer: {said} in cross-validation on {rows} rows.",
+                said=said,
+                rows=len(rows),
+            )
+        )
     else:
         prompts = ", ".join(repr(one.prompt) for one in chosen)
         logger.info(
-            f"Label words after {prompts}: {said} in cross-validation on {len(rows)} rows; "
-            "nothing needs to be trained."
+            msg(
+                "Label words after {prompts}: {said} in cross-validation on {rows} rows; "
+                "nothing needs to be trained.",
+                prompts=prompts,
+                said=said,
+                rows=len(rows),
+            )
         )
     return words
 

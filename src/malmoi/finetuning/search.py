@@ -37,7 +37,7 @@ from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_f
 from malmoi.finetuning.run import run_trial
 from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
@@ -159,8 +159,13 @@ class Search:
     def _explain_cut(self, first: Tried) -> None:
         seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
         logger.warning(
-            f"{plural(self.settings.minutes, 'minute')} ended after {first.share:.0%} of the epochs"
-            f" of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+            msg(
+                "{minutes} ended after {share:.0%} of the epochs of a single run; --minutes "
+                "{ceil} would hold a whole one.",
+                minutes=plural(self.settings.minutes, "minute"),
+                share=first.share,
+                ceil=math.ceil(seconds / 60),
+            )
         )
 
     def _run(
@@ -242,8 +247,12 @@ def search_settings(
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
     compared = len(search.comparison.tried)
     logger.info(
-        f"{plural(compared, 'run')} in {search.spent:.0f} s; the result is the mean of "
-        f"{plural(members, 'run')} on all training rows."
+        msg(
+            "{runs} in {spent:.0f} s; the result is the mean of {runs2} on all training rows.",
+            runs=plural(compared, "run"),
+            spent=search.spent,
+            runs2=plural(members, "run"),
+        )
     )
     shutil.rmtree(out / "trials")
     return run

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from malmoi.system.language import language, translate
+from malmoi.messages import language, msg, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
@@ -78,6 +78,11 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str 
     )
 
 
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
 def bars(values: Sequence[tuple[str, float]]) -> str:
     """Renders shares as horizontal bars out of 100%; the largest is coloured."""
     top = max((value for _, value in values), default=0.0)
@@ -95,4 +100,6 @@ def machine_name() -> str:
     """The machine that a page was made on."""
     machine = this_machine()
     gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    return gpus or translate(f"{machine.architecture}, {machine.cores} cores")
+    return gpus or translate(
+        msg("{architecture}, {cores} cores", architecture=machine.architecture, cores=machine.cores)
+    )

@@ -39,12 +39,16 @@ class ServeConfig:
         limits = ("slots", "queue", "max_tokens", "max_read_tokens", "max_body")
         for name in (*limits, "timeout", "body_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
+                raise UsageError(
+                    "{name} must be above 0, not {value}.", name=name, value=getattr(self, name)
+                )
         if not 0 <= self.port < 2**16:
-            raise UsageError(f"port must be between 0 and 65535, not {self.port}.")
+            raise UsageError("port must be between 0 and 65535, not {port}.", port=self.port)
         if self.log_level not in LOG_LEVELS:
             hint = nearest(self.log_level, LOG_LEVELS)
-            raise UsageError(f"There is no log level {self.log_level!r}.{hint}")
+            raise UsageError(
+                "There is no log level {log_level!r}.{hint}", log_level=self.log_level, hint=hint
+            )
         if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
             raise UsageError(
                 "The API key must be one or more ASCII characters: it travels in a header."

@@ -50,7 +50,7 @@ def prompt_branch(model: Model, body: BranchRequest) -> PromptBranch:
     known = _by_name(model.tokenizer)
     unknown = next((one for one in body.written if one not in known), None)
     if unknown is not None:
-        raise UsageError(f"This model's vocabulary has no token {unknown!r:.60}.")
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
     before = body.tokens or encode_prompt(model.tokenizer, body.prompt).tokens
     return PromptBranch(tokens=[*before, *(known[one] for one in body.written)])
 

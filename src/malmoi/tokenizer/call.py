@@ -31,7 +31,11 @@ def limit_of(options: CallOptions, longest: int | None) -> int | None:
     for name in options:
         if name not in CallOptions.__annotations__:
             known = ", ".join(CallOptions.__annotations__)
-            raise UsageError(f"A tokenizer has no option {name!r} when it is called: {known}.")
+            raise UsageError(
+                "A tokenizer has no option {name!r} when it is called: {known}.",
+                name=name,
+                known=known,
+            )
     length = options.get("max_length")
     return length if length is not None else longest
 
@@ -41,7 +45,9 @@ def padded_width(lengths: Iterable[int], limit: int | None, padding: bool | str)
     if padding in (True, "longest"):
         return max(lengths, default=0)
     if padding != "max_length":
-        raise UsageError(f"padding is True, 'longest' or 'max_length', not {padding!r}.")
+        raise UsageError(
+            "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
+        )
     if limit is None:
         raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
     return limit

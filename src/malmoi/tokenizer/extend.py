@@ -41,7 +41,7 @@ class ExtendedTokenizer:
 def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
     """Adds up to `add` tokens that make this text shorter."""
     if add < 1:
-        raise UsageError(f"add={add}: give the number of tokens to add, 1 or more.")
+        raise UsageError("add={add}: give the number of tokens to add, 1 or more.", add=add)
     state = pipeline.parse_pipeline(old._rust)
     kind = state["model"]["type"]
     _check_extensible(old, state)

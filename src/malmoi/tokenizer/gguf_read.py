@@ -7,6 +7,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import pipeline
@@ -65,22 +66,28 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     kind = given.text("model", default=None)
     if kind not in GGUF_TOKENIZERS:
         raise MalmoiError(
-            f"{where} has a vocabulary of type {shown(kind)}; Malmoi reads "
-            f"{', '.join(GGUF_TOKENIZERS)}."
+            "{where} has a vocabulary of type {kind}; Malmoi reads {tokenizers}.",
+            where=where,
+            kind=shown(kind),
+            tokenizers=", ".join(GGUF_TOKENIZERS),
         )
     tokens = _listed(given, "tokens", str)
     vocab: Vocab = {token: id for id, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise MalmoiError(
-            f"{where}: a token appears twice in its vocabulary, so its id would be ambiguous."
+            "{where}: a token appears twice in its vocabulary, so its id would be ambiguous.",
+            where=where,
         )
     types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise MalmoiError(
-            f"{where} has {len(types):,} types for {len(tokens):,} tokens; it is damaged."
+            "{where} has {types:,} types for {tokens:,} tokens; it is damaged.",
+            where=where,
+            types=len(types),
+            tokens=len(tokens),
         )
     names = _names(given, tokens)
-    with panics_explained(f"{where}: its vocabulary cannot be used"):
+    with panics_explained(msg("{where}: its vocabulary cannot be used", where=where)):
         rust = GGUF_TOKENIZERS[kind](vocab, types, given)
         for token, type in zip(tokens, types, strict=True):
             if type in (UNKNOWN, CONTROL, DEFINED):  # user-defined tokens represent text
@@ -97,7 +104,10 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     if cut not in PRE_TOKENIZERS:
         hint = nearest(cut, PRE_TOKENIZERS)
         raise MalmoiError(
-            f"{given.where} splits text by the rule {shown(cut)}, which Malmoi does not know.{hint}"
+            "{where} splits text by the rule {cut}, which Malmoi does not know.{hint}",
+            where=given.where,
+            cut=shown(cut),
+            hint=hint,
         )
     lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
     rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
@@ -114,7 +124,10 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
     scores = _listed(given, "scores", float)
     if len(scores) != len(tokens):
         raise MalmoiError(
-            f"{given.where} has {len(scores):,} scores for {len(tokens):,} tokens; it is damaged."
+            "{where} has {scores:,} scores for {tokens:,} tokens; it is damaged.",
+            where=given.where,
+            scores=len(scores),
+            tokens=len(tokens),
         )
     kinds = dict(zip(tokens, types, strict=True))
     normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
@@ -144,7 +157,9 @@ GGUF_TOKENIZERS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.m
 def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
     if not isinstance(given.get(name), list) or not given[name]:
         raise MalmoiError(
-            f"{given.where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt."
+            "{where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.",
+            where=given.where,
+            name=name,
         )
     return given.list_of(name, kind)
 

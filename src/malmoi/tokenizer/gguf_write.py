@@ -56,9 +56,10 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
             if state["normalizer"] == _spaces(front=front):
                 return "llama", {"pre": "default", "add_space_prefix": front}
     raise UsageError(
-        f"llama.cpp does not split text as this tokenizer ({tokenizer.kind}) does: it supports "
-        f"byte-level BPE as in {', '.join(PRE_TOKENIZERS)}, without lowercasing, and "
-        "SentencePiece's BPE."
+        "llama.cpp does not split text as this tokenizer ({kind}) does: it supports "
+        "byte-level BPE as in {tokenizers}, without lowercasing, and SentencePiece's BPE.",
+        kind=tokenizer.kind,
+        tokenizers=", ".join(PRE_TOKENIZERS),
     )
 
 

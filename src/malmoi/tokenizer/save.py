@@ -48,7 +48,9 @@ def write_tokenizer(
                 (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
         raise MalmoiError(
-            f"The tokenizer cannot be written to {folder}: {error.strerror or error}."
+            "The tokenizer cannot be written to {folder}: {strerror}.",
+            folder=folder,
+            strerror=error.strerror or error,
         ) from None
 
 

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
 from malmoi.errors import first_line
+from malmoi.messages import msg
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
 from malmoi.system.threads import ThreadTuner, tuned_threads
 from malmoi.training.loss_module import LossModule
@@ -124,7 +125,7 @@ def known_flops(execution: Execution) -> tuple[float, str]:
         flops = measured_flops(execution)
     except RuntimeError as error:
         return 0.0, first_line(error)
-    return (flops, "") if 0 < flops < math.inf else (0.0, f"a speed of {flops:g}")
+    return (flops, "") if 0 < flops < math.inf else (0.0, msg("a speed of {flops:g}", flops=flops))
 
 
 @contextmanager
@@ -141,8 +142,12 @@ def thread_count(
     on_cpu = device.type == "cpu"
     if on_cpu and recorded > cores:
         say(
-            f"This run began with {recorded} threads and continues with {cores}: results may "
-            "differ in the last digits."
+            msg(
+                "This run began with {recorded} threads and continues with {cores}: results "
+                "may differ in the last digits.",
+                recorded=recorded,
+                cores=cores,
+            )
         )
     limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
     tuner = ThreadTuner(limit, say, fixed=not on_cpu)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice, takewhile
 
+from malmoi.messages import msg
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
@@ -129,12 +130,19 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     """
     execution = choose_execution(group.device, c)
     kind = group.device.type
-    name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
+    name = next(
+        (a.name for a in this_machine().accelerators if a.kind == kind), msg("the processor")
+    )
     flops, problem = known_flops(execution)
     if problem:
         logger.warning(
-            f"The speed of {name} could not be measured ({problem}): the size is chosen for "
-            f"{SLOW_CORE / 1e9:.0f} GFLOP/s, a slow core. --set model.width=… and model.depth=… "
-            "choose another."
+            msg(
+                "The speed of {name} could not be measured ({problem}): the size is chosen "
+                "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
+                "model.depth=… choose another.",
+                name=name,
+                problem=problem,
+                slow_core=SLOW_CORE / 1e9,
+            )
         )
     return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))

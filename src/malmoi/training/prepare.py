@@ -12,9 +12,9 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
+from malmoi.messages import msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
-from malmoi.system.language import plural
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import split_pair
@@ -54,7 +54,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     if group.first:
         if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
             raise UsageError(
-                f"{out} holds a model that was not pre-trained here: choose another folder."
+                "{out} holds a model that was not pre-trained here: choose another folder.", out=out
             )
         readers = origin.readers(recipe.data)
         prepare_tokenizer(recipe, readers, out, origin)
@@ -95,12 +95,14 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         )
     if recipe.model.feature_count and not recipe.data.features:
         raise UsageError(
-            f"{recipe.name} is trained on features: give their file with --set "
-            "data.features=FILE.npy."
+            "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
+            recipe=recipe.name,
         )
     if c.batch % group.world:
         raise UsageError(
-            f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
+            "train.batch={batch} does not divide over {world} processes: use a multiple.",
+            batch=c.batch,
+            world=group.world,
         )
 
 
@@ -138,16 +140,24 @@ def _check_start(
     for head in heads:
         if head not in checkpoint.network.heads:
             raise UsageError(
-                f"{origin.start} has no {head} head, which the objective {objective_name} trains."
+                "{start} has no {head} head, which the objective {name} trains.",
+                start=origin.start,
+                head=head,
+                name=objective_name,
             )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
     if words.vocab_size > vocab:
         raise UsageError(
-            f"The tokenizer has {words.vocab_size:,} tokens, but {origin.start} only {vocab:,}."
+            "The tokenizer has {vocab_size:,} tokens, but {start} only {vocab:,}.",
+            vocab_size=words.vocab_size,
+            start=origin.start,
+            vocab=vocab,
         )
     if own is not None and own.fingerprint() != words.fingerprint():
-        raise UsageError(f"{origin.start} was trained with its own tokenizer: omit --tokenizer.")
+        raise UsageError(
+            "{start} was trained with its own tokenizer: omit --tokenizer.", start=origin.start
+        )
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -196,7 +206,11 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
-                f"The token store in {where} was {done.how}; training continues with the new one."
+                msg(
+                    "The token store in {where} was {how}; training continues with the new one.",
+                    where=where,
+                    how=done.how,
+                )
             )
         for sentence in _about(reader):
             logger.info(sentence)
@@ -208,11 +222,23 @@ def _about(reader: DocumentReader) -> list[str]:
         return reader.describe()
     counts = Counter(reader.rules.values())
     bad = sum(problem.count for problem in reader.problems.values())
-    sentences = [
-        f"{plural(count, 'file')}: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()
+    sentences: list[str] = [
+        msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
+        for rule, count in counts.items()
     ]
     first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return [*sentences, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else sentences
+    return (
+        [
+            *sentences,
+            msg(
+                "{bad_lines} skipped, first {first}.",
+                bad_lines=plural(bad, "bad line"),
+                first=first,
+            ),
+        ]
+        if bad
+        else sentences
+    )
 
 
 def _frequency_loss(stores: list[Stores]) -> float:
@@ -227,20 +253,46 @@ def _describe(
 ) -> None:
     tokens = sum(len(s.train.tokens) for s in stores)
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
-    size = f"{count_parameters(network):,} weights"
-    size += ", " + f"{tokens:,} training tokens"
-    steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
+    size = msg("{parameters:,} weights", parameters=count_parameters(network))
+    size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
+    steps = (
+        msg("{steps:,} steps", steps=budget.steps)
+        if budget.steps
+        else plural(recipe.train.minutes, "minute")
+    )
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
     batch = recipe.train.batch
     if recipe.data.packed:
-        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens at most per step")
+        logger.info(
+            msg(
+                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step",
+                recipe=recipe.name,
+                size=size,
+                steps=steps,
+                batch=batch,
+                lengths=lengths,
+            )
+        )
     else:
-        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens per step")
+        logger.info(
+            msg(
+                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step",
+                recipe=recipe.name,
+                size=size,
+                steps=steps,
+                batch=batch,
+                lengths=lengths,
+            )
+        )
     if recipe.objective in ("lm", "mlm"):
         blind = math.log(network.config.vocab)
         logger.info(
-            f"Losses to compare with: {blind:.2f} if all tokens were equally likely, "
-            f"{entropy:.2f} if only their frequencies were known."
+            msg(
+                "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
+                "{entropy:.2f} if only their frequencies were known.",
+                blind=blind,
+                entropy=entropy,
+            )
         )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
@@ -248,4 +300,11 @@ def _describe(
         for i, (weight, store) in enumerate(zip(recipe.data.weights, stores, strict=True), 1):
             share = weight / sum(recipe.data.weights)
             epochs = used * share / max(1, len(store.train.tokens))
-            logger.info(f"  source {i}: weight {share:.2f}, {epochs:.2f} epochs")
+            logger.info(
+                msg(
+                    "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
+                    i=i,
+                    share=share,
+                    epochs=epochs,
+                )
+            )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg, plural
 from malmoi.system.files import folder_lock
-from malmoi.system.language import plural
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
 from malmoi.training.losses.distil import Distillation
@@ -158,13 +158,15 @@ def size_run(
     given = settings_by_path(requested, overrides)
     if "train.minutes" not in given:
         raise UsageError(
-            f"The size of `pretrain {requested.name}` follows from its time: give --minutes, or "
-            "use a recipe with a fixed size (malmoi recipes)."
+            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
+            "a recipe with a fixed size (malmoi recipes).",
+            requested=requested.name,
         )
     if origin.start is not None:
         raise UsageError(
-            f"--start already has a size, which `pretrain {requested.name}` would choose: give the "
-            "recipe it was trained with."
+            "--start already has a size, which `pretrain {requested}` would choose: give the "
+            "recipe it was trained with.",
+            requested=requested.name,
         )
     words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
     return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
@@ -180,11 +182,18 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
     paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
     if minutes > 1440:
         raise UsageError(
-            f"This would take about {plural(round(minutes / 1440), 'day')} here. Give --minutes, "
-            f"--steps or --tokens, or {paper} for the paper's budget."
+            "This would take about {days} here. Give --minutes, --steps or --tokens, or "
+            "{paper} for the paper's budget.",
+            days=plural(round(minutes / 1440), "day"),
+            paper=paper,
         )
     if minutes > LONG_MINUTES and group.first and not begun:
         logger.info(
-            f"{recipe.name} takes about {plural(round(minutes), 'minute')} here; --minutes "
-            f"{LONG_MINUTES} (minutes={LONG_MINUTES}) makes it shorter."
+            msg(
+                "{recipe} takes about {minutes} here; --minutes {minutes2} "
+                "(minutes={minutes2}) makes it shorter.",
+                recipe=recipe.name,
+                minutes=plural(round(minutes), "minute"),
+                minutes2=LONG_MINUTES,
+            )
         )

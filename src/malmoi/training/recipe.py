@@ -193,59 +193,80 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, "
-            "or neither ([] and []).",
+            "data.lengths has {lengths} phases and data.shares {shares}; give both, or "
+            "neither ([] and []).",
+            lengths=len(lengths),
+            shares=len(shares),
         )
-        _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
+        _require(
+            abs(sum(shares) - 1) < 1e-6,
+            "data.shares must add up to 1, not {shares:g}.",
+            shares=sum(shares),
+        )
         _require(
             max(lengths) <= self.model.context,
-            f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
-            f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
+            "data.lengths needs {lengths} tokens, more than the model's context of {context}; "
+            "data.lengths=[] and data.shares=[] use the context.",
+            lengths=max(lengths),
+            context=self.model.context,
         )
 
     def _check_budget(self) -> None:
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
         _require(
             bool(budgets),
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
         _require(
             self.train.stretch >= 1,
-            f"train.stretch must be 1 or more, not {self.train.stretch:g}.",
+            "train.stretch must be 1 or more, not {stretch:g}.",
+            stretch=self.train.stretch,
         )
         _require(
             self.train.max_epochs >= 0,
-            f"train.max_epochs must be 0 or more, not {self.train.max_epochs:g}.",
+            "train.max_epochs must be 0 or more, not {most:g}.",
+            most=self.train.max_epochs,
         )
         for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
             _require(
                 getattr(self.train, name) > 0,
-                f"train.{name} must be positive, not {getattr(self.train, name)}.",
+                "train.{name} must be positive, not {value}.",
+                name=name,
+                value=getattr(self.train, name),
             )
 
     def _check_shares(self) -> None:
         _require(
             0 < self.data.fraction <= 1,
-            f"data.fraction is above 0 and at most 1, not {self.data.fraction:g}.",
+            "data.fraction is above 0 and at most 1, not {fraction:g}.",
+            fraction=self.data.fraction,
         )
         _require(
             0 <= self.data.together <= 1,
-            f"data.together lies between 0 and 1, not {self.data.together:g}.",
+            "data.together lies between 0 and 1, not {together:g}.",
+            together=self.data.together,
         )
         _require(
             0 <= self.train.label_smoothing < 1,
-            f"train.label_smoothing lies between 0 and 1, not {self.train.label_smoothing:g}.",
+            "train.label_smoothing lies between 0 and 1, not {smoothing:g}.",
+            smoothing=self.train.label_smoothing,
         )
         for name, low in (("ema", 0.0), ("cooldown", 1e-9), ("decay_until", 1e-9), ("floor", 0.0)):
             value = getattr(self.train, name)
             _require(
                 low <= value <= 1,
-                f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
+                "train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
+                name=name,
+                low=low,
+                value=value,
             )
         _require(
             0 < self.data.causal_share < 1,
-            f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
+            "data.causal_share lies between 0 and 1, not {share:g}.",
+            share=self.data.causal_share,
         )
 
     def _check_objective(self) -> None:
@@ -256,12 +277,14 @@ class Recipe(Config):
         )
         _require(
             self.data.masked_length >= 0,
-            f"data.masked_length must be 0 or more, not {self.data.masked_length}.",
+            "data.masked_length must be 0 or more, not {length}.",
+            length=self.data.masked_length,
         )
         _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
-            f"data.masked_length={self.data.masked_length} does not divide the "
-            f"{max(length for length, _ in self.phases)} tokens of a row.",
+            "data.masked_length={length} does not divide the {phases} tokens of a row.",
+            length=self.data.masked_length,
+            phases=max(length for length, _ in self.phases),
         )
         _require(
             self.model.both_ways == (self.samples == "both"),
@@ -279,7 +302,8 @@ class Recipe(Config):
             self.objective not in ("lm", "both")
             or all("causal" in pattern for pattern in self.model.attention),
             "a model whose tokens see later ones cannot learn to predict them (attention "
-            f"{self.model.attention}).",
+            "{attention}).",
+            attention=self.model.attention,
         )
 
     def _check_pairs(self) -> None:
@@ -292,7 +316,8 @@ class Recipe(Config):
             return
         _require(
             self.objective in ("translation", "mlm"),
-            f"pairs are for the objectives translation and mlm, not {self.objective}.",
+            "pairs are for the objectives translation and mlm, not {objective}.",
+            objective=self.objective,
         )
         _require(
             self.objective == "translation" or self.model.segments == 2,
@@ -330,4 +355,6 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_dict(read_object(path))
     except MalmoiError as error:
-        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
+        raise MalmoiError(
+            "{path} is not a valid recipe: {error}", path=path, error=error
+        ) from error

@@ -410,6 +410,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def named_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise UsageError(
-            f"There is no recipe {name!r}.{nearest(name, RECIPES)} `malmoi recipes` lists them."
+            "There is no recipe {name!r}.{hint} `malmoi recipes` lists them.",
+            name=name,
+            hint=nearest(name, RECIPES),
         )
     return RECIPES[name]()

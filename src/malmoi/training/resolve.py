@@ -39,7 +39,7 @@ def _find(name: str) -> Recipe:
         named = named_recipe(name)
         return named.override({"train.fit_batch": not named.model.memory})
     if not path.is_file():
-        raise UsageError(f"There is no recipe file {path}.")
+        raise UsageError("There is no recipe file {path}.", path=path)
     return read_recipe(path)
 
 
@@ -63,8 +63,9 @@ def _path(recipe: Recipe, name: str) -> str:
     if name in recipe.to_dict():
         return name
     raise UsageError(
-        "The recipe has no setting "
-        f"{name!r}.{nearest(name, {f for p in parts.values() for f in p})}"
+        "The recipe has no setting {name!r}.{hint}",
+        name=name,
+        hint=nearest(name, {f for p in parts.values() for f in p}),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -44,16 +45,17 @@ class RunSources:
             return [read_documents(self.sources, **kinds)]
         if len(data.weights) != len(self.sources):
             raise UsageError(
-                f"data.weights has {len(data.weights)} numbers for {len(self.sources)} sources; "
-                "give one for each."
+                "data.weights has {weights} numbers for {sources} sources; give one for each.",
+                weights=len(data.weights),
+                sources=len(self.sources),
             )
         return [read_documents([source], **kinds) for source in self.sources]
 
     def _text_per_row(self, features: str) -> DocumentReader:
         if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
             raise UsageError(
-                "Features need one text file with a line for each row, not "
-                f"{', '.join(self.sources)}."
+                "Features need one text file with a line for each row, not {sources}.",
+                sources=", ".join(self.sources),
             )
         rows = len(open_features(features))
         return DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")
@@ -81,14 +83,19 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
     fresh = not (out / "recipe.json").is_file() and wanted is None
     if fresh and existing.kind != recipe.tokenizer.kind:
         raise UsageError(
-            f"{out} holds a {existing.kind} tokenizer but this recipe trains a "
-            f"{recipe.tokenizer.kind} one: choose another folder, or use it with --tokenizer."
+            "{out} holds a {kind} tokenizer but this recipe trains a {kind2} one: choose "
+            "another folder, or use it with --tokenizer.",
+            out=out,
+            kind=existing.kind,
+            kind2=recipe.tokenizer.kind,
         )
 
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
-    logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
+    logger.info(
+        msg("Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab)
+    )
     whole = ((document.text, False) for document in require_documents(readers))
     texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
     special = SPECIAL.get(recipe.samples, "none")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
-from malmoi.system.language import plural
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.estimate import meta_network
@@ -80,8 +80,10 @@ def size_recipe(
     seconds = requested.train.minutes * 60
     if fixed.get("context", 0) > share * tokens:
         raise UsageError(
-            f"model.context={fixed['context']} is longer than the text to learn from, about "
-            f"{share * tokens:,.0f} tokens: use more text or a shorter context."
+            "model.context={context} is longer than the text to learn from, about "
+            "{share:,.0f} tokens: use more text or a shorter context.",
+            context=fixed["context"],
+            share=share * tokens,
         )
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     if kind == "bert":
@@ -108,14 +110,19 @@ def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
     if text.bytes < MIN_TEXT_BYTES:
         raise UsageError(
-            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
-            f"{MIN_TEXT_BYTES // 1000} kB or more; fluent sentences take about 10 MB. To watch a "
-            "model memorise a small text: malmoi pretrain gpt-char."
+            "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
+            "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
+            "a small text: malmoi pretrain gpt-char.",
+            kilobytes=kilobytes,
+            least=MIN_TEXT_BYTES // 1000,
         )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            f"There are only {kilobytes:.0f} kB of text: the model will memorise much of it and "
-            "generalise little."
+            msg(
+                "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
+                "it and generalise little.",
+                kilobytes=kilobytes,
+            )
         )
 
 
@@ -176,59 +183,106 @@ def _reasons(
     c = recipe.train
     m = recipe.model
     about = "" if text.exact else "about "
-    yield (
-        f"Text: {about}{_bytes(text.bytes)} in {about}{plural(text.documents, 'document')}, "
-        f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
+    yield msg(
+        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about "
+        "{count} tokens.",
+        about=about,
+        bytes=_bytes(text.bytes),
+        documents=plural(text.documents, "document"),
+        vocab=recipe.tokenizer.vocab,
+        count=_count(tokens),
     )
     if recipe.data.fraction < 1:
         part = _bytes(recipe.data.fraction * text.bytes)
-        yield (
-            f"Encoding: {part} of {_bytes(text.bytes)}, drawn evenly: "
-            f"{plural(c.minutes, 'minute')} can read no more."
+        yield msg(
+            "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
+            part=part,
+            bytes=_bytes(text.bytes),
+            minutes=plural(c.minutes, "minute"),
         )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
     peak = f"{speed.flops / 1e9:,.0f}"
-    known = f"{peak} GFLOP/s measured in {kind}" if speed.measured else f"{peak} GFLOP/s assumed"
-    yield (
-        f"Machine: {speed.name}, {known}: about {flops:.1e} FLOPs in "
-        f"{plural(size.minutes, 'minute')} of training."
+    known = (
+        msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
+        if speed.measured
+        else msg("{peak} GFLOP/s assumed", peak=peak)
+    )
+    yield msg(
+        "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
+        speed=speed.name,
+        known=known,
+        flops=flops,
+        minutes=plural(size.minutes, "minute"),
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
-    yield f"Size: {m.depth} layers × {m.width}, {_count(weights)} weights: {size.reason}."
-    regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
-    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.3g} epochs: so {regular}."
+    yield msg(
+        "Size: {depth} layers × {width}, {count} weights: {reason}.",
+        depth=m.depth,
+        width=m.width,
+        count=_count(weights),
+        reason=msg(size.reason),
+    )
+    regular = msg(
+        "dropout {dropout:g} and a cautious Muon decay of {muon_decay:g}",
+        dropout=m.dropout,
+        muon_decay=c.muon_decay,
+    )
+    yield msg(
+        "Epochs: {count} tokens, {epochs:.3g} epochs: so {regular}.",
+        count=_count(size.tokens),
+        epochs=size.epochs,
+        regular=regular,
+    )
     steps = size.tokens // (c.batch * size.row)
     if _short_rows(size):
-        yield (
-            f"Batch: {c.batch} texts of {size.row} tokens on average (at most {m.context}), about "
-            f"{plural(steps, 'step')}."
+        yield msg(
+            "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}.",
+            batch=c.batch,
+            row=size.row,
+            context=m.context,
+            steps=plural(steps, "step"),
         )
     else:
-        yield f"Batch: {c.batch} × {size.row} tokens, about {plural(steps, 'step')}."
+        yield msg(
+            "Batch: {batch} × {row} tokens, about {steps}.",
+            batch=c.batch,
+            row=size.row,
+            steps=plural(steps, "step"),
+        )
     if recipe.objective == "both":
         d = recipe.data
         causal, _ = kind_counts((d.causal_share, 1 - d.causal_share), c.batch)
-        yield (
-            f"Rows: {causal} of {c.batch} are read from left to right, the others with masks, "
-            f"{d.masked_length or m.context} tokens at a time."
+        yield msg(
+            "Rows: {causal} of {batch} are read from left to right, the others with "
+            "masks, {length} tokens at a time.",
+            causal=causal,
+            batch=c.batch,
+            length=d.masked_length or m.context,
         )
     if steps < FEW_UPDATES:
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
-    yield (
-        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; constant, then decaying over the last "
-        f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
+    yield msg(
+        "Rate: Muon {muon_lr:g}, Adam {lr:g}; constant, then decaying over the last "
+        "{cooldown:.0%}; the weights of the last {ema:.0%} are averaged.",
+        muon_lr=c.muon_lr,
+        lr=c.lr,
+        cooldown=c.cooldown,
+        ema=c.ema,
     )
-    yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
+    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=recipe.data.valid)
     if size.minutes < c.minutes:
-        yield (
-            f"Time: the run ends after about {plural(size.minutes, 'minute')} of the "
-            f"{c.minutes:g}, when the text has been read {c.max_epochs:g} times: more would "
-            "only memorise it. More text would use the rest."
+        yield msg(
+            "Time: the run ends after about {minutes} of the {minutes2:g}, when the text "
+            "has been read {most:g} times: more would only memorise it. More text would "
+            "use the rest.",
+            minutes=plural(size.minutes, "minute"),
+            minutes2=c.minutes,
+            most=c.max_epochs,
         )
     own = ", ".join(sorted(given - {"train.minutes"}))
     if own:
-        yield f"Given: {own}; the rest follows from it."
+        yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
 

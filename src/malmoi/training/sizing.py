@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.model import preset
 from malmoi.training.device import flops_per_token
 from malmoi.training.measuring import Speed
@@ -204,9 +205,13 @@ def _one_size(
     seen = int(flops / cost)
     epochs = seen / max(1, tokens)
     limit = (
-        f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
+        msg(
+            "it reads the text {epochs:.1f} times, of at most {most:g}",
+            epochs=epochs,
+            most=MAX_EPOCHS[kind],
+        )
         if epochs > MAX_EPOCHS[kind] / 2
-        else f"{seen / weights:.2g} tokens per weight"
+        else msg("{seen:.2g} tokens per weight", seen=seen / weights)
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, context, limit)
 

@@ -41,7 +41,9 @@ def templated(task: Task, name: str | None) -> Task:
             if known
             else " It has none of its own: write one in a .toml file and give that file."
         )
-        raise UsageError(f"The task {task.name} has no template {name!r}.{hint}")
+        raise UsageError(
+            "The task {task} has no template {name!r}.{hint}", task=task.name, name=name, hint=hint
+        )
     return _changed(task, known[name], name)
 
 
@@ -49,22 +51,33 @@ def _own(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise MalmoiError(f"The template {path} cannot be read: {error}.") from error
+        raise MalmoiError(
+            "The template {path} cannot be read: {error}.", path=path, error=error
+        ) from error
 
 
 def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
     for field, value in given.items():
         if field not in TEMPLATE_FIELDS:
             raise UsageError(
-                f"The template {name} has an unknown field "
-                f"{field!r}.{nearest(field, TEMPLATE_FIELDS)}"
+                "The template {name} has an unknown field {field!r}.{hint}",
+                name=name,
+                field=field,
+                hint=nearest(field, TEMPLATE_FIELDS),
             )
         if not isinstance(value, TEMPLATE_FIELDS[field]):
             raise UsageError(
-                f"The template {name}: {field} must be of type {TEMPLATE_FIELDS[field].__name__}."
+                "The template {name}: {field} must be of type {type}.",
+                name=name,
+                field=field,
+                type=TEMPLATE_FIELDS[field].__name__,
             )
     answers = given.get("answers", task.answers)
     missing = [label for label in task.labels if label not in answers]
     if missing:
-        raise UsageError(f"The template {name} has no answer for the label {missing[0]!r}.")
+        raise UsageError(
+            "The template {name} has no answer for the label {missing!r}.",
+            name=name,
+            missing=missing[0],
+        )
     return replace(task, **given)

@@ -10,6 +10,7 @@ from typing import Literal
 from malmoi.errors import UsageError
 from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.token_bytes import token_bytes
+from malmoi.messages import msg
 from malmoi.tokenizer import Tokenizer
 
 # limit: every token is checked against all of them
@@ -149,6 +150,10 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(s, str) and s for s in stops):
         raise UsageError("A stop string must be a text of at least one character.")
     if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        limit = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
-        raise UsageError(f"The limit is {limit}.")
+        limit = msg(
+            "{most} stop strings of {most2} characters",
+            most=MAX_STOP_STRINGS,
+            most2=MAX_STOP_CHARACTERS,
+        )
+        raise UsageError("The limit is {limit}.", limit=limit)
     return stops

@@ -101,14 +101,16 @@ class GenerationConfig:
         for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
             if enabled and not (plain and self.constraint is None):
                 raise UsageError(
-                    f"{name} is deterministic and works only with temperature=0, n=1, no "
-                    "penalties, logit_bias or constraint."
+                    "{name} is deterministic and works only with temperature=0, n=1, no "
+                    "penalties, logit_bias or constraint.",
+                    name=name,
                 )
         if self.beams > 1 and self.speculate:
             raise UsageError("beams and speculate cannot be combined: choose one.")
         if self.early_stopping not in (True, False, "never"):
             raise UsageError(
-                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}."
+                "early_stopping must be True, False or 'never', not {stopping!r}.",
+                stopping=self.early_stopping,
             )
 
 
@@ -120,13 +122,15 @@ def generation_config(
     for name in given:
         if name not in GenerationSettings.__annotations__:
             raise UsageError(
-                "generate has no setting "
-                f"{name!r}.{nearest(name, GenerationSettings.__annotations__)}"
+                "generate has no setting {name!r}.{hint}",
+                name=name,
+                hint=nearest(name, GenerationSettings.__annotations__),
             )
     sampling = Sampling(**_take(given, Sampling.__dataclass_fields__))
     if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
         raise UsageError(
-            f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
+            "logit_bias has the token {wrong}, which is not in this model's vocabulary.",
+            wrong=wrong[0],
         )
     rules = _take(given, ConstraintOptions.__annotations__)
     rules = {name: value for name, value in rules.items() if value is not None}
@@ -167,7 +171,10 @@ def check_prompt_length(prompt: Sequence[int], context: int) -> None:
     """Raises an error if a prompt leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
-            f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of "
-            f"{context}; shorten it to {context - 1} or fewer.",
+            "The prompt has {prompt} tokens and leaves no room in this model's context of "
+            "{context}; shorten it to {context2} or fewer.",
             code="context_length_exceeded",
+            prompt=len(prompt),
+            context=context,
+            context2=context - 1,
         )

@@ -122,33 +122,47 @@ class Sampling:
         for token, value in pairs:
             _require(
                 isinstance(token, int) and token >= 0 and abs(value) <= MAX_LOGIT_BIAS,
-                f"logit_bias must map tokens to numbers within ±{MAX_LOGIT_BIAS:g}, not "
-                f"{token!r} to {value}",
+                "logit_bias must map tokens to numbers within ±{most:g}, not {token!r} to {value}",
+                most=MAX_LOGIT_BIAS,
+                token=token,
+                value=value,
             )
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
-            _require(-2 <= value <= 2, f"{name} must be between -2 and 2, not {value}")
+            _require(
+                -2 <= value <= 2,
+                "{name} must be between -2 and 2, not {value}",
+                name=name,
+                value=value,
+            )
         _require(
             self.min_p is None or 0 <= self.min_p <= 1,
-            f"min_p must be between 0 and 1, not {self.min_p}",
+            "min_p must be between 0 and 1, not {min_p}",
+            min_p=self.min_p,
         )
         _require(
             self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
-            f"temperature must be 0 (greedy) or {MIN_TEMPERATURE:g} and more, not "
-            f"{self.temperature}",
+            "temperature must be 0 (greedy) or {least:g} and more, not {temperature}",
+            least=MIN_TEMPERATURE,
+            temperature=self.temperature,
         )
         _require(
-            self.top_k is None or self.top_k >= 1, f"top_k must be 1 or more, not {self.top_k}"
+            self.top_k is None or self.top_k >= 1,
+            "top_k must be 1 or more, not {top_k}",
+            top_k=self.top_k,
         )
         _require(
             self.top_p is None or 0 < self.top_p <= 1,
-            f"top_p must be above 0 and at most 1, not {self.top_p}",
+            "top_p must be above 0 and at most 1, not {top_p}",
+            top_p=self.top_p,
         )
         low, high = PENALTY_RANGE
         _require(
             low <= self.repetition_penalty <= high,
-            f"repetition_penalty must be between {low:g} and {high:g}, not "
-            f"{self.repetition_penalty}",
+            "repetition_penalty must be between {low:g} and {high:g}, not {penalty}",
+            low=low,
+            high=high,
+            penalty=self.repetition_penalty,
         )
 
     @property

@@ -10,19 +10,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.in_context.question import plural_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
+from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
-from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
-from malmoi.studies.in_context.documents import RuleItems, halves, write_rule_documents
-from malmoi.studies.in_context.rules import HIDDEN_RULES, UNSEEN_RULES, HiddenRule
+from malmoi.studies.hidden_rules import (
+    HIDDEN_RULES,
+    UNSEEN_RULES,
+    HiddenRule,
+    RuleItems,
+    halves,
+    write_rule_documents,
+)
+from malmoi.studies.report import StudyResults
 from malmoi.studies.scale import RARELY
-from malmoi.studies.table import Claim, StudyResults, Words
+from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
 from malmoi.system.files import write_text
 from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow, any_rows
@@ -70,31 +77,23 @@ SIZES = {
     "medium": GptSize(4, 192, 6, 3e-3, 0.025),
     "large": GptSize(8, 512, 8, 2e-3, 0.02),
 }
+# fmt: off
 SCALES = {
     # a smoke test: its numbers are meaningless
     "tiny": InContextScale(
         {"small": GptSize(1, 16, 2, 5e-3, 0.03), "medium": GptSize(1, 32, 2, 3e-3, 0.025)},
-        documents=60,
-        batch=2,
-        steps=2,
-        draws=1,
-        questions=3,
-        shots=(0, 2),
+        documents=60, batch=2, steps=2, draws=1, questions=3, shots=(0, 2),
         rules=("reverse", "ending"),
     ),
     "cpu": InContextScale(
         {"small": GptSize(1, 32, 2, 5e-3, 0.03), "medium": GptSize(2, 64, 2, 5e-3, 0.03)},
-        documents=6000,
-        batch=8,
-        steps=300,
-        draws=2,
-        questions=16,
-        shots=(0, 1, 4, 8),
+        documents=6000, batch=8, steps=300, draws=2, questions=16, shots=(0, 1, 4, 8),
         rules=("reverse", "ending", "letter", "double"),
     ),
     "gpu-minutes": InContextScale(SIZES, documents=150_000, batch=64, steps=2400),
     "paper": InContextScale(SIZES, documents=600_000, batch=64, steps=10_000),
 }
+# fmt: on
 
 
 # ------------------------------------------------------------------ questions
@@ -140,45 +139,41 @@ def accuracy_by_examples(
     """Percentage of exact answers by the number of examples, over all rules and for each."""
     model = load(judged.folder, device=judged.device)
     rules = asked_rules(scale.rules)
-    plain = {rule.name: _accuracy(model, rule, items, scale, judged.seed) for rule in rules}
-    instructed = {
-        rule.name: _accuracy(model, rule, items, scale, judged.seed, instructed=True)
-        for rule in rules
-        if rule.name in scale.rules
-    }
+
+    def accuracies(*, instructed: bool) -> dict[str, dict[int, float]]:
+        return {
+            rule.name: _accuracy(
+                model,
+                [rule_task(rule, items, n, instructed=instructed) for n in range(scale.draws)],
+                scale,
+                judged.seed,
+            )
+            for rule in rules
+            if rule.name in scale.rules or not instructed
+        }
+
+    plain, instructed = (accuracies(instructed=told) for told in (False, True))
     unseen = [name for name in plain if name not in scale.rules]
     found: dict[str, float] = {}
     for shots in scale.shots:
-        column = plural_examples(shots)
-        found[column] = _mean(plain[name][shots] for name in scale.rules)
-        found[f"{INSTRUCTED}: {column}"] = _mean(instructed[name][shots] for name in scale.rules)
+        column = plural(shots, "example")
+        found[column] = fmean(plain[name][shots] for name in scale.rules)
+        found[f"{INSTRUCTED}: {column}"] = fmean(instructed[name][shots] for name in scale.rules)
         if unseen:
-            found[f"{UNSEEN}: {column}"] = _mean(plain[name][shots] for name in unseen)
+            found[f"{UNSEEN}: {column}"] = fmean(plain[name][shots] for name in unseen)
         found |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
-    first, last = (found[plural_examples(shots)] for shots in (scale.shots[0], scale.shots[-1]))
+    first, last = (found[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
     return {**found, GAIN: last - first}
 
 
-def _mean(values: Iterable[float]) -> float:
-    every = list(values)
-    return sum(every) / len(every)
-
-
 def _accuracy(
-    model: Model,
-    rule: HiddenRule,
-    items: RuleItems,
-    scale: InContextScale,
-    seed: int,
-    *,
-    instructed: bool = False,
+    model: Model, tasks: Iterable[Task], scale: InContextScale, seed: int
 ) -> dict[int, float]:
     """shots → exact answers in percent, over the parameters drawn."""
     config = InContextConfig(",".join(map(str, scale.shots)), seed=seed, limit=scale.questions)
-    tasks = [rule_task(rule, items, n, instructed=instructed) for n in range(scale.draws)]
     results = [evaluate_in_context(model, task, None, config) for task in tasks]
     return {
-        shots: 100 * _mean(result.verdict.measures["match"].mean for result in same)
+        shots: 100 * fmean(result.verdict.measures["match"].mean for result in same)
         for shots, same in zip(scale.shots, zip(*results, strict=True), strict=True)
     }
 
@@ -208,10 +203,9 @@ def _size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> 
 def study_text(plan: StudyPlan, items: RuleItems, scale: InContextScale) -> tuple[str, ...]:
     """Writes documents of hidden rules and natural text, once per study folder."""
     folder = plan.data.held_out.parent
-    documents = folder / "rules.jsonl"
+    documents, natural = folder / "rules.jsonl", folder / "natural.jsonl"
     if not documents.is_file():
-        write_rule_documents(documents, items, scale.documents, rules=scale.rules)
-    natural = folder / "natural.jsonl"
+        write_rule_documents(documents, items, scale.documents, scale.rules)
     if not natural.is_file():
         wanted = TEXT_SHARE / (1 - TEXT_SHARE) * CHARACTERS_PER_DOCUMENT * scale.documents
         _write_beginning(natural, plan.data.text, wanted)
@@ -229,59 +223,35 @@ def _write_beginning(path: Path, sources: Sequence[str], characters: float) -> N
     write_text(path, "".join(lines))
 
 
-def cells(plan: StudyPlan) -> Iterator[Cell]:
+def in_context(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     scale = SCALES[plan.scale.name]
     for_training, for_questions = halves(plan.data.text)
     if (count := len(for_questions.words)) <= max(scale.shots):
         raise MalmoiError(
-            f"The text leaves {count} words for questions, too few to show {max(scale.shots)} "
-            "examples: give more text."
+            "The text leaves {count} words for questions, too few to show {shots} examples: "
+            "give more text.",
+            count=count,
+            shots=max(scale.shots),
         )
-    text = study_text(plan, for_training, scale)
-    judge = partial(accuracy_by_examples, items=for_questions, scale=scale)
-    for seed in plan.seeds:
-        for name, size in scale.sizes.items():
-            yield Cell(name, seed, judge, _size_recipe(name, size, scale, seed), text)
+    documents = replace(plan.data, text=study_text(plan, for_training, scale))
+    on_documents = StudyPlan(plan.scale, documents)
+    for name, size in scale.sizes.items():
+        recipe = _size_recipe(name, size, scale, seed)
+        options = dict(items=for_questions, scale=scale)
+        yield on_documents.cell(name, recipe, accuracy_by_examples, **options)
 
 
 # ------------------------------------------------------------------ the page
 
 
-def claims(results: StudyResults) -> list[Claim]:
-    about = Words("Larger models gain more from examples", "모델이 클수록 예시에서 얻는 것이 많다")
-    last = [column for column in results.columns if column != GAIN][-1:]
-    return [
-        Claim(about, larger, smaller, column)
-        for smaller, larger in zip(results.rows, results.rows[1:], strict=False)
-        for column in (GAIN, *last)
-    ]
-
-
-def notes(results: StudyResults) -> list[Words]:
+def _notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
     gains = ", ".join(
         f"{row} {gain.mean:+.1f}" for row in results.rows if (gain := results.at(row, GAIN))
     )
-    return [
-        Words(
-            f"Points gained from no example to the most: {gains}. The whole answer must be right; "
-            "the rows are means over all rules, without the instruction.",
-            f"예시가 없을 때부터 가장 많을 때까지 오른 점수: {gains}. 답 전체가 맞아야 정답이며, "
-            "표는 지시문 없이 모든 규칙을 평균한 값.",
-        ),
-        Words(
-            "The documents have the very form of the questions, so this measures how a model finds "
-            "the rule and its parameter in context, not whether it can be taught anything. The "
-            "paper's figures are table 3.10's (the instruction, then examples): GPT-3 met these "
-            "tasks only in its prompt and reads pieces of words, so only the shapes compare.",
-            "문서가 질문과 같은 형식이므로, 무엇이든 배울 수 있는지가 아니라 맥락에서 규칙과 그 "
-            "매개변수를 찾아내는지를 잰다. 논문의 수치는 표 3.10(지시문과 예시)의 값이다. GPT-3는 "
-            "이 과제를 프롬프트에서만 보았고 단어 조각을 읽으므로, 비교할 수 있는 것은 곡선의 "
-            "모양뿐이다.",
-        ),
-    ]
+    return [note.format(gains=gains) for note in notes]
 
 
-def figure(results: StudyResults) -> str:
+def _figure(results: StudyResults) -> str:
     """A line per size over the number of examples; dashed with the instruction."""
     columns = [column for column in results.columns if column != GAIN]
     shots = [float(column.split()[0]) for column in columns]
@@ -300,28 +270,4 @@ def figure(results: StudyResults) -> str:
     return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
 
 
-STUDY = Study(
-    "in-context",
-    Words(
-        "accuracy by the number of examples, for models of several sizes",
-        "예시 수에 따른 모델 크기별 정확도",
-    ),
-    "Brown et al. 2020, figure 1.2 and table 3.10",
-    cells,
-    claims,
-    caption=Words(
-        "Exact answers over all hidden rules by the number of examples in context; bars are one "
-        "standard deviation over seeds.",
-        "맥락 속 예시 수에 따른, 모든 숨은 규칙에서의 정답률. 막대는 시드에 따른 표준편차 하나.",
-    ),
-    theirs={
-        "GPT-3 175B": {
-            "random insertion, 0 examples": 8.26,
-            "1 example": 45.4,
-            "100 examples": 67.2,
-            "reversed words, 100 examples": 0.44,
-        }
-    },
-    figure=figure,
-    notes=notes,
-)
+SHOWN = {("in-context", "figure"): _figure, ("in-context", "notes"): _notes}

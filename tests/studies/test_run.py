@@ -1,4 +1,4 @@
-"""Studies as grids: cells are done once, a stopped study resumes, verdicts follow from numbers."""
+"""Studies: cells are done once, a stopped study resumes, verdicts follow from numbers."""
 
 import json
 import os
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from malmoi.cli.app import run_command
-from malmoi.studies.grid import Cell, Grid, JudgedModel, finished_cells
-from malmoi.studies.registry import MODULES, named_study
-from malmoi.studies.run import StudyRunConfig, run_study
+from malmoi.studies.report import Claim, StudyResults, lower_is_better, result_rows, write_pages
+from malmoi.studies.run import StudyRunConfig, finished_cells, run_cells, run_study
 from malmoi.studies.scale import named_scale
-from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, result_rows
+from malmoi.studies.study import MODULES, Cell, JudgedModel, Words, named_study
 from malmoi.training.signals import Stopped
 
 
@@ -34,9 +33,9 @@ def test_a_cell_is_judged_once_and_again_if_its_data_changes(tmp_path: Path) -> 
         judges = [partial(counted, note=data, value=value) for value in values]
         return [Cell(f"row {j.keywords['value']}", seed, j) for seed in (0, 1) for j in judges]
 
-    failed = Grid(cells(3.0, -1.0), tmp_path / "cache").run()
+    failed = run_cells(cells(3.0, -1.0), tmp_path / "cache")
     assert failed == ["row -1.0, seed 0: negative", "row -1.0, seed 1: negative"]
-    assert Grid(cells(3.0), tmp_path / "cache").run() == []
+    assert run_cells(cells(3.0), tmp_path / "cache") == []
     assert data.with_suffix(".log").read_text().split() == ["3.0", "-1.0", "3.0", "-1.0"]
     found = StudyResults(finished_cells(cells(3.0), tmp_path / "cache"))
     assert found.table == {"row 3.0": {"accuracy": [3.0, 4.0]}}
@@ -56,17 +55,10 @@ def test_a_signal_ends_a_study_after_the_cells_that_run(tmp_path: Path) -> None:
     judge = partial(interrupting, note=str(tmp_path / "note"), process=os.getpid())
     cells = [Cell("row", seed, judge) for seed in range(3)]
     with pytest.raises(Stopped):
-        Grid(cells, tmp_path).run()
+        run_cells(cells, tmp_path)
     assert len(finished_cells(cells, tmp_path)) == 1
-    assert Grid(cells, tmp_path).run() == []
+    assert run_cells(cells, tmp_path) == []
     assert len(finished_cells(cells, tmp_path)) == 3
-
-
-def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    judge = partial(counted, note=tmp_path / "x", value=1.0)
-    assert Grid([Cell("row", 0, judge)], tmp_path, deadline=0.0).run() == []
-    assert not (tmp_path / "x.log").exists()
 
 
 def models_ready(judged: JudgedModel, models: str) -> dict[str, float]:
@@ -81,7 +73,7 @@ def test_models_trained_by_the_clock_share_the_machine_with_no_judge(tmp_path: P
     )
     text = (str(tmp_path / "text.txt"),)
     cells = [Cell("judge", 0, judge), Cell("timed", 0, judge, timed, text)]
-    assert Grid(cells, tmp_path, device="cpu").run() == []
+    assert run_cells(cells, tmp_path, device="cpu") == []
     assert StudyResults(finished_cells(cells, tmp_path)).table["judge"] == {"models": [1.0]}
 
 
@@ -186,3 +178,19 @@ def test_verdicts(ours: list[float], other: list[float], column: str, said: str)
     head, rows = result_rows(results, {"other": {"theirs": 84.0}})
     assert head == ["", column, "paper: theirs"]
     assert [row[-1] for row in rows] == ["–", "84.0"]
+
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "docs/results/studies").glob("*/results.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
+def test_a_published_report_follows_from_its_numbers(path: Path, tmp_path: Path) -> None:
+    facts = json.loads(path.read_text("utf-8"))
+    study = named_study(facts["study"])
+    write_pages(study, facts["scale"], facts["seeds"], facts["cells"], tmp_path)
+    for name in ("figure.svg", "report.md"):
+        ours, theirs = ((folder / name).read_text("utf-8") for folder in (tmp_path, path.parent))
+        here = facts["machine"]  # the page names the machine, the date and the version
+        assert {*theirs.splitlines()} - {*ours.splitlines()} == {
+            line for line in theirs.splitlines() if here in line
+        }

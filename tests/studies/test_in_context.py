@@ -20,28 +20,25 @@ from malmoi.evaluation.examples import generate_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.inference import load
-from malmoi.studies.grid import JudgedModel
-from malmoi.studies.in_context.documents import (
-    DOCUMENTS_PER_CHUNK,
-    halves,
-    held_out,
-    rule_document,
-    write_rule_documents,
-)
-from malmoi.studies.in_context.rules import (
+from malmoi.studies.hidden_rules import (
     HIDDEN_RULES,
     PROPERTIES,
     UNSEEN_RULES,
     VOWELS,
     HiddenRule,
+    halves,
+    held_out,
+    rule_document,
+    write_rule_documents,
 )
-from malmoi.studies.in_context.study import (
+from malmoi.studies.in_context import (
     CONTEXT_CHARACTERS,
     MAX_ANSWER_CHARACTERS,
     SCALES,
     accuracy_by_examples,
     rule_task,
 )
+from malmoi.studies.study import JudgedModel
 
 WORDS = [
     a + b + c
@@ -110,7 +107,7 @@ def test_held_out_words_and_parameters_are_in_no_document(text: Path, tmp_path: 
     training, asked = halves([str(text)])
     assert not set(training.words) & set(asked.words)
     assert set(training.words) | set(asked.words) == set(frequent_words(str(text)))
-    write_rule_documents(tmp_path / "d.jsonl", training, 300, processes=1)
+    write_rule_documents(tmp_path / "d.jsonl", training, 300)
     lines = [
         line
         for row in (tmp_path / "d.jsonl").read_text("utf-8").splitlines()
@@ -157,23 +154,6 @@ def test_sixteen_examples_of_any_rule_fit(rule: HiddenRule) -> None:
     )
     assert len(rule.instruction) + 1 + 17 * longest + MAX_ANSWER_CHARACTERS <= CONTEXT_CHARACTERS
     assert answer + 2 <= MAX_ANSWER_CHARACTERS
-
-
-def test_documents_are_the_same_for_any_number_of_processes(text: Path, tmp_path: Path) -> None:
-    training, _ = halves([str(text)])
-    for processes in (1, 3):
-        write_rule_documents(
-            tmp_path / str(processes),
-            training,
-            2 * DOCUMENTS_PER_CHUNK + 3,
-            seed=5,
-            processes=processes,
-        )
-    one, three = ((tmp_path / name).read_bytes() for name in ("1", "3"))
-    assert one == three
-    assert one.count(b"\n") == 2 * DOCUMENTS_PER_CHUNK + 3
-    write_rule_documents(tmp_path / "other", training, 10, seed=6, processes=1)
-    assert not one.startswith((tmp_path / "other").read_bytes())
 
 
 # ------------------------------------------------------------------ the command
