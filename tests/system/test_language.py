@@ -110,8 +110,6 @@ def strings() -> set[str]:
                     *measures,
                     *(f"{one} {{value}}" for one in measures),
                 }
-            if text.endswith(" …"):  # also after compiling
-                found.add(f"Compiling (once, about {{seconds}} s) and {text[0].lower()}{text[1:]}")
     for name, call in calls():
         if name == "plural" and is_text(call.args[1]):
             noun = call.args[1].value  # type: ignore[attr-defined]

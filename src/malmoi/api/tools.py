@@ -167,7 +167,7 @@ def plan(
     """
     from malmoi.planning.gpus import find_gpu
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
 
     check_options("plan", options, PlanOptions)
     given: dict[str, Any] = dict(options)

@@ -24,7 +24,7 @@ from malmoi.model import Network
 from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress
-from malmoi.tokenizer.gguf_write import gguf_vocabulary
+from malmoi.tokenizer.gguf import gguf_vocabulary
 
 # dtype → general.file_type
 GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}

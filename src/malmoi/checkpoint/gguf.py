@@ -17,7 +17,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.limits import shown
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.gguf_read import read_vocabulary
+from malmoi.tokenizer.gguf import read_vocabulary
 
 GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
     "context_length": "max_position_embeddings",

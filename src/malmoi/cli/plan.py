@@ -65,7 +65,7 @@ def plan_command(
     one = find_gpu(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
     load_torch()  # the network is built, on the meta device
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
 
     changes = changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}

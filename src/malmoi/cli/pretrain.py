@@ -198,9 +198,9 @@ def _foresee(
     device: str | None,
     json: bool,
 ) -> None:
+    from malmoi.training.budget import FEW_UPDATES, smallest_batch
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
-    from malmoi.training.pace import FEW_UPDATES, smallest_batch
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
     from malmoi.training.trainer import SMALLER_RECIPES
 
     recipe, made = estimate_run(

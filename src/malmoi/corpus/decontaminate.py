@@ -140,7 +140,8 @@ class BenchmarkSets:
         table = (self._tables[length].ctypes.data, TABLE_BITS)
         others = (known.ctypes.data, len(known), found.ctypes.data)
         hashes = words.hashes
-        return found[: native[4](hashes.ctypes.data, len(hashes), *powers, *table, *others)]
+        search = native["find_runs"]
+        return found[: search(hashes.ctypes.data, len(hashes), *powers, *table, *others)]
 
     @cached_property
     def _tables(self) -> dict[int, NDArray[np.uint8]]:

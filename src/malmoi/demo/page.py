@@ -10,7 +10,7 @@ from malmoi.demo.story import Story
 from malmoi.messages import msg, translate
 from malmoi.report.chart import ChartPoints, Line, page_chart
 from malmoi.report.console import format_duration
-from malmoi.report.page import bars, heading, html_page, html_table, machine_name, words
+from malmoi.report.page import bars, html_page, html_table, machine_name, page_note, section, words
 from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
 from malmoi.system.run_folder import read_metrics
@@ -21,9 +21,7 @@ DEMO_STYLE = """<style>
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem 0 .5rem}
 .cards div{border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
 .cards b{display:block;font-size:1.6rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.25}
-.cards span,.note{color:var(--soft);font-size:.9rem}
-section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
-h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
+.cards span{color:var(--soft);font-size:.9rem}
 .chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid var(--line);
 border-radius:6px;padding:.12rem .4rem;font:13px ui-monospace,monospace;white-space:pre}
 blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
@@ -45,14 +43,6 @@ def write_demo_page(story: Story) -> None:
         all=format_duration(story.seconds["all"]),
     )
     write_text(story.out / "report.html", html_page(story.text.title, took, body))
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section>{heading(title)}{''.join(parts)}</section>"
-
-
-def _note(*sentences: str) -> str:
-    return f'<p class="note">{" ".join(words(text) for text in sentences)}</p>'
 
 
 def _last(story: Story, name: str) -> dict[str, Any]:
@@ -100,7 +90,7 @@ def _text(story: Story) -> str:
     cuts = "".join(
         f"<h3>{words(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
     )
-    return _section("The text, and two ways to tokenize it", _note(*paragraph), cuts)
+    return section("The text, and two ways to tokenize it", page_note(*paragraph), cuts)
 
 
 _KINDS = {"byte-bpe": "byte-level BPE (GPT-2)", "wordpiece": "WordPiece (BERT)"}
@@ -139,9 +129,9 @@ def _gpt(story: Story) -> str:
         f"<blockquote><b>{html.escape(prompt)}</b>{html.escape(text)}</blockquote>"
         for prompt, text in story.samples
     )
-    return _section(
+    return section(
         "The GPT: what comes next?",
-        _note(*sentences),
+        page_note(*sentences),
         _curve(story, "gpt", {"loss": "training"}),
         samples,
     )
@@ -167,7 +157,7 @@ def _bert(story: Story) -> str:
     )
     curve = _curve(story, "bert", {"loss": "masked tokens"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
-    return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
+    return section("The BERT: what is missing?", page_note(*sentences), curve, fills)
 
 
 def _task(story: Story) -> str:
@@ -186,9 +176,9 @@ def _task(story: Story) -> str:
     gold = [row["label"] for row in story.said]
     predictions = [row["prediction"] for row in story.said]
     matrix = confusion_table(names, gold, predictions)
-    return _section(
+    return section(
         story.text.question,
-        _note(*sentences),
+        page_note(*sentences),
         bars([(_name(story, name), score) for name, score in story.scores.items()]),
         "".join(_surprise(story)),
         matrix,
@@ -239,9 +229,9 @@ def _attention(story: Story) -> str:
         ),
     )
     large = heat_map(story.attention[layer][head], story.tokens)
-    return _section(
+    return section(
         "Inside: what the BERT attends to",
-        _note(*sentences),
+        page_note(*sentences),
         large,
         attention_grid(story.attention),
     )
@@ -259,8 +249,8 @@ def _next(story: Story) -> str:
         "malmoi pretrain bert my_texts/ --minutes 30 -o runs/mine\n"
         "malmoi finetune rows.csv --model runs/mine"
     )
-    note = "The first four use this folder; the last two start from your own text."
-    return _section("What to try next", _note(note), f"<pre>{commands}</pre>")
+    about = "The first four use this folder; the last two start from your own text."
+    return section("What to try next", page_note(about), f"<pre>{commands}</pre>")
 
 
 def _recipe(story: Story, name: str) -> Recipe:
@@ -288,7 +278,7 @@ def _made(story: Story) -> str:
         (translate("fine-tuning"), f"{plan.labelled:,} rows, {plan.updates} steps × {plan.seeds}"),
         (translate("time"), format_duration(story.seconds["all"])),
     ]
-    return _section("How this was made", html_table(("what", "value"), rows))
+    return section("How this was made", html_table(("what", "value"), rows))
 
 
 # ------------------------------------------------------------------ figures

@@ -55,16 +55,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
         )
     if bad and not skip_bad:
         more = len(bad) - MAX_BAD_ROWS_SHOWN
-        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
-            msg("; and {count} more", count=more) if more > 0 else ""
-        )
-        raise MalmoiError(
-            "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
-        )
-    if bad and not skip_bad:
         shown = joined("; ", bad[:MAX_BAD_ROWS_SHOWN])
-        if len(bad) > MAX_BAD_ROWS_SHOWN:
-            shown += msg("; and {count} more", count=len(bad) - MAX_BAD_ROWS_SHOWN)
+        shown += msg("; and {count} more", count=more) if more > 0 else ""
         raise MalmoiError(
             "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True).", shown=shown
         )
@@ -270,14 +262,12 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
         more = (
             msg(" (and {counts} other labels)", counts=len(others) - 1) if len(others) > 1 else ""
         )
-        yield (
-            msg(
-                "{rows} with the label {name!r}{more}, which no training row has: it cannot "
-                "be predicted.",
-                rows=plural(count, "evaluation row"),
-                name=name,
-                more=more,
-            )
+        yield msg(
+            "{rows} with the label {name!r}{more}, which no training row has: it cannot "
+            "be predicted.",
+            rows=plural(count, "evaluation row"),
+            name=name,
+            more=more,
         )
 
 

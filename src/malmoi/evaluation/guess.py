@@ -56,9 +56,11 @@ def guess_task(
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
         found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
         return _similarity_task(found, data), found
-    if several or (name and (folder or name not in GUESSED_KINDS)):
+    if several or name not in (None, "", *GUESSED_KINDS):
         return task_on_columns(name or "multilabel", **columns), None
     if folder:
+        if name:
+            return task_on_columns(name, **columns), None
         raise UsageError(
             "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}", data=data
         )

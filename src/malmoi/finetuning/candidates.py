@@ -22,11 +22,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.messages import msg, translate
+from malmoi.messages import msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import JsonObject, read_object
@@ -44,6 +46,11 @@ class Gain:
 
     value: float
     error: float  # its standard error
+
+    @classmethod
+    def of_rows(cls, differences: Tensor) -> "Gain":
+        """The mean of the differences of each row."""
+        return cls(float(differences.mean()), float(differences.std()) / len(differences) ** 0.5)
 
     @property
     def clear(self) -> bool:
@@ -137,7 +144,7 @@ class Tried:
     @property
     def described(self) -> str:
         names = [f"{name} {value:g}" for name, value in self.changes.items()]
-        return ", ".join(names) or translate("the default settings")
+        return ", ".join(names) or msg("the default settings")
 
 
 @dataclass
@@ -182,13 +189,11 @@ class Comparison:
             fitted.per_row,
             None if base is None else self.gain(base, fitted.outcome),
         )
-        described = translate(
-            msg(
-                "{trial}: {changes}, seed {seed}",
-                trial=found.name,
-                changes=found.described,
-                seed=found.seed,
-            )
+        described = msg(
+            "{trial}: {changes}, seed {seed}",
+            trial=found.name,
+            changes=found.described,
+            seed=found.seed,
         )
         value = f"{found.value or 0:.4f}"
         if found.value is None:

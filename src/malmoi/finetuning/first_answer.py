@@ -32,7 +32,7 @@ from malmoi.metrics import goodness
 from malmoi.system.files import write_json
 from malmoi.system.progress import part_of
 from malmoi.system.untrusted import JsonObject, read_object
-from malmoi.training.pace import USEFUL_UPDATES
+from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)

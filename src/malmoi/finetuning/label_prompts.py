@@ -18,6 +18,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning.candidates import Gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
@@ -122,10 +123,7 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     None if a new layer is clearly better, or if the words are not clearly better than the most
     frequent label: then the model does not know them.
     """
-    rows: Sequence[Example] = work.train
-    if len(rows) > MAX_COMPARED_ROWS:
-        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
-    rows = sorted(rows, key=lambda row: str(row.label))  # so that folds have all labels alike
+    rows = _compared_rows(work, settings.seed)
     candidates = _candidates(work, rows)
     logger.info(
         msg(
@@ -140,11 +138,10 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     work.start.network.to(work.device).eval()
     fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
     scores = fitted.held_out.log_softmax(-1)
-    order = sorted(range(len(candidates)), key=lambda i: float(F.cross_entropy(scores[i], labels)))
-    order = order[:KEPT]
+    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
+    order = sorted(range(len(found)), key=lambda i: found[i].log_loss)[:KEPT]
     mean = scores[order].mean(0)
     layer = _layer_scores(work, rows, labels, held)
-    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
     found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
     trains = settings.prompt is None and _layer_is_better(mean, layer, labels)
     chosen = [
@@ -181,13 +178,21 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     return words
 
 
+def _compared_rows(work: FinetuneData, seed: int) -> list[Example]:
+    """Some training rows, sorted so that folds have all labels alike."""
+    rows: Sequence[Example] = work.train
+    if len(rows) > MAX_COMPARED_ROWS:
+        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, seed)[1]
+    return sorted(rows, key=lambda row: str(row.label))
+
+
 def _layer_is_better(words: Tensor, layer: Tensor, labels: Tensor) -> bool:
     """Whether the layer is clearly better, or the words are no better than the usual label."""
     by_words, by_layer = ((one.argmax(-1) == labels).double() for one in (words, layer))
     share = float(labels.bincount().max()) / len(labels)
-    informed = by_words.mean() > share + (share * (1 - share) / len(labels)) ** 0.5
-    gains = by_layer - by_words
-    return not informed or bool(gains.mean() > gains.std() / len(gains) ** 0.5)
+    error = (share * (1 - share) / len(labels)) ** 0.5
+    informed = Gain(float(by_words.mean()) - share, error).clear
+    return not informed or Gain.of_rows(by_layer - by_words).clear
 
 
 def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:

@@ -53,6 +53,7 @@ UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
+Choice = tuple[Changes, float]  # for a run on all rows; its time beside a run of the defaults
 Train = Callable[[FinetuneConfig, Path, float], Fitted]  # for at most so many seconds
 
 
@@ -69,14 +70,6 @@ def other_settings(settings: FinetuneConfig, depth: int) -> list[Changes]:
         {**faster, **agreeing},
     ]
     return found + ([{"layers_transferred": top}] if depth > 1 else [])
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Settings for a run on all rows, and its time beside a run of the defaults."""
-
-    changes: Changes
-    cost: float = 1.0
 
 
 @dataclass
@@ -113,13 +106,13 @@ class Search:
             self._explain_cut(first)
             return [run] if run is not None else []
         best, *others = self.choose(first)
-        defaults_won = not best.changes
+        defaults_won = not best[0]
         done = [run] if defaults_won else []
         order = [*others, best] if defaults_won else [best, *others]
         for i in range(1, max(len(order), MIN_LAST_RUNS) - len(done) + 1):
-            one = order[(i - 1) % len(order)]
-            if self.left > MIN_RUN_TIME * one.cost * first.seconds:
-                done.append(self._run(f"{LAST}-{i}", one.changes, self.left, again=i)[1])
+            changes, cost = order[(i - 1) % len(order)]
+            if self.left > MIN_RUN_TIME * cost * first.seconds:
+                done.append(self._run(f"{LAST}-{i}", changes, self.left, again=i)[1])
         return [run for run in done if run is not None]
 
     def choose(self, first: Tried) -> list[Choice]:
@@ -130,7 +123,7 @@ class Search:
         """
         others = other_settings(self.settings, self.depth)
         if not self.compares or self.left < TRIALS_PAY * first.seconds:
-            return [Choice({}), *map(Choice, others[: MIN_LAST_RUNS - 1])]
+            return [(changes, 1.0) for changes in ({}, *others[: MIN_LAST_RUNS - 1])]
         end = self.left * (1 - TRIAL_TIME)
         base, run = self._run(f"{SHORT}-0", {}, self.left - end)
         tried = [base]
@@ -142,7 +135,7 @@ class Search:
         if best.clear_gain and not self._wins_in_full(best, first.seconds):
             best = base
         kept = [best, *(one for one in tried if one is not best and _may_join(one, best))]
-        return [Choice(one.changes, one.seconds / base.seconds) for one in kept]
+        return [(one.changes, one.seconds / base.seconds) for one in kept]
 
     def _wins_in_full(self, challenger: Tried, seconds: float) -> bool:
         """Whether other settings clearly beat the defaults in a full run, if there is time for it.

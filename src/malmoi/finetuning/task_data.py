@@ -318,7 +318,7 @@ def _describe_labels(work: FinetuneData) -> None:
     logger.info(
         msg(
             "Always predicting {text!r} would be right for {share} of the evaluation rows.",
-            text=text or "no label",
+            text=text or msg("no label"),
             share=share,
         )
     )

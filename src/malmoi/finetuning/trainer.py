@@ -215,7 +215,7 @@ class FinetuneTrainer(Loop):
         self.next_evaluation = seconds + pause
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
-        shown = "evaluation rows" if rows == "judged" else rows
+        shown = msg("evaluation rows" if rows == "judged" else rows)
         self.log.line(
             msg("step {step:,}, {shown}: {words}", step=self.state.step, shown=shown, words=words)
         )

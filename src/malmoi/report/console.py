@@ -72,19 +72,21 @@ class Console(logging.Handler):
             return
         now = time.monotonic()
         # the same work again, on other data, starts over
-        begins = event.verb != self._verb or event.done < self._done
-        self._done = event.done
-        if begins:
+        if event.verb != self._verb or event.done < self._done:
             self._verb = event.verb
             self._began = (now, event.done)
             self._shown = False
+        self._done = event.done
         ends = event.total is not None and event.done >= event.total
         pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
         # a bar that was shown is also shown at its end; very short work is never shown
-        if (now - self._last < pause or ends) and not (ends and self._shown):
+        if not self._shown if ends else now - self._last < pause:
             return
         self._last = now
         self._shown = not ends  # an end that is reported again is not shown again
+        self._show(event, now, ends=ends)
+
+    def _show(self, event: Progress, now: float, *, ends: bool) -> None:
         # a line that wraps cannot be updated in place
         columns = shutil.get_terminal_size().columns - 1 if self._live else None
         text = progress_line(event, self._seconds_left(event, now), columns)

@@ -12,7 +12,7 @@ from malmoi.metrics import mean_with_error
 from malmoi.metrics.calibration import calibration_bins, calibration_error
 from malmoi.metrics.labels import confusion, label_scores
 from malmoi.metrics.tags import entities, entity_scores
-from malmoi.report.chart import Line, chart, page_chart
+from malmoi.report.chart import ChartPoints, Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
 
 MAX_MISTAKES = 20
@@ -127,18 +127,7 @@ class TaskPage:
         held = [row for row in measured if row.get("rows") == "held out"]
         judged = [(row["step"], row[self.measure]) for row in held or measured]
         lines = {"loss": loss, self.measure: judged}
-        lines = {name: line for name, line in lines.items() if len(line) > 1}
-        if not lines:
-            return ""
-        if len(lines) == 1:
-            [(name, line)] = lines.items()
-            drawn = page_chart({name: line}, translate("steps"), translate(name), 240)
-            return heading("Learning curve") + drawn
-        drawn = "".join(
-            f"<div>{chart({name: line}, translate('steps'), translate(name), (400, 220))}</div>"
-            for name, line in lines.items()
-        )
-        return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
+        return _learning_curves({name: line for name, line in lines.items() if len(line) > 1})
 
     def _labels(self) -> str:
         if not (self.labels or self.tagged) or not self.rows:
@@ -262,6 +251,21 @@ class TaskPage:
         if self.next_lines:
             parts += [heading("What to try next"), f"<pre>{html.escape(self.next_lines)}</pre>"]
         return "".join(parts)
+
+
+def _learning_curves(lines: Mapping[str, ChartPoints]) -> str:
+    """One chart across the page, or two side by side."""
+    steps = translate("steps")
+    if len(lines) < 2:
+        charts = [
+            page_chart({name: line}, steps, translate(name), 240) for name, line in lines.items()
+        ]
+        return heading("Learning curve") + charts[0] if charts else ""
+    drawn = "".join(
+        f"<div>{chart({name: line}, steps, translate(name), (400, 220))}</div>"
+        for name, line in lines.items()
+    )
+    return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
 
 
 def confusion_table(labels: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> str:

@@ -26,7 +26,7 @@ from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
-from malmoi.training.resolve import names_budget
+from malmoi.training.recipes import names_budget
 
 logger = logging.getLogger(__name__)
 

@@ -180,10 +180,13 @@ def _columns(wanted: str | int, results: StudyResults) -> list[str]:
         return measured
     if wanted == "scores":
         return [column for column in measured if not lower_is_better(column)]
-    if not (role := re.match(r"{(.+)}", wanted)):
-        return [wanted]
-    # the first task of the role that was measured: they depend on the given data sets
-    names = [wanted.replace(role[0], name) for name in ROLE_COLUMNS[role[1]]]
+    role = re.match(r"{(.+)}", wanted)
+    return _of_role(wanted, role[1], measured) if role else [wanted]
+
+
+def _of_role(wanted: str, role: str, measured: Sequence[str]) -> list[str]:
+    """The first task of a role that was measured: they depend on the given data sets."""
+    names = [wanted.format(**{role: name}) for name in ROLE_COLUMNS[role]]
     return [name for name in names if name in measured][:1]
 
 

@@ -317,7 +317,7 @@ def records_of(table: Any) -> list[dict[str, Any]]:
     Numbers that a `datasets.Dataset` has names for (a `ClassLabel`) become these names.
     """
     if hasattr(table, "columns"):
-        _check_header("The table", list(map(str, table.columns)))
+        _check_header(msg("The table"), list(map(str, table.columns)))
         if hasattr(table, "to_dicts"):  # polars
             table = table.to_dicts()
         elif hasattr(table, "to_dict"):  # pandas

@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from malmoi.config import ModelConfig
 from malmoi.errors import first_line
 from malmoi.messages import msg
+from malmoi.model import Network
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
 from malmoi.system.threads import ThreadTuner, tuned_threads
-from malmoi.training.loss_module import LossModule
 from malmoi.training.recipe import TrainConfig
 
 # On an H200 cuDNN's attention takes 1.30 ms where FlashAttention takes 2.11 (GPT-2 small, forward
@@ -191,7 +191,7 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
 
 
 def compile_for(
-    execution: Execution, loss_module: LossModule, *, dynamic: bool, whole: bool = False
+    execution: Execution, network: Network, *, dynamic: bool, whole: bool = False
 ) -> None:
     """Compiles one block, whose code all layers share, or all of them as one graph.
 
@@ -200,20 +200,19 @@ def compile_for(
     """
     if not execution.compiled:
         return
-    trunk = loss_module.network.trunk
+    trunk = network.trunk
     shapes = None if dynamic else False
     if whole:
         trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
         return
-    for block in loss_module.network.blocks:
+    for block in network.blocks:
         block.compile(dynamic=shapes)
 
 
-def release_compiled(loss_module: LossModule) -> None:
+def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    trunk = loss_module.network.trunk
-    trunk.compiled_blocks = None
-    for block in loss_module.network.blocks:
+    network.trunk.compiled_blocks = None
+    for block in network.blocks:
         block._compiled_call_impl = None
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
-from malmoi.messages import msg
+from malmoi.messages import measured, msg
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import ThreadTuner
+from malmoi.training.budget import LOOK_SECONDS, WorkClock
 from malmoi.training.device import (
     Execution,
     compile_for,
@@ -31,7 +32,6 @@ from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, WorkClock
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import rate_at
@@ -195,7 +195,7 @@ class Loop:
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()
-        release_compiled(self.loss_module)
+        release_compiled(self.network)
 
     def _start(self) -> None:
         self.state.threads = self.threads.limit
@@ -331,7 +331,7 @@ class Loop:
     def compile(self) -> None:
         compile_for(
             self.execution,
-            self.loss_module,
+            self.network,
             dynamic=self.varied_shapes,
             whole=self.compiles_whole,
         )
@@ -472,7 +472,7 @@ class Loop:
         rounded = {name: round(value, 5) for name, value in metrics.items()}
         self.log.write_row(**(self._progress_row() | rounded | columns))
         self.log.progress(Progress(VALIDATE, self.state.step, unit="steps", metrics=metrics))
-        return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
+        return measured(rounded)
 
     # ------------------------------------------------------------------ saving and resuming
 

@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Any
 from malmoi.errors import UsageError
 from malmoi.messages import msg, plural
 from malmoi.system.files import folder_lock
-from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
-from malmoi.training.recipes import RECIPES, SIZED
-from malmoi.training.report import write_report
-from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_path
+from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
 from malmoi.training.run import TrainingRun
-from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
-from malmoi.training.sized_recipe import SizedRecipe, encoded_fraction, size_recipe
+from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -101,6 +97,8 @@ def discard_run(out: Path) -> None:
 
 
 def _report(trainer: Trainer) -> None:
+    from malmoi.training.report import write_report  # only at the end
+
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
     trainer.log.close()
@@ -121,7 +119,7 @@ def _sized(
     chosen = ""
     if group.first:
         logger.info("Reading the text and measuring this machine …")
-        sized = size_run(requested, overrides, origin, group)
+        sized = size_recipe(requested, overrides, origin, group)
         for sentence in sized.reasons:
             logger.info(sentence)
         chosen = sized.recipe.to_json()
@@ -148,28 +146,7 @@ def explain_size(
     """The recipe that `pretrain gpt|bert|both` would take, and why; nothing is written."""
     requested = resolve_recipe(kind, overrides)
     with process_group(device) as group:
-        return size_run(requested, overrides, RunSources(tuple(data), tokenizer), group)
-
-
-def size_run(
-    requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
-) -> SizedRecipe:
-    """Chooses a size for this text, time budget and machine, and says why."""
-    given = settings_by_path(requested, overrides)
-    if "train.minutes" not in given:
-        raise UsageError(
-            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
-            "a recipe with a fixed size (malmoi recipes).",
-            requested=requested.name,
-        )
-    if origin.start is not None:
-        raise UsageError(
-            "--start already has a size, which `pretrain {requested}` would choose: give the "
-            "recipe it was trained with.",
-            requested=requested.name,
-        )
-    words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
-    return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
+        return size_recipe(requested, overrides, RunSources(tuple(data), tokenizer), group)
 
 
 def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, begun: bool) -> None:

@@ -14,7 +14,7 @@ from malmoi.report.console import format_duration
 from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
 from malmoi.system.run_folder import read_metrics
-from malmoi.training.pace import verdict
+from malmoi.training.budget import verdict
 from malmoi.training.recipe import BUDGETS, Recipe
 
 # ------------------------------------------------------------------ a pre-training run

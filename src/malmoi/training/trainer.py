@@ -13,6 +13,7 @@ from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress
+from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
 from malmoi.training.device import (
     COMPILED_PAYS,
     StepTimer,
@@ -24,14 +25,12 @@ from malmoi.training.device import (
 )
 from malmoi.training.feed import batch_sizes, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
-from malmoi.training.loss_module import LossModule, guessing_loss
+from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import Distillation
-from malmoi.training.pace import Budget, Pace, smallest_batch, steps_per_sample, verdict
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.samples import regrouped
-from malmoi.training.validate import validate
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -204,7 +203,7 @@ class Trainer(Loop):
     def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
         if execution != self.execution:
-            release_compiled(self.loss_module)
+            release_compiled(self.network)
             self.execution = execution
             self.compile()
 

@@ -17,8 +17,8 @@ from malmoi.evaluation.in_context.graders import (
 )
 from malmoi.evaluation.in_context.question import parse_shots
 from malmoi.evaluation.in_context.run import InContextConfig, split_rows
-from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
+from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.text.rows import RowSource

@@ -17,8 +17,8 @@ from malmoi.evaluation.examples import (
 )
 from malmoi.evaluation.in_context.graders import EvaluationSession, Graded, Question, scorings
 from malmoi.evaluation.in_context.question import QuestionBuilder, Shots, parse_shots
-from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import kind_of
+from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.inference import Model
 from malmoi.messages import msg
