@@ -21,10 +21,9 @@ import transformers
 
 from _timing import Clock, benchmark_parser, in_turn
 from malmoi.inference import Model, load
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.system.machine import parse_machine, pretend
 

@@ -23,10 +23,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from _timing import benchmark_parser, timed
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup
-from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_bytes import byte_alphabet
 from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.shared_prefix import token_logprobs

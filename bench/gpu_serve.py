@@ -32,8 +32,7 @@ import transformers
 from engine import made_up_tokenizer
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.generation.config import GenerationConfig
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.stream import TextChunk
 
 NEW_TOKENS = 96

@@ -19,9 +19,8 @@ from pathlib import Path
 import torch
 
 from _timing import benchmark_parser, fewest
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2

@@ -516,8 +516,8 @@ def test_help_imports_no_library_that_computes() -> None:
         "multiprocessing",
         "asyncio",
     }
-    packages = {name.split(".")[1] for name in loaded if name.count(".") == 1 and "malmoi" in name}
-    assert packages == {"api", "cli", "config", "errors", "report", "system", "text", "training"}
+    ours = sum(name.startswith("malmoi.") for name in loaded)
+    assert ours < 90  # the commands, and the records of their settings
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

@@ -21,14 +21,13 @@ from malmoi.inference import Model
 from malmoi.inference.engine import Engine, GenerationJob, QueueFull
 from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.beam_search import beam_search
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
 from malmoi.inference.generation.grammar_constraint import grammar_constraint
 from malmoi.inference.generation.kv_slots import lazy_zeros
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
-from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.steps import STEPS_AHEAD
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import MAX_SCORED_TOKENS, ScoredRow, score_separately

@@ -12,10 +12,14 @@ import pytest
 from typer.main import get_command
 
 from conftest import environment
+from malmoi.adapters.config import AdapterConfig
+from malmoi.api.records import SETTINGS
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
-from malmoi.system.language import catalogue, language, setting_meaning, translate, with_particles
-from malmoi.training.recipes import named_recipe
+from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
+from malmoi.settings import settings_of
+from malmoi.system.language import catalogue, language, translate, with_particles
+from malmoi.training.recipe import Recipe
 
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # sentences that typer says
@@ -120,14 +124,12 @@ def test_every_error_has_a_korean_sentence() -> None:
     assert said - known - TOO_GENERAL == set()
 
 
-def test_every_setting_has_a_korean_meaning() -> None:
-    recipe = named_recipe("bert-tiny").to_dict()
-    parts = {part: fields for part, fields in recipe.items() if isinstance(fields, dict)}
-    names = {f"{part}.{name}" for part, fields in parts.items() for name in fields} | {"objective"}
-    with environment(MALMOI_LANG="ko"):
-        assert {name for name in names if not setting_meaning(name, "")} == set()
-        assert setting_meaning("train.clip", "0: off") != "0: off"
-    assert setting_meaning("train.clip", "0: off") == "0: off"
+def test_every_setting_has_a_korean_help() -> None:
+    records = (Recipe, AdapterConfig, GenerationConfig, ConstraintOptions)
+    known = [*SETTINGS.values(), *map(settings_of, records)]
+    said = {text for one in known for about in one.values() for text in (about.help, about.shown)}
+    words = {text for text in said if re.search("[a-z]", text)}
+    assert words - catalogue().keys() == set()
 
 
 def test_the_language_follows_the_locale() -> None:

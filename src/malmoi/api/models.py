@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from malmoi.evaluation.probe import Probe, ProbeRow
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
-    from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
+    from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
     from malmoi.inference.model import Asked, ManyAsked, Model, Predicted
     from malmoi.inference.score import Score
     from malmoi.tokenizer.chat_template import Messages

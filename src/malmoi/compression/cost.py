@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from malmoi.inference import Model
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model.int8 import memory_of
 

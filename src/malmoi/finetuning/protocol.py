@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from malmoi.config import Config
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.settings import Config
 from malmoi.system.language import plural, translate
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file

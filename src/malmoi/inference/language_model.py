@@ -7,14 +7,11 @@ from typing import Literal, Unpack, overload
 
 from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel, listed_texts
-from malmoi.inference.generation.config import (
-    GenerationConfig,
-    GenerationOptions,
-    GenerationSettings,
-    generation_config,
-)
+from malmoi.inference.generation.config import generation_config
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
+from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
+from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.prompt import encode_conversation, encode_prompt
 from malmoi.inference.score import Score, long_text_logprobs, score_pairs
@@ -65,11 +62,7 @@ class LanguageModel(LoadedModel):
 
         An empty prompt starts after the tokenizer's beginning-of-text token, or else its
         end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
-        "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
-        temperature=1.0 (0 is greedy), top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
-        frequency_penalty=0.0, presence_penalty=0.0, logit_bias={}, stop=(), ignore_eos=False,
-        min_tokens=0, seed=None; choices, regex, json_schema, allowed and banned constrain the text;
-        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
+        "<|endoftext|>", are plain text unless `parse_special` is set.
         """
         self._require_head("lm", "generate")
         config = self._generation_config(n=n, **options)

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
-from malmoi.config import Config
 from malmoi.errors import MalmoiError
 from malmoi.model import count_parameters
+from malmoi.settings import Config
 from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure

@@ -43,21 +43,11 @@ def plural(count: float, noun: str) -> str:
     return f"{shown} {noun}{'s' if count != 1 else ''}"
 
 
-def setting_meaning(name: str, english: str) -> str:
-    """What a setting such as model.width does, in the user's language."""
-    return _sections()["settings"].get(name, english) if language() == "ko" else english
-
-
-@cache
-def _sections() -> dict[str, dict[str, str]]:
-    return tomllib.loads((files("malmoi.system") / "ko.toml").read_text("utf-8"))
-
-
 @cache
 def catalogue() -> dict[str, str]:
     """English templates with their Korean translations."""
-    parts = (part for name, part in _sections().items() if name != "settings")
-    return {english: korean for part in parts for english, korean in part.items()}
+    sections = tomllib.loads((files("malmoi.system") / "ko.toml").read_text("utf-8"))
+    return {english: korean for part in sections.values() for english, korean in part.items()}
 
 
 @cache
