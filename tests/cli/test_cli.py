@@ -256,7 +256,7 @@ def test_recipes_and_doctor(call: Call) -> None:
         assert approximate_parameters(with_vocab(make())) == pytest.approx(counts[name], rel=0.02)
     shown = call("recipes", "bert-tiny").out
     assert "train.lr\t0.001\t" in shown
-    assert "model.tied\tTrue\tthe vocabulary head reuses the token embedding" in shown
+    assert "model.tied\tTrue\tThe vocabulary head reuses the token embedding." in shown
     found = json.loads(call("doctor", "--json").out)
     expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
     assert expected | {"gpu", "memory", "disk", "tested on", "extras"} == set(found)

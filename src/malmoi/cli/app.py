@@ -175,7 +175,8 @@ def _with_record_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        verb(**values, **{name: one.collect(values) for name, one in records.items()})
+        collected = {name: one.collect(values) for name, one in records.items()}
+        verb(**values, **collected)
 
     keyword = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in spread]
     command.__signature__ = Signature(keyword)  # type: ignore[attr-defined]

@@ -62,9 +62,9 @@ def find_gpu(
 ) -> GPU:
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
     given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
-    for name, value in given.items():
+    for flag, value in given.items():
         if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{name} must be positive and finite, not {value:g}.")
+            raise UsageError(f"{flag} must be positive and finite, not {value:g}.")
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
             f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; "
