@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.inference.generation.options import GenerationConfig as GenerationConfig
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
-    from malmoi.model.intervention import Intervention as Intervention
+    from malmoi.interpret.intervention import Intervention as Intervention
     from malmoi.system.progress import Progress as Progress
     from malmoi.tokenizer.core import Tokenizer as Tokenizer
     from malmoi.training.recipe import Recipe as Recipe
@@ -92,7 +92,7 @@ HOMES = {
     "inference": ("Prediction", "MultiLabelPrediction", "Answer", "Span", "Reply"),
     "inference.generation.options": ("GenerationConfig",),
     "inference.generation.keywords": ("GenerationOptions",),
-    "model.intervention": ("Intervention",),
+    "interpret.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),
     "training.recipe": ("Recipe",),

@@ -25,7 +25,6 @@ from malmoi.inference.generation.detokenize import (
     TextWriter,
     detokenizer,
 )
-from malmoi.inference.generation.fast_argmax import FastArgmax, column_major
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import GenerationConfig, Sampling, stop_strings
 from malmoi.inference.generation.sampling import (
@@ -40,6 +39,7 @@ from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import merge_tags
+from malmoi.kernels.fast_argmax import FastArgmax, column_major
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.system.machine import detect, pretend

@@ -279,7 +279,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     took, executions = {False: 1000.0, True: 1000 * compiled}, []
     monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
-        "malmoi.training.trainer.compile_for",
+        "malmoi.training.loop.compile_for",
         lambda execution, judge, **_: executions.append(execution),
     )
     machine = replace(detect(), architecture="x86_64", compiler="/usr/bin/g++")
@@ -287,7 +287,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     with pretend(machine):
         with signalled(2), pytest.raises(Stopped):
             resume_tiny(corpus, tmp_path, steps=4, **settings)
-        assert "Compiling (once, about 20 s) and measuring whether it helps" in caplog.text
+        assert "Compiling once, which takes about 20 s …" in caplog.text
         assert calls == [False, True]
         assert executions[-1].compiled is pays
         resume_tiny(corpus, tmp_path, steps=4, **settings)

@@ -17,7 +17,7 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
-from malmoi.server.studio.translation import translation_view
+from malmoi.studio.translation_view import translation_view
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.training.data.loader import BertBatches
 from malmoi.training.data.mask import Masking

@@ -40,11 +40,14 @@ def register_task(task: "Task") -> "Task":
     return task
 
 
-def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metric:
+def register_metric(
+    function: Metric, *, answers: str = "", lower_is_better: bool = False
+) -> Metric:
     """Registers a metric, a function (gold, predicted) → number, under the function's name.
 
     Name it as `metric` of `finetune` (`--metric`), or in a task's `metrics`; the first of them
-    selects the best checkpoint.
+    selects the best checkpoint. With `answers` (names, numbers, ranks, tags, spans or texts) it is
+    refused for tasks of other answers; otherwise it suits every task.
 
     Examples:
         >>> @malmoi.register_metric
@@ -54,11 +57,10 @@ def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metri
         >>> malmoi.evaluate("runs/reviews", task, "reviews.csv")
         {'accuracy': ..., 'share_of_good': ..., 'examples': 12}
     """
-    from malmoi.metrics import LOWER_IS_BETTER, METRICS
+    from malmoi.metrics.registry import METRICS
+    from malmoi.metrics.registry import Metric as Record
 
-    METRICS.register(function.__name__, function)
-    if lower_is_better:
-        LOWER_IS_BETTER.add(function.__name__)
+    METRICS.register(function.__name__, Record(function, answers, lower_is_better))
     return function
 
 

@@ -263,8 +263,8 @@ def study(
         Traceback (most recent call last):
         malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
-    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
+    from malmoi.studies.study import named_study
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):

@@ -282,7 +282,7 @@ def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOption
         malmoi.errors.UsageError: serve has no option 'prot'. Did you mean 'port'?
     """
     from malmoi.server.config import ServeConfig
-    from malmoi.server.serve import serve_models
+    from malmoi.studio.serve import serve_models
 
     check_options("serve", options, ServeOptions)
     listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]

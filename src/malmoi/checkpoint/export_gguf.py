@@ -18,8 +18,8 @@ from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
-from malmoi.model.int8 import is_quantized
 from malmoi.model.rotary import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress

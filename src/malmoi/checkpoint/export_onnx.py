@@ -18,10 +18,10 @@ from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
 from malmoi.model.features import BiLSTM
 from malmoi.model.heads import HEADS, POOLED_HEADS
-from malmoi.model.int8 import is_quantized
 from malmoi.system.files import replace_file, scratch_folder
 from malmoi.system.progress import Progress, report_progress
 

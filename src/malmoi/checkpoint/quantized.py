@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.kernels.int8 import TINY, QuantizedLinear
+from malmoi.kernels.int8_row import Packed, bf16, expanded, fits
 from malmoi.model import Network
-from malmoi.model.int8 import TINY, QuantizedLinear
-from malmoi.model.int8_row import Packed, bf16, expanded, fits
 from malmoi.system.limits import shown
 
 QUANT_METHOD = "compressed-tensors"
@@ -201,7 +201,7 @@ def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Rounds rows [N, I] to integers, with the bf16 scales [N] that give the least squared error.
 
     At 8 bits nothing is clipped: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds
-    to 127. The largest weight is therefore always 127 steps, and `malmoi.model.int8.pack_int8`
+    to 127. The largest weight is therefore always 127 steps, and `malmoi.kernels.int8.pack_int8`
     finds the same numbers again.
     """
     scale = clipped_scales(rows, bits)

@@ -14,10 +14,10 @@ from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
+from malmoi.kernels.int8 import QuantizedLinear, plain_state
+from malmoi.kernels.int8_row import Packed
 from malmoi.model import FeatureConfig, Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
-from malmoi.model.int8 import QuantizedLinear, plain_state
-from malmoi.model.int8_row import Packed
 from malmoi.system.limits import MAX_WEIGHT
 from malmoi.system.untrusted import JsonObject, named
 

@@ -140,7 +140,7 @@ class RowSource:
 
 def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
     """The rows in the format of the model's own task, or of a table with the columns it reads."""
-    from malmoi.evaluation.guess import example_input, prediction_format
+    from malmoi.evaluation.guess import prediction_format
 
     task = None if given else prediction_format(model, data)
     if task is None:
@@ -148,9 +148,7 @@ def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
         return _table_source(data, known, given)
     say(f"{data} has the format of {task.name}.")
     read, example = task.rows, task.example
-    return RowSource(
-        lambda: read(data), lambda row: example_input(example(row)), (f"task:{task.name}",)
-    )
+    return RowSource(lambda: read(data), lambda row: example(row).input, (f"task:{task.name}",))
 
 
 def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]) -> RowSource:

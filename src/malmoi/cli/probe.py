@@ -28,7 +28,7 @@ def probe_command(
 
     Example: malmoi probe --model runs/tiny-bert --data en_ewt.dev.conllu
     """
-    from malmoi.evaluation.probe import probe_model, read_probe_rows
+    from malmoi.interpret.probe import probe_model, read_probe_rows
 
     rows = read_probe_rows(data, label)
     held = None if test is None else read_probe_rows(test, label)

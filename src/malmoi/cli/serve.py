@@ -30,7 +30,7 @@ def serve_command(
 
     config = ServeConfig(**settings)
     load_torch()
-    from malmoi.server.serve import serve_models
+    from malmoi.studio.serve import serve_models
 
     logging.getLogger("malmoi").setLevel(config.log_level.upper())
     if access_log or config.log_level == "debug":

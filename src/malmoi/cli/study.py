@@ -38,8 +38,8 @@ def study_command(
     if out is None:
         raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
     load_torch()
-    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
+    from malmoi.studies.study import named_study
 
     sources = [*(data or ()), *ctx.args]
     result = run_study(named_study(name), out, StudyRunConfig(data=sources, **options))
@@ -47,7 +47,7 @@ def study_command(
 
 
 def _list(json: bool) -> None:
-    from malmoi.studies.registry import MODULES, named_study
+    from malmoi.studies.study import MODULES, named_study
 
     rows = [
         {"study": one.name, "about": getattr(one.about, language()), "paper": one.paper}

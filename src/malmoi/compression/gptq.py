@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.quantized import Packing, Quantized, clipped_scales
 from malmoi.errors import UsageError
+from malmoi.kernels.int8 import QuantizedLinear
+from malmoi.kernels.int8_row import STRIDE
 from malmoi.model import Network
-from malmoi.model.int8 import QuantizedLinear
-from malmoi.model.int8_row import STRIDE
 from malmoi.system.machine import float64_device
 from malmoi.text.documents import read_documents
 

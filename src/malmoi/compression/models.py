@@ -13,7 +13,7 @@ from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model, load
 from malmoi.inference.export import read_whole
-from malmoi.model.int8 import is_quantized
+from malmoi.kernels.int8 import is_quantized
 from malmoi.text.documents import read_documents
 
 

@@ -34,7 +34,7 @@ def quantize_model(
     inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value;
     with a `calibration` text, GPTQ (Frantar et al. 2023) keeps the outputs on such text near the
     original's instead. When opened, the model stays quantized if the machine has a kernel for it
-    (see `malmoi.model.int8`).
+    (see `malmoi.kernels.int8`).
     """
     if bits not in SUPPORTED_BITS:
         raise UsageError(f"bits must be 8 or 4, not {bits}.")

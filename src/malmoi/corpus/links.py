@@ -4,7 +4,6 @@ WebText has the pages that Reddit linked to with 3 karma or more, without Wikipe
 many test sets.
 """
 
-import csv
 import json
 import logging
 from array import array
@@ -22,7 +21,7 @@ from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.language import plural
-from malmoi.text.formats import whole_rows
+from malmoi.text.dialect import Commas, UnquotedTabs, named_cells
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource, format_of
 
@@ -119,15 +118,13 @@ def _json_links(path: Path) -> Iterator[Link]:
 
 
 def _table_links(path: Path, *, tabs: bool) -> Iterator[Link]:
-    lines = (text + "\n" for _, text in read_lines(path, lambda line, why: None))
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
-    header = next(whole_rows(rows, path), [])
+    dialect = UnquotedTabs if tabs else Commas
+    header, rows = named_cells(path, dialect, lambda line, why: None)
     _require_columns(path, dict.fromkeys(header, 0))
     url, score = header.index("url"), header.index("score")
-    for row in whole_rows(rows, path):
-        if row:
-            cells = row if len(row) == len(header) else [""] * len(header)
-            yield rows.line_num, cells[url], cells[score]
+    for _, line, row in rows:
+        cells = row if len(row) == len(header) else [""] * len(header)
+        yield line, cells[url], cells[score]
 
 
 def _require_columns(path: Path, row: Mapping[str, object]) -> None:

@@ -8,14 +8,9 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference.predictors import TAGS
-from malmoi.metrics import (
-    apply_temperature,
-    calibration_bins,
-    calibration_error,
-    confusion,
-    entity_scores,
-    label_scores,
-)
+from malmoi.metrics.calibration import apply_temperature, calibration_bins, calibration_error
+from malmoi.metrics.labels import confusion, label_scores
+from malmoi.metrics.tags import entity_scores
 from malmoi.report.task_page import is_correct, likely_label_errors
 
 MAX_MISTAKES = 20

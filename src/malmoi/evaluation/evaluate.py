@@ -1,7 +1,7 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,7 @@ def evaluate_model(
         raise UsageError(
             f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
         )
-    loaded = load_examples(chosen, data, skip_bad=skip_bad)
-    examples = limited_rows(loaded.rows, asking.get("limit"), asking.get("seed", 0))
-    for note in (*loaded.notes, *unseen_labels(chosen, examples, found.labels)):
-        logger.warning(note)
-    if unknown := unknown_note(found.tokenizer, example_texts(examples)):
-        logger.warning(unknown)
+    examples = _judged_rows(found, chosen, data, asking, skip_bad=skip_bad)
     reading = _with_vectors(chosen, Predictor.of(found.checkpoint))
     done = predict_and_score(chosen, examples, reading)
     facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
@@ -99,12 +94,17 @@ def evaluate_model(
     return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)
 
 
-def example_texts(examples: Sequence[Example]) -> Iterator[str]:
-    """All texts that a model reads of some examples."""
-    for example in examples:
-        yield example.text
-        if example.pair:
-            yield example.pair
+def _judged_rows(
+    model: Model, task: Task, data: RowSource, asking: Mapping[str, Any], *, skip_bad: bool
+) -> Sequence[Example]:
+    """The rows to evaluate on; logs what is odd about them."""
+    loaded = load_examples(task, data, skip_bad=skip_bad)
+    examples = limited_rows(loaded.rows, asking.get("limit"), asking.get("seed", 0))
+    for note in (*loaded.notes, *unseen_labels(task, examples, model.labels)):
+        logger.warning(note)
+    if unknown := unknown_note(model.tokenizer, (t for e in examples for t in e.texts)):
+        logger.warning(unknown)
+    return examples
 
 
 def _by_vectors(task: Task, model: Model) -> Task:

@@ -52,9 +52,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
     if len(bad) > 1 and not found:
         raise MalmoiError(f"None of the {len(bad):,} rows can be used: {bad[0]}.")
     if bad and not skip_bad:
-        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
-            f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""
-        )
+        more = len(bad) - MAX_BAD_ROWS_SHOWN
+        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise MalmoiError(
             f"{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
         )
@@ -134,20 +133,32 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
     empty = [e.place for e in found if not e.text.strip()]
     if empty:
         yield f"{plural(len(empty), 'empty text')}, the first at {empty[0]}."
-    counts = Counter(e.id for e in found if e.id)
-    twice = [e for e in found if counts[e.id] > 1]
-    if twice:
-        last, times = twice[-1], counts[twice[-1].id]
-        if isinstance(kind, HeadKind) and kind.by_id:
-            raise MalmoiError(
-                f"{last.place}: the id {last.id!r} comes {times} times, but ids must differ."
-            )
-        yield f"{last.place}: the id {last.id!r} comes {times} times."
+    yield from _repeated_ids(found, refuse=isinstance(kind, HeadKind) and kind.by_id)
     if kind.text_labels:
         yield from _contradictions(found)
-    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
-        names = (name for e in found if e.label is not None for name in kind.classes(e.label))
-        yield from _misspelt(Counter(names))
+        yield from _misspelt(_label_counts(task, found))
+
+
+def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
+    counts = Counter(e.id for e in found if e.id)
+    twice = [e for e in found if counts[e.id] > 1]
+    if not twice:
+        return
+    last, times = twice[-1], counts[twice[-1].id]
+    if refuse:
+        raise MalmoiError(
+            f"{last.place}: the id {last.id!r} comes {times} times, but ids must differ."
+        )
+    yield f"{last.place}: the id {last.id!r} comes {times} times."
+
+
+def _label_counts(task: Task, examples: Sequence[Example]) -> Counter[str]:
+    """How many examples have each label, if a text as a whole has named labels."""
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind) or not kind.text_labels or kind.classes is None:
+        return Counter()
+    known = (e.label for e in examples if e.label is not None)
+    return Counter(name for label in known for name in kind.classes(label))
 
 
 def _contradictions(found: Sequence[Example]) -> Iterable[str]:
@@ -213,16 +224,14 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
 
 def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str]) -> Iterable[str]:
     """Notes labels that the model cannot predict: they count as errors."""
-    kind = kind_of(task)
-    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
-        found = (name for e in examples if e.label is not None for name in kind.classes(e.label))
-        counts = Counter(name for name in found if name not in known)
-        for name, count in counts.most_common(1):
-            more = f" (and {len(counts) - 1} other labels)" if len(counts) > 1 else ""
-            yield (
-                f"{plural(count, 'evaluation row')} with the label {name!r}{more}, which no "
-                "training row has: it cannot be predicted."
-            )
+    counts = _label_counts(task, examples)
+    others = [(name, count) for name, count in counts.most_common() if name not in known]
+    for name, count in others[:1]:
+        more = f" (and {len(others) - 1} other labels)" if len(others) > 1 else ""
+        yield (
+            f"{plural(count, 'evaluation row')} with the label {name!r}{more}, which no "
+            "training row has: it cannot be predicted."
+        )
 
 
 def _order(label: str) -> tuple[int, float, str]:

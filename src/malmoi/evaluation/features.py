@@ -138,9 +138,8 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
     for example, some in zip(
         examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True
     ):
-        gold = example.label[0] if example.label else None
-        places = [None if gold is None else _place(window, *gold) for window in some]
-        if gold is not None and not any(places):
+        places = [_place(window, example.label) for window in some]
+        if example.label and not any(places):
             lost.append(example.place)
             continue
         for number, (window, place) in enumerate(zip(some, places, strict=True)):
@@ -156,8 +155,11 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
         )
 
 
-def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | None:
-    """The first and last token of an answer, if the window contains all of it."""
+def _place(window: ContextWindow, answers: Sequence[tuple[str, int]]) -> tuple[int, int] | None:
+    """The first and last token of the first answer, if the window contains all of it."""
+    if not answers:
+        return None
+    text, start = answers[0]
     end, (begins, ends) = start + len(text), window.offsets.T
     inside = np.flatnonzero((ends > start) & (begins < end)) + window.first
     if not len(inside) or begins[0] > start or ends[-1] < end:
@@ -185,9 +187,7 @@ def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
 
 def answer_row(example: Example, view: FeatureView) -> AnswerRow:
     """The tokens of an example's conversation and its first reference answer."""
-    messages = list(example.messages) or as_messages(
-        example.text if example.pair is None else (example.text, example.pair)
-    )
+    messages = list(example.messages) or as_messages(example.input)
     return encode_answer(view.tokenizer, messages, example.label[0], view.ends, view.length)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from malmoi.errors import UsageError
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics import entities
+from malmoi.metrics.tags import entities
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"

@@ -54,6 +54,20 @@ class Example:
     messages: tuple[dict[str, str], ...] = ()  # a conversation up to its answer (writing)
     group: str = ""  # metrics are also reported per group
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its text, or both texts of a pair."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def input(self) -> Any:
+        """What `Model.predict` takes: a conversation, a text or a pair, or these with choices."""
+        if self.messages:
+            return list(self.messages)
+        if self.choices:
+            return (*self.texts, self.choices)
+        return self.text if self.pair is None else self.texts
+
 
 @dataclass(frozen=True)
 class Task:

@@ -9,7 +9,7 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.inference.translation import BEAMS
-from malmoi.metrics import bleu
+from malmoi.metrics.overlap import bleu
 from malmoi.text.pairs import read_pairs, split_pair
 
 COLUMNS = ("source", "target")

@@ -184,7 +184,9 @@ class FinetuneConfig(Config):
     def training(self, steps: int) -> TrainConfig:
         """The equivalent `TrainConfig`."""
         shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
-        return TrainConfig(steps=0 if self.minutes else steps, warmup_steps=1, **shared)
+        # saved by the clock alone, evaluated by the trainer
+        own: dict[str, Any] = dict(ema=self.average, warmup_steps=0, save_every=0, keep=1)
+        return TrainConfig(steps=0 if self.minutes else steps, **own, **shared)
 
     def describe_budget(self) -> str:
         """3 epochs, 100 steps or 5 minutes; and at most how many minutes."""

@@ -112,19 +112,12 @@ def apply_defaults(
 
     A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
     """
-    chosen: dict[str, Any] = {}
     kind = head_kind(work.task)
-    if settings.trains_all and not gpt and not kind.defaults:
-        network = work.start.network
-        chosen = default_settings(len(work.train), kind, network.config)
-        if settings.from_scratch:
-            chosen["layer_decay"] = 1.0
-        if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
-            chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
-        if settings.grid:
-            chosen = {name: chosen[name] for name in ("layer_decay", "average")}
+    chosen: dict[str, Any] = {}
     if kind.writes:
         chosen = _by_rows(WRITING_BY_ROWS, len(work.train))
+    elif settings.trains_all and not gpt and not kind.defaults:
+        chosen = _encoder_settings(settings, work)
     chosen = {name: value for name, value in chosen.items() if name not in given}
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
@@ -133,6 +126,18 @@ def apply_defaults(
     if chosen:
         logger.info(_sentence(settings, len(work.train)))
     return settings
+
+
+def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str, Any]:
+    """Defaults of full fine-tuning that fit these settings and the model."""
+    kind = head_kind(work.task)
+    network = work.start.network
+    chosen = default_settings(len(work.train), kind, network.config)
+    if settings.from_scratch:
+        chosen["layer_decay"] = 1.0
+    if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
+        chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
+    return {n: chosen[n] for n in ("layer_decay", "average")} if settings.grid else chosen
 
 
 def rare_label(work: FinetuneData) -> str:

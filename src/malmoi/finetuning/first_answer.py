@@ -21,7 +21,7 @@ from malmoi.evaluation.evaluate import judge, judge_held_out
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.comparison import held_out_score
+from malmoi.finetuning.candidates import held_out_score
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.linear_head import LOSSES, fit_head, item_vectors
 from malmoi.finetuning.task_data import FinetuneData

@@ -19,7 +19,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import MAX_ROWS
+from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
 from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
@@ -77,25 +77,20 @@ def choose_prompt(
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
     asked = {name for name, value in given.items() if value is not None} - neutral
-    few = len(work.train) <= MAX_ROWS and not asked and not work.teaching
+    few = has_few_rows(work) and not asked
     wanted = fits and few if settings.prompt is None else settings.prompt
-    words = None
-    if wanted:
-        words = read_choice(out, work) if (out / RECORD).is_file() else None
-        words = words or _compare(work, settings, out)
-        wanted = words is not None
-    return replace(settings, prompt=wanted), words
+    words = (_read_choice(out, work) or _compare(work, settings, out)) if wanted else None
+    return replace(settings, prompt=words is not None), words
 
 
 def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether the labels have words and the model can score them; if asked for, it must be."""
     network = work.start.network
-    heads = {"lm", "mlm"} & set(network.heads)
     classes = head_kind(work.task) is CLASSIFICATION and len({e.label for e in work.train}) > 1
+    able = classes and not network.config.both_ways and bool({"lm", "mlm"} & set(network.heads))
     words = [work.task.answers.get(label, label) for label in work.labels]
-    named = all(any(c.isalpha() for c in word) for word in words) and len({*words}) == len(words)
-    able = bool(heads) and not network.config.both_ways
-    if settings.prompt and not (classes and able):
+    named = all(map(has_letters, words)) and len({*words}) == len(words)
+    if settings.prompt and not able:
         raise UsageError(
             "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
             "its masked-language head."
@@ -105,7 +100,7 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
             f"prompt needs labels that are different words, such as positive and negative; these "
             f"are {', '.join(words)}."
         )
-    return classes and able and named
+    return able and named
 
 
 def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
@@ -255,7 +250,7 @@ def _layer_scores(
     work: FinetuneData, rows: Sequence[Example], labels: Tensor, held: Tensor
 ) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
-    texts = [row.text if row.pair is None else f"{row.text}\n{row.pair}" for row in rows]
+    texts = ["\n".join(row.texts) for row in rows]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
     return held_out_scores(vectors, labels, held[:-1], len(work.labels), 0.5 / len(rows))
@@ -289,8 +284,10 @@ def read_comparison(out: Path) -> list[Compared]:
     return [Compared(**{str(name): value for name, value in one.items()}) for one in found]
 
 
-def read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
-    """The label words that an earlier call chose for the same model and rows."""
+def _read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
+    """The label words that an earlier call chose for the same model and rows, if one did."""
+    if not (out / RECORD).is_file():
+        return None
     found = JsonObject(read_object(out / RECORD), str(out / RECORD))
     if found.get("of") != work.model_name or found.get("words") is None:
         return None

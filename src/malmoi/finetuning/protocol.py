@@ -147,16 +147,21 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     found = list(groups.values())
     if max(map(len, found)) > count:
         found = [[i] for group in found for i in group]
+    held = _spread(_stratified(kind, rows, found), count)
+    rest = tuple(row for i, row in enumerate(rows) if i not in held)
+    return rest, tuple(rows[i] for i in sorted(held))
+
+
+def _spread(groups: Sequence[Sequence[int]], count: int) -> set[int]:
+    """About `count` members: every so many, so that sorted labels give the same share of each."""
     held: set[int] = set()
-    places = _stratified(kind, rows, found)
-    step = sum(map(len, places)) / count
+    step = sum(map(len, groups)) / count
     seen = 0
-    for group in places:  # every step-th row of the sorted labels: the same share of each
+    for group in groups:
         if seen >= step * len(held) and len(held) < count:
             held.update(group)
         seen += len(group)
-    rest = tuple(row for i, row in enumerate(rows) if i not in held)
-    return rest, tuple(rows[i] for i in sorted(held))
+    return held
 
 
 def _stratified(
@@ -198,5 +203,4 @@ def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _plain(row: Example) -> tuple[str, ...]:
-    parts = (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
-    return tuple(f" {PART_END} ".join(parts).casefold().split())
+    return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())

@@ -10,11 +10,11 @@ from typing import Any
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
+from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predictors import TAGS
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
@@ -82,7 +82,7 @@ def write_task_report(
         tagged=kind.output is TAGS,
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
-        trials=[trial.table_row for trial in read_trials(out).values()] if settings.best else (),
+        trials=[one.table_row for one in read_tried(out).values()] if settings.best else (),
         compared=[one.table_row for one in read_comparison(out)],
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),

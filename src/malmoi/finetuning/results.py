@@ -13,12 +13,12 @@ from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import write_text
@@ -131,7 +131,7 @@ def write_results(
         "runs": table,
     }
     if kept.settings.best:
-        report["trials"] = [asdict(trial) for trial in read_trials(out).values()]
+        report["trials"] = [asdict(one) for one in read_tried(out).values()]
     if found := read_comparison(out):
         report["compared"] = [asdict(one) for one in found]
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")

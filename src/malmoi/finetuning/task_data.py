@@ -16,7 +16,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import Split, example_texts
+from malmoi.evaluation.evaluate import Split
 from malmoi.evaluation.examples import (
     files_in,
     label_names,
@@ -221,7 +221,7 @@ def _fit(task: Task, rows: Sequence[Example], start: Checkpoint) -> Task:
     """Adapts the task to its rows; notes a vocabulary that does not cover them."""
     if start.tokenizer is None:
         return task
-    if unknown := unknown_note(start.tokenizer, example_texts(rows)):
+    if unknown := unknown_note(start.tokenizer, (text for row in rows for text in row.texts)):
         logger.warning(unknown)
     return head_kind(task).fit(task, rows, start.tokenizer)
 
@@ -258,29 +258,32 @@ def describe_run(
         f"{work.task.name}: {learning:,} weights are trained ({learning / whole:.2%}), "
         f"{settings.describe_budget()}."
     )
-    kind = head_kind(work.task)
-    before = work.start.labels
-    if kind.head in work.start.network.heads and kind.text_labels and before != work.labels:
-        logger.info(
-            f"The output layer for {', '.join(before)[:80]} is replaced by a new one for "
-            f"{', '.join(work.labels)[:80]}."
-        )
-    if kind.text_labels:
-        label, times = Counter(e.label for e in work.dev).most_common(1)[0]
-        text = ", ".join(label) if isinstance(label, tuple) else label
-        share = f"{times / len(work.dev):.1%}"
-        logger.info(
-            f"Always predicting {text or 'no label'!r} would be right for {share} of the "
-            "evaluation rows."
-        )
+    if head_kind(work.task).text_labels:
+        _describe_labels(work)
     if work.word_baseline is not None:
         logger.info(
             f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."
         )
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
-    if cut > 1 and not kind.windows:
+    if cut > 1 and not head_kind(work.task).windows:
         logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are truncated.")
+
+
+def _describe_labels(work: FinetuneData) -> None:
+    before = work.start.labels
+    if head_kind(work.task).head in work.start.network.heads and before != work.labels:
+        logger.info(
+            f"The output layer for {', '.join(before)[:80]} is replaced by a new one for "
+            f"{', '.join(work.labels)[:80]}."
+        )
+    label, times = Counter(e.label for e in work.dev).most_common(1)[0]
+    text = ", ".join(label) if isinstance(label, tuple) else label
+    share = f"{times / len(work.dev):.1%}"
+    logger.info(
+        f"Always predicting {text or 'no label'!r} would be right for {share} of the "
+        "evaluation rows."
+    )
 
 
 # ------------------------------------------------------------------ the words alone
@@ -311,5 +314,5 @@ def _sample(rows: Sequence[Example], limit: int) -> Sequence[Example]:
 
 def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
     """The distinct tokens of each row's texts."""
-    texts = [row.text if row.pair is None else f"{row.text} {row.pair}" for row in rows]
+    texts = [" ".join(row.texts) for row in rows]
     return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]

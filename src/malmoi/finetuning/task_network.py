@@ -15,7 +15,7 @@ from malmoi.evaluation.task import Task, read_columns
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
-from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
+from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING, TaskHead
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import with_template
@@ -33,19 +33,14 @@ def build_task_network(
     With an adapter, only the adapter and the new layer are trained; with label words, there is no
     new layer.
     """
-    tokenizer = start.required_tokenizer
-    config = start.network.config
     said = _says_words(start, task, settings)
-    causal = config.pool == "last"
+    causal = start.network.config.pool == "last"
     output = head_kind(task).output
     if output is SENTENCE:
         return _sentence_encoder(start, task, settings)
     head = "lm" if said else output.head
-    if output is WRITING:
-        _check_writer(start, settings)
-        tokenizer = with_template(tokenizer)
-    elif causal and not said:
-        tokenizer = _framed(tokenizer, settings.adapter.kind)
+    tokenizer = _task_tokenizer(start, output, settings, framed=causal and not said)
+    config = start.network.config
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.contrastive and start.sentence is not None:  # the sentence vector is classified
         config = replace(config, pool=start.sentence.tokens, pooler="none", head_transform=False)
@@ -77,6 +72,17 @@ def build_task_network(
         extra=extra,
         source_config=start.source_config,
     )
+
+
+def _task_tokenizer(
+    start: Checkpoint, output: TaskHead, settings: FinetuneConfig, *, framed: bool
+) -> Tokenizer:
+    """The tokenizer with a chat template to write, or with a GPT's tokens around a text."""
+    if output is WRITING:
+        _check_writer(start, settings)
+        return with_template(start.required_tokenizer)
+    tokenizer = start.required_tokenizer
+    return _framed(tokenizer, settings.adapter.kind) if framed else tokenizer
 
 
 def task_facts(task: Task) -> dict[str, Any]:

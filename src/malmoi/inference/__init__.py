@@ -24,14 +24,5 @@ else:
         writing="Reply",
     )
 
-__all__ = [
-    "Answer",
-    "Fill",
-    "Model",
-    "MultiLabelPrediction",
-    "Prediction",
-    "Reply",
-    "Score",
-    "Span",
-    "load",
-]
+__all__ = ["Answer", "Fill", "Model", "MultiLabelPrediction", "Prediction", "Reply", "Score"]
+__all__ += ["Span", "load"]

@@ -7,15 +7,15 @@ from typing import Literal, Unpack, overload
 
 from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel, listed_texts
-from malmoi.inference.generation.config import generation_config
-from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
+from malmoi.inference.generation.generation_config import generation_config
 from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
 from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.prompt import encode_conversation, encode_prompt
 from malmoi.inference.score import Score, long_text_logprobs, score_pairs
-from malmoi.metrics import perplexity
+from malmoi.kernels.fast_argmax import fast_argmax_for
+from malmoi.metrics.language import perplexity
 from malmoi.tokenizer.chat_template import Messages
 
 

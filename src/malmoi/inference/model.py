@@ -17,10 +17,7 @@ from malmoi.inference.base import listed_texts
 from malmoi.inference.captions import describe_features
 from malmoi.inference.embed import Float32Array, Pool, embed_texts, note_truncated
 from malmoi.inference.fill import Fill, fills
-from malmoi.inference.generation.fast_argmax import column_major
 from malmoi.inference.interpretation import Interpretation
-from malmoi.inference.intervene import first_rows
-from malmoi.inference.pictures import Picture, PictureKind, PictureOptions, show
 from malmoi.inference.precision import open_for_use
 from malmoi.inference.predict import (
     MultiLabelPrediction,
@@ -42,7 +39,8 @@ from malmoi.inference.translation import (
 )
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ZeroShot, translation_prompt
-from malmoi.model import Activations, count_parameters
+from malmoi.kernels.fast_argmax import column_major
+from malmoi.model import count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import TableLike
 from malmoi.tokenizer import Encoding
@@ -69,7 +67,7 @@ def load(
     """Opens a folder written by Malmoi, transformers or PEFT, or a hub id if there is a network.
 
     Runs on the GPU if there is one. Weights keep the folder's dtype unless one is given: fp32,
-    bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.model.int8`).
+    bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.kernels.int8`).
     A dtype that this machine can only emulate is replaced by fp32, with an entry in `notes`, unless
     it was given explicitly.
 
@@ -305,48 +303,6 @@ class Model(ZeroShot, Interpretation):
                 f"This model has no language {language}: it has {self.config.segments} segments."
             )
         return replace(encoding, segments=[language] * len(encoding.tokens))
-
-    def hidden_states(self, text: str, pair: str | None = None) -> Float32Array:
-        """Hidden states of a text's tokens [layers + 1, T, D]: the embedding, then every layer.
-
-        The last is after the final norm, as in transformers' `output_hidden_states`.
-        """
-        return first_rows(self._activations(text, pair, Activations()).hidden)
-
-    def attention(self, text: str, pair: str | None = None) -> Float32Array:
-        """Attention probabilities [layers, heads, T, T] of each token (row) over the others.
-
-        `tokens(text)` names the tokens.
-        """
-        return first_rows(self._activations(text, pair, Activations(attention=[])).attention or [])
-
-    @torch.inference_mode()
-    def _activations(self, text: str, pair: str | None, found: Activations) -> Activations:
-        reader = self.masked
-        encoding = (
-            reader._encoded(text, truncate=False)
-            if pair is None
-            else require_fit(self.tokenizer.encode(text, pair), reader.config.context)
-        )
-        inputs = model_inputs(reader.network, [encoding])
-        reader.network.trunk(**inputs, activations=found)
-        return found
-
-    def show(
-        self,
-        kind: PictureKind,
-        text: str,
-        *,
-        layer: int | None = None,
-        head: int | None = None,
-        top: int = 8,
-    ) -> Picture:
-        """Draws a picture for notebooks: tokens, attention, lens, next or patterns.
-
-        Attention shows every head, the mean over the heads of a `layer`, or one `head`; layers and
-        heads count from 0.
-        """
-        return show(self, kind, text, PictureOptions(layer, head, top))
 
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:

@@ -8,10 +8,10 @@ import torch
 from malmoi.adapters import read_with_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sizes import check_room
+from malmoi.kernels.encode_texts import encode_texts
+from malmoi.kernels.int8 import is_quantized, quantize_int8
+from malmoi.kernels.int8_row import why_not
 from malmoi.model import count_parameters
-from malmoi.model.encode_texts import encode_texts
-from malmoi.model.int8 import is_quantized, quantize_int8
-from malmoi.model.int8_row import why_not
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
 
 INT8 = "int8"

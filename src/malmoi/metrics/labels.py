@@ -13,7 +13,7 @@ from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Labels, NumberSeq, check_paired, f_score, mean_of, ratio
 
 
-@compares("anything")
+@compares("anything", is_mean=True)
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """The share of correct predictions."""
     return mean_of(lambda g, p: bool(g == p), gold, predicted)

@@ -78,6 +78,11 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str 
     )
 
 
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
 def bars(values: Sequence[tuple[str, float]]) -> str:
     """Renders shares as horizontal bars out of 100%; the largest is coloured."""
     top = max((value for _, value in values), default=0.0)

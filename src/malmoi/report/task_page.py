@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from malmoi.metrics import (
-    calibration_bins,
-    calibration_error,
-    confusion,
-    entities,
-    entity_scores,
-    label_scores,
-    mean_with_error,
-)
+from malmoi.metrics import mean_with_error
+from malmoi.metrics.calibration import calibration_bins, calibration_error
+from malmoi.metrics.labels import confusion, label_scores
+from malmoi.metrics.tags import entities, entity_scores
 from malmoi.report.chart import Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
 from malmoi.system.language import translate

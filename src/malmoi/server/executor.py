@@ -20,8 +20,8 @@ from torch import nn
 
 from malmoi.inference.engine import QueueFull
 from malmoi.server.config import ServeConfig
-from malmoi.server.errors import ApiError
-from malmoi.server.registry import ModelRegistry, ServedModel
+from malmoi.server.error_replies import ApiError
+from malmoi.server.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from malmoi.server.config import ServeConfig, is_local
-from malmoi.server.errors import ApiError, api_error, log
-from malmoi.server.metrics import Metrics
+from malmoi.server.error_replies import ApiError, api_error, log
+from malmoi.server.prometheus import Metrics
 
 MAX_CONNECTIONS = 1024  # concurrent requests
 # bytes read of a body that is too large, so that its sender can read the response

@@ -154,6 +154,13 @@ MADE_TASKS = (
 )
 
 
+# role → the columns that its tasks may have, public data sets first
+ROLE_COLUMNS = {
+    role: [name for name, other, *_ in (*DATA_SETS, *MADE_TASKS) if other == role]
+    for role in dict.fromkeys(role for _, role, *_ in (*DATA_SETS, *MADE_TASKS))
+}
+
+
 def _made_tasks(out: Path) -> Iterator[StudyTask]:
     for name, role, task in MADE_TASKS:
         train, dev = (out / f"{role}.{part}.jsonl" for part in ("train", "dev"))

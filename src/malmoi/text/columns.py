@@ -160,14 +160,14 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
 
 def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns | None:
     """Detects columns of prompts and answers, or conversations, by their names."""
-    known = {name.lower(): name for name in names}
-    chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
-    if (given.text or chat or "").lower() in CHAT_COLUMNS:
-        return GuessedColumns("writing", given.text or str(chat), None)
-    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), None)
-    prompt = given.text or (known[likely[0]] if likely else None)
-    answer = given.label or (known[likely[1]] if likely else None)
-    if prompt is None or answer is None:
+    chat = given.text or column_named(CHAT_COLUMNS, names) or ""
+    if chat.lower() in CHAT_COLUMNS:
+        return GuessedColumns("writing", chat, None)
+    known = {name.lower(): name for name in names if name}
+    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), ("", ""))
+    prompt = given.text or known.get(likely[0])
+    answer = given.label or known.get(likely[1])
+    if not prompt or not answer:
         return None
     second = known.get(SECOND_COLUMNS.get(prompt.lower(), ""))
     return GuessedColumns("writing", prompt, answer, given.pair or second)
@@ -217,19 +217,18 @@ def _labelled(table: Table, given: GivenColumns) -> GuessedColumns:
 
 def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns:
     """The labels of the rows, and how good a constant answer is."""
+    if guess.kind == "regression":
+        numbers = _numbers(values)
+        return replace(guess, baseline=pstdev(numbers) if numbers else 0.0)
     if guess.separator:
         counts = Counter(name for value in values for name in split_labels(value, guess.separator))
-        return replace(guess, labels=tuple(name for name, _ in counts.most_common()))
-    if guess.kind == "regression":
-        numbers = [float(str(value)) for value in values if _is_number(value)]
-        return replace(guess, baseline=pstdev(numbers) if numbers else 0.0)
-    if guess.kind != "classification":
+    elif guess.kind == "classification":
+        counts = Counter(label_name(value) for value in values if value is not None)
+        del counts[""]
+    else:
         return guess
-    names = [name for value in values if value is not None and (name := label_name(value))]
-    counts = Counter(names)
-    most = counts.most_common(1)[0][1] if counts else 0
     labels = tuple(name for name, _ in counts.most_common())
-    return replace(guess, labels=labels, baseline=most / len(values))
+    return replace(guess, labels=labels, baseline=max(counts.values(), default=0) / len(values))
 
 
 def _text(table: Table, given: GivenColumns) -> str:
@@ -349,24 +348,30 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
         return "tagging" if tagged else "multilabel"
     if pair is not None and pair.lower() == "context":
         return "answer"
-    numbers = [float(value) for value in values if _is_number(value)]
-    scale = any(n != int(n) for n in numbers) or len(set(numbers)) > MANY_NUMBERS
+    numbers = _numbers(values)
+    scale = len(set(numbers)) > MANY_NUMBERS or not all(map(float.is_integer, numbers))
     mostly = len(numbers) >= MOSTLY * len(values)  # the others are reported with their rows
     return "regression" if mostly and scale else "classification"
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(value) for value in values if _is_number(value)]
 
 
 def _separator(values: Sequence[Any]) -> str | None:
     """The separator of joined labels: splitting by it leaves only a few distinct labels."""
     if not all(isinstance(value, str) for value in values):
         return None
-    for separator in LABEL_SEPARATORS:
-        joined = sum(separator in value for value in values)
-        parts = {one for value in values for one in split_labels(value, separator)}
-        few = 1 < len(parts) < len(set(values)) and max(map(len, parts)) <= MAX_NAME
-        decimals = separator == "," and all(part.isdigit() for part in parts)
-        if joined >= max(1, MIN_JOINED * len(values)) and few and not decimals:
-            return separator
-    return None
+    return next((sign for sign in LABEL_SEPARATORS if _separates(sign, values)), None)
+
+
+def _separates(separator: str, values: Sequence[str]) -> bool:
+    joined = sum(separator in value for value in values)
+    parts = {one for value in values for one in split_labels(value, separator)}
+    if joined < max(1, MIN_JOINED * len(values)) or not 1 < len(parts) < len(set(values)):
+        return False
+    decimals = separator == "," and all(map(str.isdigit, parts))
+    return max(map(len, parts)) <= MAX_NAME and not decimals
 
 
 def split_labels(value: str, separator: str) -> list[str]:

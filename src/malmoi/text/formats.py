@@ -1,6 +1,5 @@
 """Splits files into documents: plain text by one of four rules, Markdown, JSON, tables."""
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from malmoi.errors import MalmoiError, nearest
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.column_names import label_name
-from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect, table_reader
+from malmoi.text.dialect import comma_dialect, missing_header, named_cells, tab_dialect
 from malmoi.text.lines import (
     SAMPLE_BYTES,
     TOO_LONG,
@@ -47,6 +46,7 @@ class FoundDocument(NamedTuple):
 
 
 FoundDocuments = Iterator[FoundDocument]
+LineBlocks = Iterator[tuple[int, list[str], bool]]  # number of the first, lines, whether they end
 
 
 class FoundLines(NamedTuple):
@@ -114,42 +114,48 @@ def guess_rule(text: str) -> str:
     )
 
 
-def _by_rule(
-    blocks: Iterator[tuple[int, list[str], bool]], rule: str
-) -> Iterator[FoundDocument | FoundLines]:
+def _by_rule(blocks: LineBlocks, rule: str) -> Iterator[FoundDocument | FoundLines]:
     """Joins lines into documents, stripped unless the file is one document."""
+    if rule == "line":
+        yield from _by_line(blocks)
+        return
+    limit = {"blank": 1, "blanks": 2}.get(rule, 0)
     parts: list[str] = []
     begun = 1
     size = 0
     blank = 0
-    limit = {"blank": 1, "blanks": 2}.get(rule, 0)
-    line = rule == "line"
+    for number, text, ends in ((f + i, t, e) for f, ts, e in blocks for i, t in enumerate(ts)):
+        blank = 0 if text and not text.isspace() else blank + 1
+        if parts and (size > MAX_DOCUMENT_CHARACTERS or (limit and blank == limit)):
+            yield _document(parts, begun, whole=not limit)
+            parts = []
+            size = 0
+        begun = begun if parts else number
+        parts.append(text + "\n" if ends else text)
+        size += len(parts[-1])
+    yield _document(parts, begun, whole=not limit)
+
+
+def _by_line(blocks: LineBlocks) -> Iterator[FoundDocument | FoundLines]:
+    """Lines as documents, many at once; the pieces of a long one are joined up to a limit."""
+    parts: list[str] = []
+    begun = 1
     for first, lines, ends in blocks:
-        if line and ends and not parts and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
+        if ends and not parts and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
             yield FoundLines([text.strip() for text in lines], first)
             continue
         for number, text in enumerate(lines, first):
-            blank = 0 if text and not text.isspace() else blank + 1
-            if parts and (
-                (limit and blank == limit)
-                or size > MAX_DOCUMENT_CHARACTERS
-                or (line and begun < number)
-            ):
-                yield FoundDocument(_document(parts, rule), begun)
+            if parts and (begun < number or sum(map(len, parts)) > MAX_DOCUMENT_CHARACTERS):
+                yield _document(parts, begun)
                 parts = []
-                size = 0
-            if not parts:
-                begun = number
-                if line and ends:
-                    yield FoundDocument(text.strip(), number)
-                    continue
-            parts.append(text + "\n" if ends else text)
-            size += len(parts[-1])
-    yield FoundDocument(_document(parts, rule), begun)
+            begun = begun if parts else number
+            parts.append(text)
+    yield _document(parts, begun)
 
 
-def _document(parts: list[str], rule: str) -> str:
-    return "".join(parts) if rule == "file" else "".join(parts).strip()
+def _document(parts: list[str], line: int, *, whole: bool = False) -> FoundDocument:
+    text = "".join(parts)
+    return FoundDocument(text if whole else text.strip(), line)
 
 
 def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -214,30 +220,15 @@ def _is_text(value: str) -> bool:
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads CSV or TSV, separated and quoted as the file is, with or without a header."""
     dialect = tab_dialect(path) if ".tsv" in path.suffixes else comma_dialect(path)
-    lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
-    rows = table_reader(lines, dialect)
-    read = whole_rows(rows, path)
     column = label_name(want.column)
     unnamed = missing_header(path, dialect, [column])
-    header = unnamed or [label_name(name) for name in next(read, [])]
+    header, rows = named_cells(path, dialect, want.on_bad_line, unnamed)
     place = header.index(checked_column(f"{path}:1", column, header))
-    for row in read:
-        if len(row) == len(header):
-            yield FoundDocument(row[place], rows.line_num)
-        elif row:
-            reason = f"{len(row)} fields where the header has {len(header)}"
-            want.on_bad_line(rows.line_num, reason)
-
-
-def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
-    """Yields the rows of a table; a malformed one raises an error with its location."""
-    try:
-        yield from rows
-    except csv.Error as error:
-        raise MalmoiError(
-            f"{path}:{rows.line_num} is not a valid row ({str(error).partition(' - ')[0]}): fix "
-            "it there, or save the file with plain newlines."
-        ) from error
+    for _, last, cells in rows:
+        if len(cells) == len(header):
+            yield FoundDocument(cells[place], last)
+        else:
+            want.on_bad_line(last, f"{len(cells)} fields where the header has {len(header)}")
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:

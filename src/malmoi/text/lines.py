@@ -171,19 +171,10 @@ def refuse_bad_lines(path: Path) -> OnBadLine:
     return bad
 
 
-def decode_lines(
-    stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[int, str, bool]]:
-    """Yields (number, text, whether the line ends here); undecodable lines go to `bad`."""
-    for first, lines, end in decode_blocks(stream, encoding, bad, max_bytes=max_bytes):
-        for number, text in enumerate(lines, first):
-            yield number, text, end
-
-
 def decode_blocks(
     stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, list[str], bool]]:
-    """The same lines, many at once, with the number of the first."""
+    """Yields (number of the first, lines, whether the last ends); undecodable ones go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
     first = 1
     for lines, end in (_wide_lines if wide else _byte_lines)(stream, encoding, max_bytes):

@@ -91,18 +91,17 @@ def _lines(path: Path, want: ReadOptions) -> FoundDocuments:
 
 def _aligned(sources: FoundDocuments, targets: FoundDocuments) -> Iterator[tuple[int, str, str]]:
     """Yields line, source and target where both have a line; last (0, and both last lines)."""
-    source, target = next(sources, None), next(targets, None)
+    sides = (sources, targets)
+    heads = [next(side, None) for side in sides]
     last = [0, 0]
-    while source is not None or target is not None:
-        at = min(side[1] for side in (source, target) if side is not None)
-        if source is not None and target is not None and source[1] == target[1]:
-            yield at, source[0], target[0]
-        if source is not None and source[1] == at:
-            last[0] = at
-            source = next(sources, None)
-        if target is not None and target[1] == at:
-            last[1] = at
-            target = next(targets, None)
+    while at := min((head.line for head in heads if head is not None), default=0):
+        texts = [head.text for head in heads if head is not None and head.line == at]
+        if len(texts) == 2:
+            yield at, texts[0], texts[1]
+        for i, head in enumerate(heads):
+            if head is not None and head.line == at:
+                last[i] = at
+                heads[i] = next(sides[i], None)
     yield 0, str(last[0]), str(last[1])
 
 

@@ -19,10 +19,10 @@ from malmoi.text.dialect import (
     UnquotedTabs,
     comma_dialect,
     missing_header,
+    named_cells,
     tab_dialect,
-    table_reader,
 )
-from malmoi.text.formats import json_objects, parquet_batches, parquet_file, whole_rows
+from malmoi.text.formats import json_objects, parquet_batches, parquet_file
 from malmoi.text.lines import read_lines, refuse_bad_lines, whole_text
 from malmoi.text.open_file import COMPRESSED, require_real_size, uncompressed_name, whole_items
 
@@ -133,27 +133,20 @@ def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
-    reader = table_reader((text + "\n" for _, text in text_lines(path)), dialect)
-    rows = whole_rows(reader, path)
-    names = list(header) if header is not None else [label_name(name) for name in next(rows, [])]
+    names, rows = named_cells(path, dialect, refuse_bad_lines(path), header)
     _check_header(f"{path}:1", names)
-    before = reader.line_num
-    for values in rows:
-        # a quoted field may span lines
-        place = f"{path}:{before + 1}"
-        several = reader.line_num - before > 1
-        before = reader.line_num
-        if len(values) != len(names) and values:
-            fields = plural(len(values), "field")
-            why = f"{fields} where there should be {len(names)}"
-            if several:
-                why = (
-                    f"{fields} where there should be {len(names)} (a quote that opens here "
-                    f"continues to line {before})"
-                )
-            yield BrokenRow({}, place, why)
-        elif values:
-            yield DataRow(dict(zip(names, values, strict=True)), place)
+    for line, last, values in rows:  # a quoted field may span lines
+        if len(values) == len(names):
+            yield DataRow(dict(zip(names, values, strict=True)), f"{path}:{line}")
+            continue
+        fields = plural(len(values), "field")
+        why = f"{fields} where there should be {len(names)}"
+        if last > line:
+            why = (
+                f"{fields} where there should be {len(names)} (a quote that opens here "
+                f"continues to line {last})"
+            )
+        yield BrokenRow({}, f"{path}:{line}", why)
 
 
 def _check_header(where: str, names: Sequence[str]) -> None:
@@ -304,10 +297,10 @@ def records_of(table: Any) -> list[dict[str, Any]]:
     """
     if hasattr(table, "columns"):
         _check_header("The table", list(map(str, table.columns)))
-    for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
-        if hasattr(table, "columns") and hasattr(table, method):
-            table = getattr(table, method)(*how)
-            break
+        if hasattr(table, "to_dicts"):  # polars
+            table = table.to_dicts()
+        elif hasattr(table, "to_dict"):  # pandas
+            table = table.to_dict("records")
     if isinstance(table, Mapping):
         raise UsageError(
             f"Rows are a list of dicts or a table, not one {type(table).__name__} (with "

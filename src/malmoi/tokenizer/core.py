@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product, repeat
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -249,10 +249,7 @@ class Tokenizer:
         """Encodes one or two texts given in parts, with control tokens under secret names."""
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
-        given = [
-            [part if isinstance(part, str) else self._secret(part) for part in parts]
-            for parts in sequences
-        ]
+        given = [_spelt(parts, self._secret) for parts in sequences]
         if self._pieces is not None:
             raise UsageError("A translation model's tokenizer encodes whole texts only.")
         # control tokens between parts keep their secret names: those have no Hangul to mark
@@ -262,10 +259,7 @@ class Tokenizer:
             one = self._secretive.encode(first, second, add_special_tokens=specials)
         marked = (first, second or "")
         encoding = self._encoding(one, self._offsets(one, marked, marked, None), None)
-        shown = shown or [
-            [part if isinstance(part, str) else self.token(part) for part in parts]
-            for parts in sequences
-        ]
+        shown = shown or [_spelt(parts, self.token) for parts in sequences]
         places = [moved_offsets(*both) for both in zip(given, shown, strict=True)]
         offsets = [
             offset if which is None else (places[which](offset[0]), places[which](offset[1]))
@@ -579,14 +573,14 @@ class Tokenizer:
             pieces = [iter(self._pieces.places(text, names)) for text in given]
             return [(0, 0) if i is None else next(pieces[i]) for i in one.sequence_ids]
         found: Offsets = one.offsets
-        corrections: list[Callable[[str, Offsets], Offsets]] = []
-        if self._composes and not all(unicodedata.is_normalized("NFC", text) for text in texts):
-            corrections.append(widened)
-        if self.morphemes:
-            corrections.append(without_marks)
-        for correct, (which, text) in product(corrections, enumerate(texts)):
+        for which, text in enumerate(texts):
             places = [at for at, sequence in enumerate(one.sequence_ids) if sequence == which]
-            for at, place in zip(places, correct(text, [found[at] for at in places]), strict=True):
+            here = [found[at] for at in places]
+            if self._composes and not unicodedata.is_normalized("NFC", text):
+                here = widened(text, here)
+            if self.morphemes:
+                here = without_marks(text, here)
+            for at, place in zip(places, here, strict=True):
                 found[at] = place
         return found
 
@@ -594,6 +588,10 @@ class Tokenizer:
         return UsageError(
             f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}."
         )
+
+
+def _spelt(parts: Sequence[str | int], name: Callable[[int], str]) -> list[str]:
+    return [part if isinstance(part, str) else name(part) for part in parts]
 
 
 def _row(one: Any, max_tokens: int | None) -> TokenRow:

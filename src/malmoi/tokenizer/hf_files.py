@@ -10,6 +10,7 @@ from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_
 from malmoi.tokenizer import pipeline, sentencepiece_model
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
+    BERT_SETTINGS,
     Settings,
     class_name,
     read_settings,
@@ -38,11 +39,6 @@ WORDPIECE_CLASSES = {
     "DistilBertTokenizer",
     "ElectraTokenizer",
     "MobileBertTokenizer",
-}
-BERT_SETTINGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
 }
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError
 from malmoi.system.files import atomic_write, output_folder, write_text
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.hf_settings import BERT_SETTINGS, content_of
 from malmoi.tokenizer.marian import FILES, MarianPieces
 from malmoi.tokenizer.pipeline import State
 
@@ -59,16 +60,12 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
     values |= {f"{role}_token": name for role, name in known.items()}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
-            values[key] = [
-                token["content"] if isinstance(token, dict) else token for token in values[key]
-            ]
+            values[key] = list(map(content_of, values[key]))
     values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
     family = pipeline.kind(state)
     normalizer = pipeline.normalizer_of(state) or {}
     if family == "wordpiece" and normalizer.get("type") == "BertNormalizer":
-        values["do_lower_case"] = normalizer["lowercase"]
-        values["strip_accents"] = normalizer["strip_accents"]
-        values["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        values |= {key: normalizer[field] for key, field in BERT_SETTINGS.items()}
     if family != "other":
         segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs have no segments
         values.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])

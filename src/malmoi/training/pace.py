@@ -13,7 +13,7 @@ from statistics import median
 from malmoi.system.language import plural
 from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
-from malmoi.training.state import Position
+from malmoi.training.state import RunState
 
 LOOK_SECONDS = 1.0  # between reads of a GPU's loss, so that progress is visible
 RECENT = 32  # recent laps of a kind that define a usual one
@@ -49,13 +49,13 @@ class Budget:
         samples = c.epochs * epoch if c.epochs else c.tokens / recipe.mean_length
         return cls(max(1, math.ceil(steps_per_sample(c) * samples)), tokens=c.tokens)
 
-    def progress(self, position: Position) -> float:
+    def progress(self, state: RunState) -> float:
         if self.tokens:
-            return min(1.0, position.tokens / self.tokens)
+            return min(1.0, state.tokens / self.tokens)
         if self.steps:
-            return min(1.0, position.step / self.steps)
-        read = sum(position.samples_seen) / self.samples
-        return min(1.0, max(read, position.seconds / self.seconds))
+            return min(1.0, state.step / self.steps)
+        read = sum(state.samples_seen) / self.samples
+        return min(1.0, max(read, state.seconds / self.seconds))
 
 
 def steps_per_sample(c: TrainConfig) -> float:

@@ -103,6 +103,7 @@ def discard_run(out: Path) -> None:
 def _report(trainer: Trainer) -> None:
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
+    trainer.log.close()
     trainer.group.barrier()
 
 

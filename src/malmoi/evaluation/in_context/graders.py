@@ -16,13 +16,10 @@ from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.metrics import METRICS, MeanWithError, mean_with_error, metric
+from malmoi.metrics import METRICS, MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress
 
-MEAN_METRICS = frozenset(
-    {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
-)  # metrics of a set that are means over its items
-RESAMPLES = 200  # bootstrap samples, for the other metrics
+RESAMPLES = 200  # bootstrap samples, for metrics that are no means over the items
 PAIRS_PER_UPDATE = 8192  # large, so that sentences of equal length fill a pass
 ROWS_PER_UPDATE = 512  # rows between progress updates
 ExamRow = TypeVar("ExamRow")
@@ -87,8 +84,9 @@ Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
 
 def measure_with_error(name: str, gold: Sequence[Any], guesses: Sequence[Any]) -> MeanWithError:
     """A metric with its standard error: s/√n for a mean over items, else by bootstrap."""
-    measure = metric(name)
-    if name in MEAN_METRICS:
+    metric = METRICS.find(name)
+    measure = metric.function
+    if metric.is_mean:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, guesses, strict=True)])
     value = measure(gold, guesses)
     rng = Random(0)

@@ -166,19 +166,15 @@ class QuestionBuilder:
     def _tokens(self, questions: Sequence[Question]) -> list[int]:
         """How many tokens each question takes with its longest answer."""
         if questions and questions[0].prompt.written:
-            return [
-                length + self.task.max_answer_tokens
-                for length in self._lengths([question.before for question in questions])
-            ]
-        endings = [
-            [choice + one.prompt.ending for choice in one.prompt.choices] or [""]
+            lengths = self._lengths([question.before for question in questions])
+            return [length + self.task.max_answer_tokens for length in lengths]
+        texts = [
+            [one.before + choice + one.prompt.ending for choice in one.prompt.choices]
+            or [one.before]
             for one in questions
         ]
-        texts = [
-            [one.before + end for end in some] for one, some in zip(questions, endings, strict=True)
-        ]
-        lengths = iter(self._lengths([text for some in texts for text in some]))
-        return [max(islice(lengths, len(some))) for some in texts]
+        found = iter(self._lengths([text for some in texts for text in some]))
+        return [max(islice(found, len(some))) for some in texts]
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
         tokenizer = self.model.tokenizer

@@ -3,16 +3,14 @@ Story Cloze (Mostafazadeh et al. 2016).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.dialect import Commas
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, any_rows, json_line_rows, table_rows
 
-
-def swag_rows(path: Path) -> Iterator[DataRow]:
-    """Reads comma-separated rows; some releases have an unnamed first column."""
-    return table_rows(path, dialect=Commas)
+swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column
 
 
 def swag(row: DataRow) -> Example:

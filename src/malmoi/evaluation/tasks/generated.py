@@ -149,16 +149,12 @@ def scrambled_file(mix: Mix, path: Path) -> Iterator[DataRow]:
     return scrambled_words(mix, Random(0), str(path))
 
 
-def scramble_example(row: DataRow) -> Example:
-    return Example(row.text("mixed"), label=(row.text("word"),))
-
-
 def _scramble_task(name: str, about: str, mix: Mix) -> Task:
     return Task(
         name,
         "writing",
         partial(scrambled_file, mix),
-        scramble_example,
+        lambda row: Example(row.text("mixed"), label=(row.text("word"),)),
         about,
         prompt="{text} =",
         separator="\n",

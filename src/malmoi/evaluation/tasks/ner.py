@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics import entities
+from malmoi.metrics.tags import entities
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, text_lines
 
 DOCUMENT_MARK = "-DOCSTART-"
@@ -79,11 +80,6 @@ def iob2(tags: list[str], place: str) -> list[str]:
     return marked
 
 
-def klp_rows(path: Path) -> Iterator[DataRow]:
-    """Reads number, morpheme, part of speech, tag; ; and $ lines before them hold the sentence."""
-    return conll_sentences(path, "\t", word=1)
-
-
 CONLL2003 = Task(
     "conll2003",
     "tagging",
@@ -97,7 +93,8 @@ CONLL2003 = Task(
 KLP2016 = replace(
     CONLL2003,
     name="klp2016",
-    rows=klp_rows,
+    # number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
+    rows=partial(conll_sentences, split="\t", word=1),
     about="which Korean words name a person, a place, an organisation, a date, a time?",
     files=("*train*", "*dev*"),
     prompt="글: {text}\n이름:",

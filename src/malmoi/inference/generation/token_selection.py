@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.inference.generation.config import check_prompt_length
 from malmoi.inference.generation.constraints import Constraint
-from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
+from malmoi.inference.generation.generation_config import check_prompt_length
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
@@ -23,6 +22,7 @@ from malmoi.inference.generation.sampling import (
     random_generators,
     sample_next,
 )
+from malmoi.kernels.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.model import Network
 
 

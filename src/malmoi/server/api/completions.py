@@ -19,8 +19,8 @@ from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
 from malmoi.server.executor import unless_disconnected
-from malmoi.server.generation import GenerationStream, IndexedChunk
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import GenerationStream, IndexedChunk
+from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
 

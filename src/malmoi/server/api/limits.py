@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest
 from malmoi.server.config import ServeConfig
-from malmoi.server.errors import ApiError
+from malmoi.server.error_replies import ApiError
 from malmoi.server.executor import checkpoint
-from malmoi.server.registry import ServedModel
+from malmoi.server.model_registry import ServedModel
 
 
 def served_model(request: Request, ask: ApiRequest) -> ServedModel:

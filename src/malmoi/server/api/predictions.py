@@ -46,8 +46,8 @@ from malmoi.server.api.responses import (
     Usage,
 )
 from malmoi.server.executor import checkpoint, run_on_model, unless_disconnected
-from malmoi.server.generation import GenerationStream
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import GenerationStream
+from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Encoding
 
 # where models of each task head are asked

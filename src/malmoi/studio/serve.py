@@ -1,0 +1,56 @@
+"""Models behind an OpenAI-compatible API and the studio page, until the server is stopped."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from malmoi.errors import MalmoiError
+from malmoi.inference import Model
+from malmoi.server.config import ServeConfig
+
+logger = logging.getLogger(__name__)
+
+
+def serve_models(
+    models: Sequence[Model | str | Path],
+    settings: ServeConfig,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    on_ready: Callable[[str], object] = lambda address: None,
+) -> None:
+    """Listens, loads the models and answers; `on_ready` gets the server's address."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MalmoiError(
+            f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
+        ) from error
+    from malmoi.server.listener import Server, address, listen
+    from malmoi.server.model_registry import ModelRegistry
+    from malmoi.studio.app import create_studio
+    from malmoi.studio.pair_view import pair_examples
+
+    for file in settings.pairs:
+        pair_examples(file)  # report a bad file now, not in the studio
+    with listen(settings) as where:
+        registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
+        for note in registry.notes:
+            logger.warning(note)
+        if not settings.local and settings.api_key is None:
+            logger.warning(
+                "Other machines can reach this server, and no API key is set: anyone there may use "
+                "it."
+            )
+        for one in registry:
+            if one.engine is not None:
+                slots = one.engine.batch.slots
+                logger.info(
+                    f"{one.name}: at most {slots.max_bytes / 2**20:,.0f} MiB of KV cache for "
+                    f"{settings.slots} sequences of {slots.capacity:,} tokens (--slots)"
+                )
+        names = ", ".join(registry.names)
+        logger.info(f"{names} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
+        on_ready(address(where))
+        Server(create_studio(registry, settings), settings).run(sockets=[where])
