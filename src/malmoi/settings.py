@@ -9,7 +9,7 @@ nearest field for a misspelt one, and takes typed overrides such as {"train.lr":
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
@@ -103,17 +103,20 @@ def described(help_: str, **about: Any) -> dict[str, Setting]:
     return {"setting": Setting(help=help_, **about)}
 
 
-@cache
-def settings_of(*records: Any) -> dict[str, Setting]:
-    """The settings of records by name, those of records inside them too."""
+def _settings_of(*records: Any) -> dict[str, Setting]:
+    """The settings of records by name, those of records inside them too; the first record wins."""
     found: dict[str, Setting] = {}
     for one in (one for record in records for one in fields(record)):
         if about := one.metadata.get("setting"):
             about = replace(about, name=one.name, kind=one.type, default=one.default)
             found.setdefault(one.name, about)
         elif is_dataclass(one.default_factory):
-            found |= {k: v for k, v in settings_of(one.default_factory).items() if k not in found}
+            for name, inner in _settings_of(one.default_factory).items():
+                found.setdefault(name, inner)
     return found
+
+
+settings_of: Callable[..., dict[str, Setting]] = cache(_settings_of)
 
 
 def find_problem(record: Any, prefix: str = "") -> str:

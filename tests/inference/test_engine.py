@@ -638,7 +638,8 @@ def test_generate_takes_beams(pair) -> None:
     # transformers writes half a character at the end as U+FFFD; here it does not appear
     assert ours.tokenizer.decode(expected) in (text, text + "\ufffd")
     with pytest.raises(UsageError, match="temperature=0"):
-        ours.generate("the state of", beams=3)
+        ours.generate("the state of", beams=3, temperature=0.5)
+    assert ours.generate("the state of", max_new_tokens=9, beams=3) == text
     with pytest.raises(UsageError, match="'never'"):
         ours.generate("the state of", beams=3, temperature=0, early_stopping="always")
 

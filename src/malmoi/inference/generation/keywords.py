@@ -11,6 +11,7 @@ class GenerationOptions(TypedDict, total=False):
         >>> options: malmoi.GenerationOptions = {"max_new_tokens": 20, "temperature": 0.7}
     """
 
+    max_new_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -19,7 +20,6 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float]
-    max_new_tokens: int
     stop: str | Sequence[str]
     seed: int | None
     beams: int
