@@ -13,7 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.limits import shown
@@ -133,6 +143,20 @@ def find_problem(record: Any, prefix: str = "") -> str:
         if problem:
             return problem
     return ""
+
+
+def keyword_types(name: str, settings: Mapping[str, Setting], example: str = "") -> Any:
+    """A TypedDict of settings as the keywords of a function, with an example of its use."""
+    kinds = {key: one.kind for key, one in settings.items()}
+    found = TypedDict(name, kinds, total=False)  # type: ignore[misc, operator]
+    found.__doc__ = keywords_doc(name, example)
+    return found
+
+
+def keywords_doc(name: str, example: str) -> str:
+    """The docstring of a TypedDict of keywords."""
+    shown = f"\n\n    Examples:\n        >>> options: malmoi.{name} = {example}\n    "
+    return "Keyword options, each with its type." + (shown if example else "")
 
 
 RENAMED_FIELDS = {  # old names, accepted for one more release

@@ -158,7 +158,7 @@ class FinetuneConfig(Config):
     )
     grid: bool = option(False, "Search BERT's grid of learning rates, batches and epochs.")
     precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "auto: bf16 if the device computes in it."
+        "auto", "auto: bf16 if the device computes in it.", shown="auto; fp32 with features"
     )
     compile: bool = setting(False, "torch.compile.")
     skip_bad: bool = option(False, "Skip bad rows instead of stopping at the first.")
