@@ -148,7 +148,7 @@ def find_problem(record: Any, prefix: str = "") -> str:
 def keyword_types(name: str, settings: Mapping[str, Setting], example: str = "") -> Any:
     """A TypedDict of settings as the keywords of a function, with an example of its use."""
     kinds = {key: one.kind for key, one in settings.items()}
-    found = TypedDict(name, kinds, total=False)  # type: ignore[misc, operator]
+    found = TypedDict(name, kinds, total=False)  # type: ignore[misc]
     found.__doc__ = keywords_doc(name, example)
     return found
 
