@@ -215,7 +215,7 @@ def padded(text: str, size: int) -> str:
 
 def localised(cell: str) -> str:
     """A cell in the user's language."""
-    from malmoi.system.language import language
+    from malmoi.messages import language
 
     if language() == "ko":
         for english, korean in KOREAN.items():

@@ -48,10 +48,8 @@ from malmoi.system.machine import pretend, this_machine
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.device import Execution, flops_per_token, matmul_rate
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import prepare_run
-from malmoi.training.recipes import named_recipe
-from malmoi.training.resolve import resolve_recipe
-from malmoi.training.run_tokenizer import RunSources
+from malmoi.training.prepare import RunSources, prepare_run
+from malmoi.training.recipes import named_recipe, resolve_recipe
 from malmoi.training.trainer import Trainer
 
 SWITCHES = ("graphs", "kernel", "prefix")

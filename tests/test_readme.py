@@ -96,8 +96,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
     name, values = parsed(words)
     if name == "pretrain":
         from malmoi.cli.inputs import changes_of, given
-        from malmoi.training.recipes import RECIPES
-        from malmoi.training.resolve import resolve_recipe
+        from malmoi.training.recipes import RECIPES, resolve_recipe
 
         budget = given(values, "minutes", "tokens", "steps")
         for recipe in RECIPES.keys() & set(values["words"]):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from malmoi.api.transformers_hook import register_when_imported
 from malmoi.system.threads import sleep_soon
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.models import chat as chat

@@ -160,24 +160,33 @@ class ModelConfig(Config):
                 largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
                 _require(
                     0 <= value <= largest,
-                    f"{name} must lie in [0, {largest:,}], not {shown(value)}.",
+                    "{name} must lie in [0, {largest:,}], not {value}.",
+                    name=name,
+                    largest=largest,
+                    value=shown(value),
                 )
         problem = find_problem(self)
         _require(not problem, problem)
         _require(
             self.distinct <= self.depth,
-            f"{self.groups} groups are more than the depth {self.depth}.",
+            "{groups} groups are more than the depth {depth}.",
+            groups=self.groups,
+            depth=self.depth,
         )
 
     def _check_attention(self) -> None:
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
-            f"width {self.width} does not divide into {self.heads} heads; set head_width or change "
-            "one of them.",
+            "width {width} does not divide into {heads} heads; set head_width or change one "
+            "of them.",
+            width=self.width,
+            heads=self.heads,
         )
         _require(
             self.heads % self.key_heads == 0,
-            f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.",
+            "{heads} heads do not divide over {kv_heads} kv_heads.",
+            heads=self.heads,
+            kv_heads=self.kv_heads,
         )
         _require(
             bool(self.attention),
@@ -185,7 +194,8 @@ class ModelConfig(Config):
         )
         _require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
-            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
+            "its attention patterns are longer than {most:,} characters.",
+            most=MAX_PATTERN_CHARACTERS,
         )
         _require(
             self.mixer != "linear" or self.attention in (("causal",), ("full",)),
@@ -199,8 +209,9 @@ class ModelConfig(Config):
         )
         _require(
             not self.memory or self.positions == "relative",
-            f"{self.positions} positions end at the context and leave no room for a memory of "
+            "{positions} positions end at the context and leave no room for a memory of "
             "earlier segments: set positions=relative.",
+            positions=self.positions,
         )
         _require(
             self.positions != "relative"
@@ -209,8 +220,12 @@ class ModelConfig(Config):
         )
         _require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
-            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
+            "{positions} positions for a context of {context:,} tokens need a table of "
+            "{bytes}, above {most}.",
+            positions=self.positions,
+            context=self.context,
+            bytes=format_size(self._table_bytes),
+            most=format_size(MAX_POSITION_TABLE_BYTES),
         )
 
     def _check_parts(self) -> None:
@@ -221,8 +236,9 @@ class ModelConfig(Config):
         )
         _require(
             self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            f"two LSTMs need a width of twice embed_width, not {self.width} and "
-            f"{self.embed_width}.",
+            "two LSTMs need a width of twice embed_width, not {width} and {width2}.",
+            width=self.width,
+            width2=self.embed_width,
         )
         _require(
             not self.is_lstm or self.groups in (0, self.depth),
@@ -235,12 +251,14 @@ class ModelConfig(Config):
         _require(
             not self.feature_count
             or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            f"a model with features needs the pattern 'causal | prefix:{self.feature_count}'.",
+            "a model with features needs the pattern 'causal | prefix:{count}'.",
+            count=self.feature_count,
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             _require(
                 not (self.encoder_depth and getattr(self, name)),
-                f"an encoder-decoder cannot be combined with {name}.",
+                "an encoder-decoder cannot be combined with {name}.",
+                name=name,
             )
 
     @property

@@ -26,6 +26,7 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
@@ -84,18 +85,39 @@ class Setting:
         if above and (high is None or (value <= high if self.lt is None else value < high)):
             return ""
         if whole and low is not None and high is not None:
-            return f"{name} must be a whole number from {low:,} to {high:,}, not {shown(value)}."
+            return msg(
+                "{name} must be a whole number from {low:,} to {high:,}, not {value}.",
+                name=name,
+                low=low,
+                high=high,
+                value=shown(value),
+            )
         if not number:
-            return f"{name} must be {_called(int if whole else float)}, not {shown(value)}."
+            return msg(
+                "{where} must be {called}, not {value}.",
+                where=name,
+                called=_called(int if whole else float),
+                value=shown(value),
+            )
         if high is not None:
             begin = f"{'[' if self.gt is None else '('}{low:g}"
             end = f"{high:g}{']' if self.lt is None else ')'}"
-            return f"{name} must lie in {begin}, {end}, not {shown(value)}."
+            return msg(
+                "{name} must lie in {begin}, {end}, not {value}.",
+                name=name,
+                begin=begin,
+                end=end,
+                value=shown(value),
+            )
         if self.gt == 0:
-            return f"{name} must be positive, not {shown(value)}."
+            return msg("{name} must be positive, not {value}.", name=name, value=shown(value))
         if self.ge == 0:
-            return f"{name} must not be negative, but is {shown(value)}."
-        return f"{name} must be at least {low:g}, not {shown(value)}."
+            return msg(
+                "{name} must not be negative, but is {value}.", name=name, value=shown(value)
+            )
+        return msg(
+            "{name} must be at least {low:g}, not {value}.", name=name, low=low, value=shown(value)
+        )
 
 
 def setting(default: T, help_: str, **about: Any) -> T:
@@ -180,7 +202,9 @@ def current_field(record: str, name: str) -> str:
 
 @cache
 def _note_renamed(old: str, new: str) -> None:
-    logger.warning(f"The setting {old} is now {new}; the old name will be removed.")
+    logger.warning(
+        msg("The setting {old} is now {new}; the old name will be removed.", old=old, new=new)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +224,17 @@ class Config:
         for name in values:
             if name not in field_types(cls):
                 raise UsageError(
-                    f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}"
+                    "{type} has no field {name}.{hint}",
+                    type=cls.__name__,
+                    name=shown(name),
+                    hint=nearest(name, field_types(cls)),
                 )
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
         missing = [name for name in field_types(cls) if name not in optional | values.keys()]
         if missing:
-            raise UsageError(f"{cls.__name__} needs a value for {', '.join(missing)}.")
+            raise UsageError(
+                "{type} needs a value for {missing}.", type=cls.__name__, missing=", ".join(missing)
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -214,7 +243,7 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_dict(parse_object(text, f"The text of a {cls.__name__}"))
+        return cls.from_dict(parse_object(text, msg("The text of a {type}", type=cls.__name__)))
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -228,7 +257,9 @@ class Config:
             name, _, rest = path.partition(".")
             name = current_field(type(self).__name__, name)
             if name not in kinds:
-                raise UsageError(f"There is no setting {shown(name)}.{nearest(name, kinds)}")
+                raise UsageError(
+                    "There is no setting {name}.{hint}", name=shown(name), hint=nearest(name, kinds)
+                )
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:
@@ -237,8 +268,10 @@ class Config:
             inner = here.get(name, getattr(self, name))
             if not isinstance(inner, Config):
                 raise UsageError(
-                    f"{type(self).__name__}.{name} is a single value, it has no field "
-                    f"{next(iter(parts))!r}."
+                    "{type}.{name} is a single value, it has no field {next!r}.",
+                    type=type(self).__name__,
+                    name=name,
+                    next=next(iter(parts)),
                 )
             here[name] = inner.override(parts)
         return replace(self, **here)
@@ -258,7 +291,13 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         if value not in args:
             choices = ", ".join(map(repr, args))
             hint = nearest(str(value), map(str, args))
-            raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
+            raise UsageError(
+                "{where} must be one of {choices}, not {value}.{hint}",
+                where=where,
+                choices=choices,
+                value=shown(value),
+                hint=hint,
+            )
         return value
     if origin in (Union, UnionType):
         inner = next(a for a in args if a is not type(None))
@@ -268,14 +307,19 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind.from_dict(value)  # type: ignore[union-attr]
     if not is_a(value, origin or kind):
-        raise UsageError(f"{where} must be {_called(kind)}, not {shown(value)}.")
+        raise UsageError(
+            "{where} must be {called}, not {value}.",
+            where=where,
+            called=_called(kind),
+            value=shown(value),
+        )
     return float(value) if kind is float else value
 
 
 def _called(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     names[tuple] = "a list"
-    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+    return msg(names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind))))
 
 
 def _read(text: str, kind: Any) -> Any:

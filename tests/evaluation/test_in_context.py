@@ -30,9 +30,8 @@ from malmoi.evaluation.in_context.question import (
     parse_shots,
 )
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
-from malmoi.evaluation.in_context.templates import templated, templates
 from malmoi.evaluation.kinds import task_prompt
-from malmoi.evaluation.prompts import answer_cue
+from malmoi.evaluation.prompts import answer_cue, templated, templates
 from malmoi.evaluation.tasks import TASKS, Example, named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores

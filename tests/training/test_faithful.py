@@ -8,8 +8,8 @@ import torch
 
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.training.budget import Budget, steps_per_sample
 from malmoi.training.feed import batch_sizes
-from malmoi.training.pace import Budget, steps_per_sample
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import rate_at

@@ -19,16 +19,15 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from malmoi import pretrain
 from malmoi.errors import UsageError
-from malmoi.system.language import plural
+from malmoi.messages import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
+from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.device import StepTimer, choose_execution
 from malmoi.training.estimate import estimate_run
-from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.recipe import TrainConfig
-from malmoi.training.recipes import RECIPES
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer

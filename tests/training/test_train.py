@@ -35,16 +35,15 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
+from malmoi.training.budget import Budget
 from malmoi.training.data.loader import LMBatches
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, batch_sizes
 from malmoi.training.log import RunLog
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
-from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig, read_recipe
-from malmoi.training.recipes import RECIPES
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
 from malmoi.training.state import (

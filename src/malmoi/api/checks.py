@@ -62,7 +62,12 @@ def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> N
     former = {name for renamed in RENAMED_FIELDS.values() for name in renamed}
     for name in given:
         if name not in names | former and "." not in name:
-            raise UsageError(f"{verb} has no option {name!r}.{nearest(name, names)}")
+            raise UsageError(
+                "{verb} has no option {name!r}.{hint}",
+                verb=verb,
+                name=name,
+                hint=nearest(name, names),
+            )
 
 
 def merge_settings(given: Mapping[str, object]) -> dict[str, object]:

@@ -104,8 +104,9 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
 
     if {"query", "key", "q", "k"}.intersection(signature(make).parameters):
         raise UsageError(
-            f"{make.__name__} is a predicate, not a function that returns one: write def "
-            f"{make.__name__}(at): return lambda batch, head, query, key: …"
+            "{type} is a predicate, not a function that returns one: write def {type}(at): "
+            "return lambda batch, head, query, key: …",
+            type=make.__name__,
         )
     PATTERNS.register(make.__name__, make)
     return make
@@ -141,7 +142,11 @@ def register_objective(
     from malmoi.training.recipe import OBJECTIVE_SAMPLES
 
     if samples not in OBJECTIVE_SAMPLES:
-        raise UsageError(f"samples is one of {', '.join(OBJECTIVE_SAMPLES)}, not {samples!r}.")
+        raise UsageError(
+            "samples is one of {samples}, not {samples2!r}.",
+            samples=", ".join(OBJECTIVE_SAMPLES),
+            samples2=samples,
+        )
 
     def register(make: "Callable[[], Objective]") -> "Callable[[], Objective]":
         OBJECTIVE_SAMPLES.register(make.__name__, samples)

@@ -137,7 +137,7 @@ def _task(
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
         if named:
-            raise UsageError(f"A Task has its own columns; leave {named[0]}= out.")
+            raise UsageError("A Task has its own columns; leave {named}= out.", named=named[0])
         return task
     found, guessed = guess_task(task, data, **columns)
     if guessed is not None:

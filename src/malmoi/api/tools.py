@@ -101,7 +101,9 @@ def compress(
         True
     """
     if method not in METHODS:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
+        raise UsageError(
+            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, METHODS)
+        )
     name, known = METHODS[method]
     check_options(f"compress {method}", options, known)
     if method == "distil":
@@ -165,7 +167,7 @@ def plan(
     """
     from malmoi.planning.gpus import find_gpu
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
 
     check_options("plan", options, PlanOptions)
     given: dict[str, Any] = dict(options)

@@ -89,7 +89,10 @@ def read_checkpoint(
     if kind != OWN_MODEL_TYPE and kind not in FAMILY_TABLES:
         hint = nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE])
         raise MalmoiError(
-            f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}"
+            "{where} says model_type {kind}, which Malmoi does not know.{hint}",
+            where=config.where,
+            kind=shown(kind),
+            hint=hint,
         )
     tensors = read_weights(folder)
     check_memory(tensors, dtype, folder, packed=packed)
@@ -192,8 +195,10 @@ def _read_own(
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
     if wrong:
         raise MalmoiError(
-            f"{folder}: the tensor {wrong[0]} does not fit config.json; they belong to different "
-            "models."
+            "{folder}: the tensor {wrong} does not fit config.json; they belong to different "
+            "models.",
+            folder=folder,
+            wrong=wrong[0],
         )
     return network, fill_network(network, weights, folder, {})
 
@@ -207,8 +212,11 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
     vocab = checkpoint.network.config.vocab
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise MalmoiError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
-            f"{vocab}; they do not belong together."
+            "{folder}: the tokenizer has {vocab_size} tokens but the model only {vocab}; they "
+            "do not belong together.",
+            folder=folder,
+            vocab_size=tokenizer.vocab_size,
+            vocab=vocab,
         )
 
 
@@ -217,7 +225,9 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     if path.is_file():
         return read_object(path)
     if required:
-        raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
+        raise UsageError(
+            "{parent} is not a model folder: it has no {path}.", parent=path.parent, path=path.name
+        )
     return JsonObject({}, str(path))
 
 
@@ -231,7 +241,8 @@ def find_on_hub(source: str | Path) -> Path:
         return _download(str(source))
     if folder.is_file():
         raise UsageError(
-            f"{source} is a file; give the folder that holds config.json and the weights."
+            "{source} is a file; give the folder that holds config.json and the weights.",
+            source=source,
         )
     return folder
 
@@ -242,13 +253,18 @@ def _download(name: str) -> Path:
     except ImportError as error:
         hint = "install it with: pip install huggingface_hub"
         raise MalmoiError(
-            f"There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}."
+            "There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}.",
+            name=name,
+            hint=hint,
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub "
-            f"({first_line(error)}).{similar_path(Path(name))}"
+            "There is no folder {name!r}, and it could not be downloaded from the hub "
+            "({error}).{hint}",
+            name=name,
+            error=first_line(error),
+            hint=similar_path(Path(name)),
         ) from error

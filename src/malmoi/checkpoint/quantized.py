@@ -18,6 +18,7 @@ from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.kernels.int8 import TINY, QuantizedLinear
 from malmoi.kernels.int8_row import Packed, bf16, expanded, fits
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import shown
 
@@ -128,8 +129,11 @@ class Packing:
         rows, columns = weight.shape
         if self.group and columns % self.group:
             raise UsageError(
-                f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose "
-                "another --group."
+                "Groups of {group} do not divide the {columns} inputs of {name}; choose "
+                "another --group.",
+                group=self.group,
+                columns=columns,
+                name=name,
             )
         numbers, scale = (
             (weight.numbers, weight.scale)
@@ -260,8 +264,10 @@ def read_quantized(
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:
         raise MalmoiError(
-            f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or "
-            "reordering."
+            "{folder} has {strange}: Malmoi reads packed weights without zero points or "
+            "reordering.",
+            folder=folder,
+            strange=strange[0],
         )
     stems = sorted({name.rpartition(".")[0] for name in parts})
     plain: dict[str, Weight] = {
@@ -280,7 +286,7 @@ def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
 
 def bits_of(settings: Any, folder: Path) -> int:
     """Bits per packed weight; refuses any other quantization with an explanation."""
-    where = f"{folder / 'config.json'} says that the weights are quantised"
+    where = msg("{folder} says that the weights are quantised", folder=folder / "config.json")
     try:
         method = settings.get("quant_method")
         kind = settings.get("format")
@@ -289,16 +295,22 @@ def bits_of(settings: Any, folder: Path) -> int:
         }
     except (AttributeError, KeyError, TypeError) as error:
         raise MalmoiError(
-            f"{where}, but not how: its quantization_config is not understood."
+            "{where}, but not how: its quantization_config is not understood.", where=where
         ) from error
     if (method, kind) != (QUANT_METHOD, PACK_FORMAT):
         raise MalmoiError(
-            f"{where} by {shown(method)} ({shown(kind)}); Malmoi reads {QUANT_METHOD!r} with the "
-            f"format {PACK_FORMAT!r}."
+            "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
+            where=where,
+            method=shown(method),
+            kind=shown(kind),
+            method2=QUANT_METHOD,
+            format=PACK_FORMAT,
         )
     if bits not in ({4}, {8}):
         raise MalmoiError(
-            f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all."
+            "{where} to {bits} bits; Malmoi reads 8 or 4, the same for all.",
+            where=where,
+            bits=sorted(bits, key=str),
         )
     return int(bits.pop())
 
@@ -308,13 +320,20 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
     missing = [name for name in names if name not in tensors]
     if missing:
         raise MalmoiError(
-            f"{folder}: {missing[0]} is missing, so {prefix}.weight cannot be dequantised."
+            "{folder}: {missing} is missing, so {prefix}.weight cannot be dequantised.",
+            folder=folder,
+            missing=missing[0],
+            prefix=prefix,
         )
     words, scale, shape = (tensors[name] for name in names)
     if not _fits(words, scale, shape, bits):
         raise MalmoiError(
-            f"{folder}: the packed weight {prefix} ({list(words.shape)}), its scales "
-            f"({list(scale.shape)}) and its shape do not fit together; the folder is damaged."
+            "{folder}: the packed weight {prefix} ({shape}), its scales ({shape2}) and its "
+            "shape do not fit together; the folder is damaged.",
+            folder=folder,
+            prefix=prefix,
+            shape=list(words.shape),
+            shape2=list(scale.shape),
         )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 

@@ -28,7 +28,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if (folder / index).is_file():
             return _read_shards(folder / index)
     raise MalmoiError(
-        f"{folder} holds no weights: expected {WEIGHTS_FILE}, {WEIGHTS_INDEX} or {TORCH_FILE}."
+        "{folder} holds no weights: expected {file}, {index} or {torch_file}.",
+        folder=folder,
+        file=WEIGHTS_FILE,
+        index=WEIGHTS_INDEX,
+        torch_file=TORCH_FILE,
     )
 
 
@@ -39,20 +43,28 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name in names if name not in present]
     if missing:
         raise MalmoiError(
-            f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy "
-            "is incomplete."
+            "{index} names {missing}, which is not in the folder: the download or copy is "
+            "incomplete.",
+            index=index,
+            missing=shown(missing[0]),
         )
     tensors: dict[str, Tensor] = {}
     for name in names:
         for key, tensor in read_file(index.parent / name).items():
             first = tensors.setdefault(key, tensor)
             if first is not tensor and not torch.equal(first, tensor):
-                raise MalmoiError(f"{index.parent}: two of its files hold a different {key}.")
+                raise MalmoiError(
+                    "{parent}: two of its files hold a different {key}.",
+                    parent=index.parent,
+                    key=key,
+                )
     lost = next((key for key in places if key not in tensors), None)
     if lost is not None:
         raise MalmoiError(
-            f"{index} names the tensor {shown(lost)}, which is in none of its files: the download "
-            "or copy is incomplete."
+            "{index} names the tensor {lost}, which is in none of its files: the download or "
+            "copy is incomplete.",
+            index=index,
+            lost=shown(lost),
         )
     return tensors
 
@@ -70,12 +82,16 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
         raise MalmoiError(
-            f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again."
+            "{path} is truncated or damaged: {reason}. Copy or download it again.",
+            path=path,
+            reason=_reason(error),
         ) from error
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
         raise MalmoiError(
-            f"{path} is not a plain file of tensors and is not opened: {_reason(error)}."
+            "{path} is not a plain file of tensors and is not opened: {reason}.",
+            path=path,
+            reason=_reason(error),
         ) from error
 
 
@@ -89,7 +105,7 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
         isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
     ):
         raise MalmoiError(
-            f"{path} holds something other than named tensors; it is not a weights file."
+            "{path} holds something other than named tensors; it is not a weights file.", path=path
         )
     return dict(found)
 

@@ -26,9 +26,9 @@ from typer.models import OptionInfo
 from malmoi import __version__
 from malmoi.cli.options import RecordOptions, option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
+from malmoi.messages import Message, language, msg, sections, translate
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
-from malmoi.system.language import language, translate
 from malmoi.system.paths import local_model, require_path
 from malmoi.system.plugins import load_plugin
 from malmoi.system.threads import sleep_soon
@@ -81,7 +81,11 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(f"There is no command {args[0]!r}.{nearest(args[0], self.commands)}")
+            raise UsageError(
+                "There is no command {args!r}.{hint}",
+                args=args[0],
+                hint=nearest(args[0], self.commands),
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -97,7 +101,7 @@ def _tidy(param: Any) -> Any:
     param.help = translate(getattr(param, "help", None) or "")
     shown = getattr(param, "show_default", None)
     if isinstance(shown, str):
-        param._get_default_string = lambda **_: default_words(shown)
+        param._get_default_string = lambda **_: translate(shown)
     argument = param.param_type_name == "argument"
     if argument or param.is_flag:  # its name already describes it
         param.display_type_rich = lambda ctx: ""
@@ -107,15 +111,6 @@ def _tidy(param: Any) -> Any:
         param.type = copy(param.type)
         param.type.get_metavar = lambda **_: ""
     return param
-
-
-def default_words(shown: str) -> str:
-    """The text itself; for "module:Class.field", the default of that field."""
-    found = re.fullmatch(r"(malmoi\.[\w.]+):(\w+)\.(\w+)", shown)
-    if found is None:
-        return translate(shown)
-    module, owner, field = found.groups()
-    return f"{getattr(getattr(import_module(module), owner), field):g}"
 
 
 def build_app() -> typer.Typer:
@@ -324,11 +319,12 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if hasattr(error, "format_message"):  # typer's own: a missing option, a value of the wrong type
         context = getattr(error, "ctx", None)
-        return (
-            f"{error.format_message().rstrip('.')}. See: "
-            f"{context.command_path if context else 'malmoi'} --help"
+        return msg(
+            "{message}. See: {path} --help",
+            message=_from_typer(error.format_message().rstrip("."), getattr(error, "message", "")),
+            path=context.command_path if context else "malmoi",
         )
-    if explained := disk_error(error, "the output"):
+    if explained := disk_error(error, msg("the output")):
         return str(explained)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
@@ -338,7 +334,24 @@ def _sentence(error: Exception) -> str:
             "Out of memory: close other programs, or use a smaller model, shorter texts or a "
             "smaller batch."
         )
-    return f"Internal error: {type(error).__name__}: {error} (run malmoi --debug … to see where)."
+    return msg(
+        "Internal error: {type}: {error} (run malmoi --debug … to see where).",
+        type=type(error).__name__,
+        error=error,
+    )
+
+
+def _from_typer(text: str, problem: str) -> str:
+    """What typer said as a message; the problem with a value may be one of ours."""
+    if isinstance(problem, Message) and text == problem:
+        return problem
+    for template in sorted(sections()["typer"], key=len, reverse=True):
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
+        if match := re.fullmatch(pattern, text):
+            return msg(
+                template, **{n: _from_typer(v, problem) for n, v in match.groupdict().items()}
+            )
+    return msg(text)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:

@@ -43,26 +43,30 @@ def bench_command(
         return
     # without a name, the table's first option is read as one
     arguments = [*filter(None, [name]), *ctx.args]
-    named = bool(arguments) and not arguments[0].startswith("-")
-    chosen = arguments[0] if named else "gpu_table" if gpu else "table"
-    if named and chosen not in known:
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if named and named not in known:
         raise UsageError(
-            f"There is no benchmark {chosen!r}.{nearest(chosen, known)} `malmoi bench --list` "
-            "lists them."
+            "There is no benchmark {chosen!r}.{hint} `malmoi bench --list` lists them.",
+            chosen=named,
+            hint=nearest(named, known),
         )
     if find_spec("transformers") is None:
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"
         )
     if named:
-        say(f"{chosen}: {known[chosen]}")
-    script = FOLDER / f"{chosen}.py"
-    if not script.is_file():  # a row of the table
-        script = FOLDER / ("gpu_table.py" if gpu else "table.py")
-        arguments.insert(0, "--rows")
-    elif named:
-        arguments = arguments[1:] + ["--gpu"] * gpu
-    raise typer.Exit(subprocess.run([sys.executable, script, *arguments], check=False).returncode)
+        say(f"{named}: {known[named]}")
+    command = [sys.executable, *_script(named, arguments, gpu)]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+def _script(named: str, arguments: list[str], gpu: bool) -> list[str]:
+    """The script to run and its arguments: a script of that name, or a row of the table."""
+    table = str(FOLDER / ("gpu_table.py" if gpu else "table.py"))
+    script = FOLDER / f"{named}.py"
+    if named and script.is_file():
+        return [str(script), *arguments[1:], *(["--gpu"] if gpu else [])]
+    return [table, *(["--rows"] if named else []), *arguments]
 
 
 def benchmarks() -> dict[str, str]:

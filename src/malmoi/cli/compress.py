@@ -17,6 +17,7 @@ from malmoi.compression.options import (
 )
 from malmoi.errors import UsageError
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.messages import msg
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
@@ -137,7 +138,11 @@ def share_command(
     _show(share_layers(model, out, **options), json)
     model_type = read_model_json(out / "config.json")["model_type"]
     again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
-    _remark(out, f"It is written as a model of type {model_type}, in fp32.", again)
+    _remark(
+        out,
+        msg("It is written as a model of type {model_type}, in fp32.", model_type=model_type),
+        again,
+    )
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":

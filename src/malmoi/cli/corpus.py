@@ -11,7 +11,7 @@ from malmoi.cli.inputs import changes_of
 from malmoi.cli.options import options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.corpus.config import CorpusConfig
-from malmoi.system.language import plural, translate
+from malmoi.messages import plural
 from malmoi.system.machine import this_machine
 
 
@@ -67,7 +67,7 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         _shares(finished["mix"]["shares"]),
     )
     shards = finished["mix"]["shards"]
-    print_result(f"{out}: {translate(plural(shards, 'shard'))}")
+    print_result(f"{out}: " + plural(shards, "shard"))
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from malmoi.cli.inputs import complete_tasks, load_torch, open_model, parsed_col
 from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.errors import UsageError
+from malmoi.messages import joined, msg, plural
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
@@ -108,8 +109,14 @@ def _print_contamination(found: dict[str, Any] | None) -> None:
     if found is None:
         return
     print_result(
-        f"\n{found['dirty']:,} of {found['items']:,} items share a run of {found['words']} words "
-        f"with the corpus; {found['short']:,} have no such run and count as clean."
+        msg(
+            "\n{dirty:,} of {items:,} items share a run of {words} words with the corpus; "
+            "{short:,} have no such run and count as clean.",
+            dirty=found["dirty"],
+            items=found["items"],
+            words=found["words"],
+            short=found["short"],
+        )
     )
     columns = ("all", "clean", "dirty", "clean_minus_all")
     rows = [
@@ -129,8 +136,9 @@ def _task(
     if not name and tuned_task(model) is None:
         folder = model.checkpoint.source
         raise UsageError(
-            f"Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
-            f"classification rows.csv --model {folder}."
+            "Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
+            "classification rows.csv --model {folder}.",
+            folder=folder,
         )
     task, found = evaluated_task(model, name or None, rows, columns)
     for sentence in found.sentences() if found is not None else ():
@@ -153,13 +161,21 @@ def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
 
 
 def _print_items(shown: list[dict[str, Any]]) -> None:
-    from malmoi.evaluation.in_context.question import plural_examples
 
     for one in shown:
-        print_result(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
         print_result(
-            f"    choices: {one['choices']}\n    label: {one['right']!r}, prediction: "
-            f"{one['said']!r}\n"
+            joined(
+                "",
+                (f"--- {one['place']}, ", plural(one["shots"], "example"), f"\n{one['prompt']}⟨…⟩"),
+            )
+        )
+        print_result(
+            msg(
+                "    choices: {choices}\n    label: {right!r}, prediction: {said!r}\n",
+                choices=one["choices"],
+                right=one["right"],
+                said=one["said"],
+            )
         )
 
 

@@ -9,6 +9,7 @@ from malmoi.cli.options import option, options_of
 from malmoi.cli.output import note, one_line, print_json, print_result
 from malmoi.errors import UsageError
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
+from malmoi.messages import msg
 from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def _token_bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise UsageError(
-            f"--logit-bias takes a token's id and a number, such as 50256=-100, not {text!r}."
+            "--logit-bias takes a token's id and a number, such as 50256=-100, not {text!r}.",
+            text=text,
         ) from None
 
 
@@ -91,7 +93,7 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
         lm.tokenizer.encode(text, specials=False).tokens for text in prompts
     ):
         mark = lm.tokenizer.token(start_token(lm.tokenizer))
-        note(f"The prompt is empty, so the text starts after {mark}.")
+        note(msg("The prompt is empty, so the text starts after {mark}.", mark=mark))
 
 
 def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: bool) -> None:

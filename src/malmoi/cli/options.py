@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 
 from malmoi.api.records import LoadOptions, RunOptions
+from malmoi.messages import msg
 from malmoi.settings import Setting, parse_number, settings_of
 
 MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0, "d": 1440.0}
@@ -20,7 +21,9 @@ def whole_number(text: object) -> int:
     """250000, 10M, 1.5B or 1e9."""
     value = parse_number(str(text))
     if not isinstance(value, float) or not value.is_integer():
-        raise typer.BadParameter(f"{text!r} is not a whole number such as 250000, 10M or 1.5B.")
+        raise typer.BadParameter(
+            msg("{text!r} is not a whole number such as 250000, 10M or 1.5B", text=text)
+        )
     return int(value)
 
 
@@ -30,7 +33,9 @@ def duration(text: object) -> float:
     unit = MINUTES.get(match[2] or "m") if match else None
     value = parse_number(match[1]) if match else ""
     if unit is None or not isinstance(value, float):
-        raise typer.BadParameter(f"{text!r} is not a duration such as 3, 3m, 90s or 1.5h.")
+        raise typer.BadParameter(
+            msg("{text!r} is not a duration such as 3, 3m, 90s or 1.5h", text=text)
+        )
     return value * unit
 
 

@@ -16,8 +16,8 @@ from malmoi.cli.prediction_file import (
     prediction_facts,
 )
 from malmoi.errors import UsageError
+from malmoi.messages import plural
 from malmoi.system.files import require_free
-from malmoi.system.language import plural, translate
 from malmoi.system.paths import names_file, require_path
 from malmoi.system.result import plain
 
@@ -80,7 +80,7 @@ def predict_command(
         opened = open_model(model, device, dtype)
         count = predict_file(opened, data, target, labels=names, **columns)
         result = {"file": str(target), "rows": count}
-        print_json(result) if json else print_result(f"{target}: {translate(plural(count, 'row'))}")
+        print_json(result) if json else print_result(f"{target}: " + plural(count, "row"))
         return
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines

@@ -11,8 +11,8 @@ from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import ModelConfig
+from malmoi.messages import msg, translate
 from malmoi.settings import Config, settings_of
-from malmoi.system.language import translate
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -59,7 +59,13 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        return name, "auto", "auto", "auto", translate(f"{recipe.objective}, fitted to your text")
+        return (
+            name,
+            "auto",
+            "auto",
+            "auto",
+            translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
+        )
     size = format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
@@ -67,7 +73,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
 def _about(recipe: "Recipe") -> str:
     """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
-        return translate(f"{recipe.objective}, changed for speed")
+        return translate(msg("{objective}, changed for speed", objective=recipe.objective))
     paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
     return f"{recipe.objective}, {paper[1] if paper else translate(recipe.about).split(';')[0]}"
 

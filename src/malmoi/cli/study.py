@@ -11,7 +11,7 @@ from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table
 from malmoi.errors import UsageError
-from malmoi.system.language import language
+from malmoi.messages import language
 
 CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.txt to several words
 
@@ -36,7 +36,7 @@ def study_command(
         _list(json)
         return
     if out is None:
-        raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
+        raise UsageError("The study {name} needs a folder: --out runs/{name}", name=name)
     load_torch()
     from malmoi.studies.run import StudyRunConfig, run_study
     from malmoi.studies.study import named_study

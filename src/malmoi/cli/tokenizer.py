@@ -12,9 +12,9 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
 from malmoi.cli.options import argument, count, described, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
+from malmoi.messages import joined, msg, plural
 from malmoi.report.console import end_status
 from malmoi.system.files import output_folder, require_free, write_text
-from malmoi.system.language import plural, translate
 
 if TYPE_CHECKING:
     from malmoi.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def train_command(
     kind = tokenizer.kind
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
     print_json(result) if json else print_result(
-        f"{out}: {kind}, {translate(plural(tokenizer.vocab_size, 'token'))}"
+        f"{out}: {kind}, " + plural(tokenizer.vocab_size, "token")
     )
 
 
@@ -102,15 +102,30 @@ def extend_command(
     if json:
         print_json(result)
         return
-    shown = translate(
-        f"{len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
-        f"{before[0]:.3f} tokens per character before, {now[0]:.3f} now."
+    shown = msg(
+        "{pieces:,} tokens added, {vocab_size:,} in all; {before:.3f} tokens per character before, "
+        "{now:.3f} now.",
+        pieces=len(found.pieces),
+        vocab_size=found.tokenizer.vocab_size,
+        before=before[0],
+        now=now[0],
     )
-    unknown = f"Of the tokens, {before[1]:.1%} were unknown before, {now[1]:.1%} now."
-    print_result(f"{out}: {shown}" + (f" {translate(unknown)}" if before[1] else ""))
+    if before[1]:
+        shown += msg(
+            " Of the tokens, {before:.1%} were unknown before, {now:.1%} now.",
+            before=before[1],
+            now=now[1],
+        )
+    print_result(joined(": ", (str(out), shown)))
     if (out / "recipe.json").is_file():
         folder, text = shlex.quote(str(out)), shlex.quote(data[0])
-        say(f"Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10")
+        say(
+            msg(
+                "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
+                folder=folder,
+                text=text,
+            )
+        )
 
 
 def _fit(words: "Tokenizer", texts: list[str]) -> tuple[float, float]:

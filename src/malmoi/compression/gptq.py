@@ -61,8 +61,10 @@ def _check(network: Network, packing: Packing) -> None:
         )
     if packing.group % STRIDE:
         raise UsageError(
-            f"GPTQ needs groups of a multiple of {STRIDE} inputs, not {packing.group}; choose "
-            "another --group."
+            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
+            "--group.",
+            stride=STRIDE,
+            group=packing.group,
         )
 
 
@@ -81,7 +83,10 @@ def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
     count = min(len(ids), MAX_CALIBRATION_TOKENS) // body
     if count < 1:
         raise UsageError(
-            f"{calibration} has {len(ids):,} tokens, too few for a row of {body}; give more text."
+            "{calibration} has {ids:,} tokens, too few for a row of {body}; give more text.",
+            calibration=calibration,
+            ids=len(ids),
+            body=body,
         )
     rows = torch.tensor(ids[: count * body]).view(count, body)
     before = torch.tensor(frame[:1], dtype=rows.dtype).expand(count, -1)

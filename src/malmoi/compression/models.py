@@ -23,10 +23,12 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     checkpoint.network.require_attention("Compression")
     source = checkpoint.source
     if source is None or source.resolve() == out.expanduser().resolve():
-        raise UsageError(f"--out {out} is the model itself; choose another folder.")
+        raise UsageError("--out {out} is the model itself; choose another folder.", out=out)
     packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
     if packed or is_quantized(checkpoint.network):
-        raise UsageError(f"{model} is already quantised; start from the model it was made from.")
+        raise UsageError(
+            "{model} is already quantised; start from the model it was made from.", model=model
+        )
     return checkpoint
 
 

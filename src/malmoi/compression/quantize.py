@@ -37,10 +37,11 @@ def quantize_model(
     (see `malmoi.kernels.int8`).
     """
     if bits not in SUPPORTED_BITS:
-        raise UsageError(f"bits must be 8 or 4, not {bits}.")
+        raise UsageError("bits must be 8 or 4, not {bits}.", bits=bits)
     if group < 0:
         raise UsageError(
-            f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}."
+            "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
+            group=group,
         )
     judge = JudgedOptions(**judged)
     check_rows(judge.task, judge.data)

@@ -97,15 +97,19 @@ class CorpusConfig(Config):
         super().__post_init__()
         for step in self.steps:
             if step not in DEFAULT_STEPS:
-                raise UsageError(f"There is no step {step!r}.{nearest(step, DEFAULT_STEPS)}")
+                raise UsageError(
+                    "There is no step {step!r}.{hint}", step=step, hint=nearest(step, DEFAULT_STEPS)
+                )
         if problem := find_problem(self):
             raise UsageError(problem)
         if self.rows > self.hashes:
             raise UsageError(
-                f"A band of {self.rows} rows needs at least that many hashes; there are "
-                f"{self.hashes}."
+                "A band of {rows} rows needs at least that many hashes; there are {hashes}.",
+                rows=self.rows,
+                hashes=self.hashes,
             )
         if len(self.max_run) != 3:
             raise UsageError(
-                f"max_run needs 3 shares, for 2, 3 and 4 words; there are {len(self.max_run)}."
+                "max_run needs 3 shares, for 2, 3 and 4 words; there are {max_run}.",
+                max_run=len(self.max_run),
             )

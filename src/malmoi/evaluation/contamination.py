@@ -63,5 +63,5 @@ def contamination_report(
 def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
     if find is not None:
         raise UsageError(
-            f"--contamination needs the rows of a task; it cannot be used with {what}."
+            "--contamination needs the rows of a task; it cannot be used with {what}.", what=what
         )

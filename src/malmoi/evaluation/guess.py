@@ -14,6 +14,7 @@ from malmoi.evaluation.tasks import TASKS, named_task
 from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import start_of
@@ -35,8 +36,9 @@ def task_on_columns(name: str, **columns: Any) -> Task:
         return custom_task(name, **given)
     if given:
         raise UsageError(
-            f"The task {name} has its own columns; --{next(iter(given))} is for a kind such as "
-            "classification."
+            "The task {name} has its own columns; --{next} is for a kind such as classification.",
+            name=name,
+            next=next(iter(given)),
         )
     return named_task(name)
 
@@ -49,16 +51,18 @@ def guess_task(
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)
     if not any(columns.values()) and (known := _published_format(name, data)):
-        logger.info(f"{file_list(data)[0]} has the format of {known}.")
+        logger.info(msg("{data} has the format of {task}.", data=file_list(data)[0], task=known))
         return named_task(known), None
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
         found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
         return _similarity_task(found, data), found
-    if several or (name and (folder or name not in GUESSED_KINDS)):
+    if several or name not in (None, "", *GUESSED_KINDS):
         return task_on_columns(name or "multilabel", **columns), None
     if folder:
+        if name:
+            return task_on_columns(name, **columns), None
         raise UsageError(
-            f"{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
+            "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}", data=data
         )
     named = {key: columns.get(key) for key in ("text", "pair", "label")}
     found = guess_columns(data, kind=name, **named)
@@ -187,8 +191,12 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
     for path in file_list(data):
         if path.name in protocol.get("trained_files", ()):
             logger.warning(
-                f"This model was fine-tuned on {path.name}, so this score says little about new "
-                f"rows. The score on rows it was not trained on is in {page}."
+                msg(
+                    "This model was fine-tuned on {path}, so this score says little about new "
+                    "rows. The score on rows it was not trained on is in {page}.",
+                    path=path.name,
+                    page=page,
+                )
             )
 
 

@@ -22,13 +22,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.messages import msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.untrusted import JsonObject, read_object
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ class Gain:
 
     value: float
     error: float  # its standard error
+
+    @classmethod
+    def of_rows(cls, differences: Tensor) -> "Gain":
+        """The mean of the differences of each row."""
+        return cls(float(differences.mean()), float(differences.std()) / len(differences) ** 0.5)
 
     @property
     def clear(self) -> bool:
@@ -137,7 +144,7 @@ class Tried:
     @property
     def described(self) -> str:
         names = [f"{name} {value:g}" for name, value in self.changes.items()]
-        return ", ".join(names) or translate("the default settings")
+        return ", ".join(names) or msg("the default settings")
 
 
 @dataclass
@@ -182,16 +189,42 @@ class Comparison:
             fitted.per_row,
             None if base is None else self.gain(base, fitted.outcome),
         )
-        described = translate(f"{found.name}: {found.described}, seed {found.seed}")
+        described = msg(
+            "{trial}: {changes}, seed {seed}",
+            trial=found.name,
+            changes=found.described,
+            seed=found.seed,
+        )
         value = f"{found.value or 0:.4f}"
         if found.value is None:
-            logger.info(f"{described}: all training rows, {seconds:.1f} s.")
+            logger.info(
+                msg(
+                    "{described}: all training rows, {seconds:.1f} s.",
+                    described=described,
+                    seconds=seconds,
+                )
+            )
         elif found.gain is None:
-            logger.info(f"{described}: held-out {self.measure} {value} in {seconds:.1f} s.")
+            logger.info(
+                msg(
+                    "{described}: held-out {measure} {value} in {seconds:.1f} s.",
+                    described=described,
+                    measure=self.measure,
+                    value=value,
+                    seconds=seconds,
+                )
+            )
         else:
             logger.info(
-                f"{described}: held-out {self.measure} {value} in {seconds:.1f} s "
-                f"({found.gain} beside the default settings)."
+                msg(
+                    "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
+                    "beside the default settings).",
+                    described=described,
+                    measure=self.measure,
+                    value=value,
+                    seconds=seconds,
+                    gain=found.gain,
+                )
             )
         return found
 

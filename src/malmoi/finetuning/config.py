@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from malmoi.adapters import AdapterConfig
 from malmoi.errors import UsageError, require
+from malmoi.messages import msg, plural
 from malmoi.settings import Config, find_problem, option, setting
-from malmoi.system.language import plural
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
 
@@ -193,7 +193,11 @@ class FinetuneConfig(Config):
         unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
         most = plural(self.max_minutes, "minute")
-        return f"{budget}, at most {most}" if self.max_minutes else budget
+        return (
+            msg("{budget}, at most {most}", budget=budget, most=most)
+            if self.max_minutes
+            else budget
+        )
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""

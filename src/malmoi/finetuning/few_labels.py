@@ -22,6 +22,7 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference.predict import Predictor
 from malmoi.inference.zero_shot import descriptions
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
@@ -52,9 +53,12 @@ def choose_contrast(
         return replace(settings, contrastive=False)
     if settings.contrastive is None:
         logger.info(
-            f"Only {len(work.train)} training rows: using contrastive learning on sentence "
-            "vectors and a logistic layer, as in SetFit (--set contrastive=false for plain "
-            "fine-tuning)."
+            msg(
+                "Only {train} training rows: using contrastive learning on sentence vectors "
+                "and a logistic layer, as in SetFit (--set contrastive=false for plain "
+                "fine-tuning).",
+                train=len(work.train),
+            )
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
     return settings.override({**unset, "contrastive": True, "frozen_first": False})

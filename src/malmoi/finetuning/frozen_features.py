@@ -25,6 +25,7 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.embed import check_layers
 from malmoi.inference.predict import model_inputs
+from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network
 from malmoi.model.features import STATE_DTYPE
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
@@ -62,8 +63,8 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     head = head_kind(task).head
     if head not in LABEL_HEADS:
         raise UsageError(
-            f"features support labels and numbers; {task.kind} is learnt by fine-tuning the "
-            "whole model."
+            "features support labels and numbers; {kind} is learnt by fine-tuning the whole model.",
+            kind=task.kind,
         )
     model = start.network.config
     layers, weighted = _chosen(settings.features, model.depth)
@@ -86,9 +87,12 @@ def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
             raise ValueError
         given = tuple(int(number) for number in numbers.split(","))
     except ValueError:
-        known = f"{', '.join(LAYER_CHOICES)} or layers=8,9,-1"
+        known = msg("{choices} or layers=8,9,-1", choices=", ".join(LAYER_CHOICES))
         raise UsageError(
-            f"There are no features {name!r}.{nearest(name, LAYER_CHOICES)} Use {known}."
+            "There are no features {name!r}.{hint} Use {known}.",
+            name=name,
+            hint=nearest(name, LAYER_CHOICES),
+            known=known,
         ) from None
     check_layers(given, depth)
     return tuple(layer % (depth + 1) for layer in given), False
@@ -160,7 +164,13 @@ class HiddenStateCache:
         if missing:
             _compute(network, list(ordered.values()), missing, folder, size)
         else:
-            logger.info(f"The hidden states of {len(ordered):,} rows are loaded from {folder}.")
+            logger.info(
+                msg(
+                    "The hidden states of {places:,} rows are loaded from {folder}.",
+                    places=len(ordered),
+                    folder=folder,
+                )
+            )
         self.shape = (len(layers), width)
         self._layers = [
             np.memmap(_file(folder, layer), np.float16, "r", shape=(total, width))
@@ -209,7 +219,13 @@ def _compute(
             file.flush()
             os.fsync(file.fileno())
             _file(beside, layer).replace(_file(folder, layer))
-    logger.info(f"{size * len(layers) / 1e6:,.0f} MB of hidden states are cached in {folder}.")
+    logger.info(
+        msg(
+            "{size:,.0f} MB of hidden states are cached in {folder}.",
+            size=size * len(layers) / 1e6,
+            folder=folder,
+        )
+    )
 
 
 @torch.inference_mode()
@@ -235,7 +251,9 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise MalmoiError(
-            f"The hidden states need {format_size(needed)} and {folder} has {format_size(free)}: "
-            "free some space, choose another place with XDG_CACHE_HOME, or use fewer layers "
-            "(features=last)."
+            "The hidden states need {needed} and {folder} has {free}: free some space, choose "
+            "another place with XDG_CACHE_HOME, or use fewer layers (features=last).",
+            needed=format_size(needed),
+            folder=folder,
+            free=format_size(free),
         )

@@ -18,6 +18,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning.candidates import Gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
@@ -29,6 +30,7 @@ from malmoi.inference import Model
 from malmoi.inference.predict import verbalizer_of
 from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
 from malmoi.inference.zero_shot import prompt_language
+from malmoi.messages import msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import tracked
 from malmoi.system.untrusted import JsonObject, read_object
@@ -97,8 +99,9 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
         )
     if settings.prompt and not named:
         raise UsageError(
-            f"prompt needs labels that are different words, such as positive and negative; these "
-            f"are {', '.join(words)}."
+            "prompt needs labels that are different words, such as positive and negative; "
+            "these are {words}.",
+            words=", ".join(words),
         )
     return able and named
 
@@ -120,25 +123,25 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     None if a new layer is clearly better, or if the words are not clearly better than the most
     frequent label: then the model does not know them.
     """
-    rows: Sequence[Example] = work.train
-    if len(rows) > MAX_COMPARED_ROWS:
-        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
-    rows = sorted(rows, key=lambda row: str(row.label))  # so that folds have all labels alike
+    rows = _compared_rows(work, settings.seed)
     candidates = _candidates(work, rows)
     logger.info(
-        f"Only {len(work.train)} training rows: comparing label words after {len(candidates)} "
-        "prompts with a new layer by cross-validation (--set prompt=false for fine-tuning)."
+        msg(
+            "Only {train} training rows: comparing label words after {candidates} prompts "
+            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+            train=len(work.train),
+            candidates=len(candidates),
+        )
     )
     labels = torch.tensor([work.labels.index(row.label) for row in rows])
     held = _folds(len(rows), len(set(labels.tolist())))
     work.start.network.to(work.device).eval()
     fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
     scores = fitted.held_out.log_softmax(-1)
-    order = sorted(range(len(candidates)), key=lambda i: float(F.cross_entropy(scores[i], labels)))
-    order = order[:KEPT]
+    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
+    order = sorted(range(len(found)), key=lambda i: found[i].log_loss)[:KEPT]
     mean = scores[order].mean(0)
     layer = _layer_scores(work, rows, labels, held)
-    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
     found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
     trains = settings.prompt is None and _layer_is_better(mean, layer, labels)
     chosen = [
@@ -148,25 +151,48 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     words = None if trains else replace(chosen[0], also=tuple(chosen[1:]))
     _write_comparison(out, work, found, words)
     kept = found[-1] if trains else found[-2]
-    said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
+    said = msg(
+        "accuracy {accuracy:.1%}, log-loss {log_loss:.3f}",
+        accuracy=kept.accuracy,
+        log_loss=kept.log_loss,
+    )
     if trains:
-        logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
+        logger.info(
+            msg(
+                "Training a new layer: {said} in cross-validation on {rows} rows.",
+                said=said,
+                rows=len(rows),
+            )
+        )
     else:
         prompts = ", ".join(repr(one.prompt) for one in chosen)
         logger.info(
-            f"Label words after {prompts}: {said} in cross-validation on {len(rows)} rows; "
-            "nothing needs to be trained."
+            msg(
+                "Label words after {prompts}: {said} in cross-validation on {rows} rows; "
+                "nothing needs to be trained.",
+                prompts=prompts,
+                said=said,
+                rows=len(rows),
+            )
         )
     return words
+
+
+def _compared_rows(work: FinetuneData, seed: int) -> list[Example]:
+    """Some training rows, sorted so that folds have all labels alike."""
+    rows: Sequence[Example] = work.train
+    if len(rows) > MAX_COMPARED_ROWS:
+        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, seed)[1]
+    return sorted(rows, key=lambda row: str(row.label))
 
 
 def _layer_is_better(words: Tensor, layer: Tensor, labels: Tensor) -> bool:
     """Whether the layer is clearly better, or the words are no better than the usual label."""
     by_words, by_layer = ((one.argmax(-1) == labels).double() for one in (words, layer))
     share = float(labels.bincount().max()) / len(labels)
-    informed = by_words.mean() > share + (share * (1 - share) / len(labels)) ** 0.5
-    gains = by_layer - by_words
-    return not informed or bool(gains.mean() > gains.std() / len(gains) ** 0.5)
+    error = (share * (1 - share) / len(labels)) ** 0.5
+    informed = Gain(float(by_words.mean()) - share, error).clear
+    return not informed or Gain.of_rows(by_layer - by_words).clear
 
 
 def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:

@@ -15,8 +15,8 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.messages import joined, msg, plural
 from malmoi.settings import Config
-from malmoi.system.language import plural, translate
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
@@ -54,17 +54,20 @@ class Protocol(Config):
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
-        names = ", ".join(translate(name) for name in self.selects)
-        chosen = ""
+        names = joined(", ", map(msg, self.selects))
+        chosen = msg("")
         if self.selected_on:
             rows = plural(self.selected_on, "held-out row")
-            chosen = translate(f"{rows} for selection: {names}") + "; "
+            chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
         if self.compared_on:
-            rows = f"{self.compared_on:,}"
-            chosen += translate(f"{rows} of them held out while settings are compared") + "; "
-        return translate(
-            f"Training on {plural(self.trained_on, 'row')}; {chosen}evaluation on "
-            f"{plural(self.judged_on, 'row')} ({translate(self.judged_rows)})."
+            count = f"{self.compared_on:,}"
+            chosen += msg("{rows} of them held out while settings are compared", rows=count) + "; "
+        return msg(
+            "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
+            rows=plural(self.trained_on, "row"),
+            chosen=chosen,
+            rows2=plural(self.judged_on, "row"),
+            rows3=msg(self.judged_rows),
         )
 
 
@@ -130,13 +133,16 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     """
     if len(rows) < 2:
         raise MalmoiError(
-            f"There is only one example ({rows[0].place}): at least one is needed for training "
-            "and one for evaluation."
+            "There is only one example ({place}): at least one is needed for training and one "
+            "for evaluation.",
+            place=rows[0].place,
         )
     if count >= len(rows):
         raise MalmoiError(
-            f"Holding out {count:,} of {len(rows):,} rows leaves none for training: give more rows "
-            "or a smaller holdout."
+            "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
+            "or a smaller holdout.",
+            count=count,
+            rows=len(rows),
         )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}

@@ -16,12 +16,12 @@ from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.inference.predictors import TAGS
+from malmoi.messages import msg, translate
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
 from malmoi.report.task_page import TaskPage
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
 
 
@@ -71,7 +71,10 @@ def write_task_report(
     found = work.word_baseline
     folder = shlex.quote(str(out))
     page = TaskPage(
-        title=f"Fine-tuned: {', '.join(file_names(work.train)) or work.task.name}",
+        title=msg(
+            "Fine-tuned: {file_names}",
+            file_names=", ".join(file_names(work.train)) or work.task.name,
+        ),
         lead=work.protocol.describe(),
         measure=metric_names(work.task)[0],
         log=log,

@@ -20,6 +20,7 @@ from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import write_text
 
@@ -84,8 +85,12 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
     """
     steps, metrics, held = finished(out)
     logger.info(
-        f"{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and starts "
-        "over."
+        msg(
+            "{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and "
+            "starts over.",
+            out=out,
+            steps=steps,
+        )
     )
     checkpoint = read_with_adapter(out, device=work.device)
     outcome = _read_predictions(work, metrics, out)
@@ -104,8 +109,14 @@ def best_run(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> Fini
 
 def log_spread(measure: str, runs: Sequence[FinishedRun]) -> None:
     found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-    spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
-    logger.info(f"{len(runs)} runs: {measure} {spread}.")
+    spread = msg(
+        "{mean:.4f} ± {deviation:.4f} (standard deviation)",
+        mean=found.mean,
+        deviation=found.deviation,
+    )
+    logger.info(
+        msg("{runs} runs: {measure} {spread}.", runs=len(runs), measure=measure, spread=spread)
+    )
 
 
 def write_results(

@@ -41,8 +41,8 @@ from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.inference.verbalizer import Verbalizer
+from malmoi.messages import measured, msg, plural
 from malmoi.model import Network
-from malmoi.system.language import plural
 from malmoi.tokenizer import TokenRow
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
@@ -130,7 +130,7 @@ class _Run:
             if self.first is None:
                 self._save()
             write_task_report(self.out, self.work, self.settings)
-            logger.info(f"The best model so far is in {self.out}.")
+            logger.info(msg("The best model so far is in {out}.", out=self.out))
             raise
 
     def _judged(self, trainer: FinetuneTrainer) -> FinishedRun:
@@ -140,7 +140,7 @@ class _Run:
         held = trainer.outcome(self.watch) if work.held else None
         if self.first is not None and held is not None and self.first.beats(work, held):
             rows = plural(len(self.first.places), "held-out row")
-            logger.info(f"The frozen model is better on {rows}: it is the result.")
+            logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
             trainer.log.close()
             return judged_run(work, self.settings, self.first.model(work), trainer.state.step)
         if self.first is not None and held is None:
@@ -210,8 +210,7 @@ def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -
     with work.computing(settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
-    shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
-    logger.info(f"Before fine-tuning: {shown}.")
+    logger.info(msg("Before fine-tuning: {shown}.", shown=measured(found)))
     return {f"{name}_untuned": found[name] for name in metric_names(work.task)[:2]}
 
 

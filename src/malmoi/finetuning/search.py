@@ -37,7 +37,7 @@ from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_f
 from malmoi.finetuning.run import run_trial
 from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
+Choice = tuple[Changes, float]  # for a run on all rows; its time beside a run of the defaults
 Train = Callable[[FinetuneConfig, Path, float], Fitted]  # for at most so many seconds
 
 
@@ -69,14 +70,6 @@ def other_settings(settings: FinetuneConfig, depth: int) -> list[Changes]:
         {**faster, **agreeing},
     ]
     return found + ([{"layers_transferred": top}] if depth > 1 else [])
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Settings for a run on all rows, and its time beside a run of the defaults."""
-
-    changes: Changes
-    cost: float = 1.0
 
 
 @dataclass
@@ -113,13 +106,13 @@ class Search:
             self._explain_cut(first)
             return [run] if run is not None else []
         best, *others = self.choose(first)
-        defaults_won = not best.changes
+        defaults_won = not best[0]
         done = [run] if defaults_won else []
         order = [*others, best] if defaults_won else [best, *others]
         for i in range(1, max(len(order), MIN_LAST_RUNS) - len(done) + 1):
-            one = order[(i - 1) % len(order)]
-            if self.left > MIN_RUN_TIME * one.cost * first.seconds:
-                done.append(self._run(f"{LAST}-{i}", one.changes, self.left, again=i)[1])
+            changes, cost = order[(i - 1) % len(order)]
+            if self.left > MIN_RUN_TIME * cost * first.seconds:
+                done.append(self._run(f"{LAST}-{i}", changes, self.left, again=i)[1])
         return [run for run in done if run is not None]
 
     def choose(self, first: Tried) -> list[Choice]:
@@ -130,7 +123,7 @@ class Search:
         """
         others = other_settings(self.settings, self.depth)
         if not self.compares or self.left < TRIALS_PAY * first.seconds:
-            return [Choice({}), *map(Choice, others[: MIN_LAST_RUNS - 1])]
+            return [(changes, 1.0) for changes in ({}, *others[: MIN_LAST_RUNS - 1])]
         end = self.left * (1 - TRIAL_TIME)
         base, run = self._run(f"{SHORT}-0", {}, self.left - end)
         tried = [base]
@@ -142,7 +135,7 @@ class Search:
         if best.clear_gain and not self._wins_in_full(best, first.seconds):
             best = base
         kept = [best, *(one for one in tried if one is not best and _may_join(one, best))]
-        return [Choice(one.changes, one.seconds / base.seconds) for one in kept]
+        return [(one.changes, one.seconds / base.seconds) for one in kept]
 
     def _wins_in_full(self, challenger: Tried, seconds: float) -> bool:
         """Whether other settings clearly beat the defaults in a full run, if there is time for it.
@@ -159,8 +152,13 @@ class Search:
     def _explain_cut(self, first: Tried) -> None:
         seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
         logger.warning(
-            f"{plural(self.settings.minutes, 'minute')} ended after {first.share:.0%} of the epochs"
-            f" of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+            msg(
+                "{minutes} ended after {share:.0%} of the epochs of a single run; --minutes "
+                "{ceil} would hold a whole one.",
+                minutes=plural(self.settings.minutes, "minute"),
+                share=first.share,
+                ceil=math.ceil(seconds / 60),
+            )
         )
 
     def _run(
@@ -242,8 +240,12 @@ def search_settings(
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
     compared = len(search.comparison.tried)
     logger.info(
-        f"{plural(compared, 'run')} in {search.spent:.0f} s; the result is the mean of "
-        f"{plural(members, 'run')} on all training rows."
+        msg(
+            "{runs} in {spent:.0f} s; the result is the mean of {runs2} on all training rows.",
+            runs=plural(compared, "run"),
+            spent=search.spent,
+            runs2=plural(members, "run"),
+        )
     )
     shutil.rmtree(out / "trials")
     return run

@@ -119,9 +119,13 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
     """The encoder itself, without a new layer, and how its tokens are pooled."""
     config = start.network.config
     if config.pool == "last":
-        raise UsageError(f"{task.kind} needs a bidirectional model such as a BERT, not a GPT.")
+        raise UsageError(
+            "{kind} needs a bidirectional model such as a BERT, not a GPT.", kind=task.kind
+        )
     if settings.adapter.kind != "none" or settings.features or settings.lm:
-        raise UsageError(f"{task.kind} trains the encoder itself: leave adapter, features, lm out.")
+        raise UsageError(
+            "{kind} trains the encoder itself: leave adapter, features, lm out.", kind=task.kind
+        )
     # two passes of one sentence differ by dropout, which models trained here may lack
     config = replace(config, dropout=config.dropout or SENTENCE_DROPOUT)
     network = Network(config, {}, pooler=start.network.pooler is not None)
@@ -145,8 +149,9 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     can = "lm" in start.network.heads and head_kind(task).exclusive
     if settings.words and not can:
         raise UsageError(
-            f"words needs a language model and a classification task; {task.name} on this model "
-            "does not qualify."
+            "words needs a language model and a classification task; {task} on this model "
+            "does not qualify.",
+            task=task.name,
         )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 
@@ -164,8 +169,10 @@ def _transferred(network: Network, settings: FinetuneConfig) -> int:
     distinct = network.config.distinct
     if layers is not None and not 0 <= layers <= distinct:
         raise UsageError(
-            f"layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
-            f"{distinct}."
+            "layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
+            "{distinct}.",
+            layers=layers,
+            distinct=distinct,
         )
     return distinct if layers is None else layers
 
@@ -249,8 +256,9 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         return
     if layers > network.config.distinct:
         raise UsageError(
-            f"freeze_layers={layers} is more than the {network.config.distinct} layers of this "
-            "model."
+            "freeze_layers={layers} is more than the {distinct} layers of this model.",
+            layers=layers,
+            distinct=network.config.distinct,
         )
     still = (
         [network.trunk]

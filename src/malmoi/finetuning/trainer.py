@@ -15,9 +15,9 @@ from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.kernels.cuda_graphs import record_graph
+from malmoi.messages import msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
-from malmoi.system.language import plural
 from malmoi.system.progress import Progress
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution
@@ -149,8 +149,9 @@ class FinetuneTrainer(Loop):
 
     def recover(self, loss: float, phase: int) -> None:
         raise MalmoiError(
-            f"The fine-tuning diverged: at step {self.state.step:,} the loss or a weight is no "
-            "longer a number. A lower lr usually helps."
+            "The fine-tuning diverged: at step {step:,} the loss or a weight is no longer a "
+            "number. A lower lr usually helps.",
+            step=self.state.step,
         )
 
     # ------------------------------------------------------------------ held-out rows
@@ -214,8 +215,10 @@ class FinetuneTrainer(Loop):
         self.next_evaluation = seconds + pause
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
-        shown = "evaluation rows" if rows == "judged" else rows
-        self.log.line(f"step {self.state.step:,}, {shown}: {words}")
+        shown = msg("evaluation rows" if rows == "judged" else rows)
+        self.log.line(
+            msg("step {step:,}, {shown}: {words}", step=self.state.step, shown=shown, words=words)
+        )
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:
@@ -241,9 +244,15 @@ class FinetuneTrainer(Loop):
             total = self.steps / self.per_epoch
             more = min(total, MORE_TIME * epochs)
             self.log.line(
-                f"{plural(minutes, 'minute')} ended it after {epochs:.2g} of {total:.2g} epochs; "
-                f"--minutes {MORE_TIME * minutes:g} (minutes={MORE_TIME * minutes:g}): about "
-                f"{more:.2g} epochs."
+                msg(
+                    "{minutes} ended it after {epochs:.2g} of {total:.2g} epochs; --minutes "
+                    "{more_time:g} (minutes={more_time:g}): about {more:.2g} epochs.",
+                    minutes=plural(minutes, "minute"),
+                    epochs=epochs,
+                    total=total,
+                    more_time=MORE_TIME * minutes,
+                    more=more,
+                )
             )
 
     # ------------------------------------------------------------------ saving and resuming

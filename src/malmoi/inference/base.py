@@ -11,6 +11,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.predict import Predictor, end_tokens
 from malmoi.inference.predictors import CHOICE, TASK_HEADS, TaskHead, entailment_class, task_heads
 from malmoi.inference.prompt import encode_prompt, require_fit
+from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
 
 # available without fine-tuning: see zero_shot.py
@@ -79,20 +80,25 @@ class LoadedModel:
 
     def _require_text_input(self, verb: str) -> None:
         if self.config.encoder_depth:
-            raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
+            raise UsageError("This model cannot {verb}: it translates. Use translate.", verb=verb)
         if self.config.feature_count:
             raise UsageError(
-                f"This model cannot {verb}: it generates text from features. Use describe."
+                "This model cannot {verb}: it generates text from features. Use describe.",
+                verb=verb,
             )
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
-            heads = ", ".join(self.network.heads) or "none"
+            heads = ", ".join(self.network.heads) or msg("none")
             raise UsageError(
-                f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: "
-                f"{can}."
+                "This model cannot {verb}: it has no {head} head (its heads: {heads}). It "
+                "can: {can}.",
+                verb=verb,
+                head=head,
+                heads=heads,
+                can=can,
             )
 
     @property
@@ -130,7 +136,9 @@ def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:
     for text in listed:
         if not isinstance(text, str):
             raise UsageError(
-                f"{name} must be a text or a list of texts, not {type(text).__name__}: "
-                f"{text!r:.60}."
+                "{name} must be a text or a list of texts, not {type}: {text!r:.60}.",
+                name=name,
+                type=type(text).__name__,
+                text=text,
             )
     return listed

@@ -40,6 +40,7 @@ from malmoi.inference.translation import (
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ZeroShot, translation_prompt
 from malmoi.kernels.fast_argmax import column_major
+from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import TableLike
@@ -100,7 +101,13 @@ class Model(ZeroShot, Interpretation):
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
         c = self.config
-        shape = f"{c.depth} layers × {c.width}, {c.heads} heads, context {c.context:,}"
+        shape = msg(
+            "{depth} layers × {width}, {heads} heads, context {context:,}",
+            depth=c.depth,
+            width=c.width,
+            heads=c.heads,
+            context=c.context,
+        )
         facts = [("parameters", f"{count_parameters(self.network):,}"), ("shape", shape)]
         facts += [("vocabulary", f"{c.vocab:,}"), ("can", ", ".join(self.abilities))]
         if self.labels:
@@ -168,8 +175,10 @@ class Model(ZeroShot, Interpretation):
         start = ends[0] if start is None else start
         if start >= self.config.vocab:
             raise UsageError(
-                f"This model's decoder_start_token_id is {start}, and its vocabulary has "
-                f"{self.config.vocab} tokens."
+                "This model's decoder_start_token_id is {start}, and its vocabulary has "
+                "{vocab} tokens.",
+                start=start,
+                vocab=self.config.vocab,
             )
         words = self.checkpoint.generation_setting("bad_words_ids") or []
         banned = banned_tokens(words, self.config.vocab)
@@ -208,8 +217,9 @@ class Model(ZeroShot, Interpretation):
         found = self.fill_masks(text, top)
         if len(found) > 1:
             raise UsageError(
-                f"The text has {len(found)} masks, but fill takes one: use fill_masks, which "
-                "returns a list for each."
+                "The text has {found} masks, but fill takes one: use fill_masks, which "
+                "returns a list for each.",
+                found=len(found),
             )
         return found[0]
 
@@ -300,7 +310,9 @@ class Model(ZeroShot, Interpretation):
         """A text as one of another language: a segment of a model that was trained on pairs."""
         if not 0 <= language < max(1, self.config.segments):
             raise UsageError(
-                f"This model has no language {language}: it has {self.config.segments} segments."
+                "This model has no language {language}: it has {segments} segments.",
+                language=language,
+                segments=self.config.segments,
             )
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
@@ -345,9 +357,9 @@ class Model(ZeroShot, Interpretation):
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(
-                "This model cannot predict: it was not fine-tuned. Name the labels (--labels A,B) "
-                "or fine-tune it: malmoi finetune rows.csv --model "
-                f"{self.checkpoint.source or 'DIR'}"
+                "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
+                "A,B) or fine-tune it: malmoi finetune rows.csv --model {source}",
+                source=self.checkpoint.source or "DIR",
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
@@ -355,7 +367,9 @@ class Model(ZeroShot, Interpretation):
         found = self.task_head.predict(reading, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
             raise UsageError(
-                f"This model predicts {type(found[0]).__name__}, not {kind.__name__}: give the "
-                "kind of its own predictions, or none."
+                "This model predicts {type}, not {type2}: give the kind of its own "
+                "predictions, or none.",
+                type=type(found[0]).__name__,
+                type2=kind.__name__,
             )
         return found[0] if alone else found

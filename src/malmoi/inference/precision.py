@@ -11,6 +11,7 @@ from malmoi.checkpoint.sizes import check_room
 from malmoi.kernels.encode_texts import encode_texts
 from malmoi.kernels.int8 import is_quantized, quantize_int8
 from malmoi.kernels.int8_row import why_not
+from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
 
@@ -56,9 +57,11 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         )
     # converted tensor by tensor, so that memory never holds a second network
     checkpoint.network.to(where, computed)
-    note = (
-        f"stored in {_name(stored)}, computed in {_name(computed)}: this {PLACES[where.type]} has "
-        f"no units for {_name(stored)}"
+    note = msg(
+        "stored in {name}, computed in {name2}: this {msg} has no units for {name}",
+        name=_name(stored),
+        name2=_name(computed),
+        msg=msg(PLACES[where.type]),
     )
     return replace(_noted(checkpoint, note), dtype=stored)
 
@@ -71,11 +74,19 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)
-    reason = why_not() if where.type == "cpu" else f"our kernel for {bits} bits runs on CPUs only"
+    reason = (
+        why_not()
+        if where.type == "cpu"
+        else msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
+    )
     return _noted(
         checkpoint,
-        f"the weights of {bits} bits are computed in {_name(computed)} and take its memory: "
-        f"{reason}",
+        msg(
+            "the weights of {bits} bits are computed in {name} and take its memory: {reason}",
+            bits=bits,
+            name=_name(computed),
+            reason=reason,
+        ),
     )
 
 
@@ -84,9 +95,10 @@ def _cost(kind: str, dtype: torch.dtype) -> str | None:
         return None
     hush_emulation()
     name = _name(dtype)
-    return (
-        f"{name} is emulated on this {PLACES[kind]} and is many times slower than fp32; omit "
-        "--dtype"
+    return msg(
+        "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype",
+        name=name,
+        msg=msg(PLACES[kind]),
     )
 
 

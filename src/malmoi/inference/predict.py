@@ -14,6 +14,7 @@ from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
 from malmoi.system.progress import tracked
@@ -158,7 +159,10 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
         if len(thresholds) != len(checkpoint.labels):
-            raise extra.wrong("thresholds", f"a number for each of {len(checkpoint.labels)} labels")
+            raise extra.wrong(
+                "thresholds",
+                msg("a number for each of {labels} labels", labels=len(checkpoint.labels)),
+            )
         settings["thresholds"] = thresholds
     if extra.get("words") is not None:
         settings["words"] = verbalizer_of(extra.object("words"), len(checkpoint.labels))
@@ -168,10 +172,10 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
     said = tuple(words.list_of("said", str))
     if len(said) != labels or not all(said):
-        raise words.wrong("said", f"a word for each of {labels} labels")
+        raise words.wrong("said", msg("a word for each of {labels} labels", labels=labels))
     bias = tuple(words.list_of("bias", float, default=[]))
     if bias and len(bias) != labels:
-        raise words.wrong("bias", f"a number for each of {labels} labels")
+        raise words.wrong("bias", msg("a number for each of {labels} labels", labels=labels))
     others = words.list_of("also", dict, default=[])
     also = tuple(verbalizer_of(JsonObject(one, f"{words.where}: also"), labels) for one in others)
     return Verbalizer(words.text("prompt"), said, bias, words.number("scale", default=1.0), also)
@@ -186,15 +190,17 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
         try:
             rows = [row.checked for row in any_rows(rows, columns.values())]
         except BadRow as error:
-            raise MalmoiError(f"{error}.") from error
+            raise MalmoiError("{error}.", error=error) from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
     found = list(rows) if isinstance(rows, Iterable) else [rows]
     for one in found:
         if not isinstance(one, str | Sequence | Mapping):
-            raise UsageError(f"A model predicts texts, pairs of texts or rows, not {one!r:.40}.")
+            raise UsageError(
+                "A model predicts texts, pairs of texts or rows, not {one!r:.40}.", one=one
+            )
     if not columns and found and all(isinstance(row, Mapping) for row in found):
-        columns = {"text": text_column(found, list(found[0]), "the data")}
+        columns = {"text": text_column(found, list(found[0]), msg("the data"))}
     return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]
 
 
@@ -202,8 +208,9 @@ def refuse_file_name(texts: object) -> None:
     """Raises an error for a text that is the name of a table file, whose rows were meant."""
     if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
         raise UsageError(
-            f"{texts} is a file; to predict its rows, give it as a path: "
-            f"predict(pathlib.Path({texts!r}))."
+            "{texts} is a file; to predict its rows, give it as a path: "
+            "predict(pathlib.Path({texts!r})).",
+            texts=texts,
         )
 
 
@@ -216,7 +223,9 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
         if not isinstance(row.get(name), str):
             had = ", ".join(map(str, row))
             raise UsageError(
-                f"A row has no text in column {name!r}, which this model reads; it has: {had}."
+                "A row has no text in column {name!r}, which this model reads; it has: {had}.",
+                name=name,
+                had=had,
             )
     texts = tuple(row[name] for name in names)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
@@ -229,7 +238,9 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
     names = columns["choices"].split(",")
     given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
     if not isinstance(given, Sequence) or None in given:
-        raise UsageError(f"A row has no choices in {', '.join(names)}, which this model reads.")
+        raise UsageError(
+            "A row has no choices in {names}, which this model reads.", names=", ".join(names)
+        )
     return (tuple(map(str, given)),)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import PLAIN_STOPS, Messages, encode_chat, template_of
 
@@ -56,7 +57,12 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 
 def text_too_long(tokens: int, limit: int, what: str = "this model's context") -> UsageError:
-    sentence = f"The text has {tokens} tokens, more than {what} of {limit}; shorten it."
+    sentence = msg(
+        "The text has {tokens} tokens, more than {what} of {limit}; shorten it.",
+        tokens=tokens,
+        what=msg(what),
+        limit=limit,
+    )
     return UsageError(sentence, code="context_length_exceeded")
 
 

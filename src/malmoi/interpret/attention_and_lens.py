@@ -13,6 +13,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.predict import model_inputs
 from malmoi.inference.prompt import encode_prompt, require_fit, text_too_long
+from malmoi.messages import msg
 from malmoi.model import Activations
 from malmoi.tokenizer import Encoding
 
@@ -106,12 +107,18 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
     """
     head = model.network.require_language_head()
     if not 1 <= top <= model.tokenizer.vocab_size:
-        raise UsageError(f"top must be between 1 and {model.tokenizer.vocab_size}, not {top}.")
+        raise UsageError(
+            "top must be between 1 and {vocab_size}, not {top}.",
+            vocab_size=model.tokenizer.vocab_size,
+            top=top,
+        )
     encoding = encode_for_model(model, text)
     activations = Activations()
     places = MAX_GUESSES // (top * (model.config.depth + 1))
     if len(encoding.tokens) > places:
-        raise text_too_long(len(encoding.tokens), places, f"the lens limit with {top} guesses")
+        raise text_too_long(
+            len(encoding.tokens), places, msg("the lens limit with {top} guesses", top=top)
+        )
     _watch(model, encoding, activations)
     *before, last = activations.hidden  # the last layer's states are already normalised
     states = [*map(model.network.trunk.norm, before), last]

@@ -51,7 +51,9 @@ def attribution(
     """Attributes an answer, by default the predicted one, to the words of a text."""
     known = get_args(AttributionMethod)
     if method not in known:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
+        raise UsageError(
+            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, known)
+        )
     subject.require_answer()
     if method == "gradient":
         return gradient_input(subject, text, target)
@@ -127,5 +129,5 @@ def target_index(subject: Subject, logs: Tensor, target: str | None) -> int:
         return subject.label_index(target)
     found = subject.tokenizer.id(target)
     if found is None:
-        raise UsageError(f"This model's vocabulary has no token {target!r:.60}.")
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=target)
     return found

@@ -102,7 +102,11 @@ class Subject:
 
     def label_index(self, label: str) -> int:
         if label not in self.labels:
-            raise UsageError(f"This model has no label {label!r}.{nearest(label, self.labels)}")
+            raise UsageError(
+                "This model has no label {label!r}.{hint}",
+                label=label,
+                hint=nearest(label, self.labels),
+            )
         return self.labels.index(label)
 
     def encode(self, text: str) -> Encoding:
@@ -198,7 +202,7 @@ def run_text(
 ) -> ForwardResult:
     """One forward pass; layers below the first change are taken from the last clean pass."""
     if options.top < 1:
-        raise UsageError(f"top must be 1 or more, not {options.top}.")
+        raise UsageError("top must be 1 or more, not {top}.", top=options.top)
     encoding = subject.encode(text)
     network = network_with(subject, interventions)
     start = first_changed(subject, interventions)
@@ -241,7 +245,7 @@ def model_with(model: AnyModel, subject: Subject, interventions: Interventions) 
     for one in interventions:
         if one.needs_one_text:
             raise UsageError(
-                f"{one!r} depends on the positions of one text: give it to run(text, […])."
+                "{one!r} depends on the positions of one text: give it to run(text, […]).", one=one
             )
     view = network_with(subject, interventions)
     causal = model.network.trunk.is_causal

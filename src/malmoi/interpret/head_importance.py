@@ -17,6 +17,7 @@ from malmoi.inference.embed import Float32Array
 from malmoi.inference.prompt import mask_token
 from malmoi.interpret.forward_pass import Subject
 from malmoi.interpret.intervention import Place, Site, Tap, recorder, run_layers, view_with_taps
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
@@ -93,7 +94,9 @@ def importance(subject: Subject, rows: Sequence[Row], method: Method, metric: Me
     """The change of the mean loss or accuracy over all predictions of the rows."""
     known = {"ablation": _ablated, "gradient": _estimated}
     if method not in known:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
+        raise UsageError(
+            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, known)
+        )
     if metric not in ("loss", "accuracy") or (method == "gradient" and metric != "loss"):
         raise UsageError("The metric is loss or accuracy, and only loss with method='gradient'.")
     subject.require_answer()
@@ -134,14 +137,21 @@ def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int
     labelled = subject.labels_texts
     if labelled == isinstance(row, str):
         wanted = "a text with its label" if labelled else "a text"
-        raise UsageError(f"Row {number + 1}: this model needs {wanted}, not {row!r:.60}.")
+        raise UsageError(
+            "Row {number}: this model needs {wanted}, not {row!r:.60}.",
+            number=number + 1,
+            wanted=msg(wanted),
+            row=row,
+        )
     text = row if isinstance(row, str) else row[0]
     encoding = subject.encode(text)
     if labelled:
         if row[1] not in subject.labels:
             raise UsageError(
-                f"Row {number + 1}: this model has no label {row[1]!r}; its labels are "
-                f"{', '.join(subject.labels)}."
+                "Row {number}: this model has no label {row!r}; its labels are {labels}.",
+                number=number + 1,
+                row=row[1],
+                labels=", ".join(subject.labels),
             )
         return encoding, {0: subject.labels.index(row[1])}
     tokens = encoding.tokens
@@ -266,15 +276,21 @@ def patching_map(
 ) -> PatchingMap:
     """Copies each position of each layer from `source` into `text`, one at a time."""
     if site not in PATCHED_SITES:
-        raise UsageError(f"The site is {', '.join(PATCHED_SITES[:-1])} or {PATCHED_SITES[-1]}.")
+        raise UsageError(
+            "The site is {sites} or {sites2}.",
+            sites=", ".join(PATCHED_SITES[:-1]),
+            sites2=PATCHED_SITES[-1],
+        )
     network = subject.network
     encodings = [subject.encode(source), subject.encode(text)]
     sizes = [len(encoding.tokens) for encoding in encodings]
     if sizes[0] != sizes[1]:
         raise UsageError(
-            f"The sentences have {sizes[0]} and {sizes[1]} tokens: to patch position by position, "
+            "The sentences have {sizes} and {sizes2} tokens: to patch position by position, "
             "choose two of the same length.",
             code="lengths_differ",
+            sizes=sizes[0],
+            sizes2=sizes[1],
         )
     places = [subject.answer_positions(encoding)[-1:] for encoding in encodings]
     if places[0] != places[1] or subject.head in ("", "tag"):
@@ -339,6 +355,8 @@ def _answer_id(subject: Subject, answer: str) -> int:
     tokens = subject.tokenizer.encode(answer, specials=False).tokens
     if len(tokens) != 1:
         raise UsageError(
-            f"The answer {answer!r} has {len(tokens)} tokens; give one of a single token."
+            "The answer {answer!r} has {tokens} tokens; give one of a single token.",
+            answer=answer,
+            tokens=len(tokens),
         )
     return tokens[0]

@@ -61,8 +61,11 @@ class Intervention:
             if given not in choices:
                 known = ", ".join(choices)
                 raise UsageError(
-                    f"An intervention has no {name} {given!r}: choose one of {known}."
-                    f"{nearest(str(given), choices)}"
+                    "An intervention has no {name} {given!r}: choose one of {known}.{hint}",
+                    name=name,
+                    given=given,
+                    known=known,
+                    hint=nearest(str(given), choices),
                 )
         self._check_parts()
 
@@ -76,7 +79,7 @@ class Intervention:
                 "An intervention on site 'mask' needs pattern=, and no other site has it."
             )
         if self.site in ("mask", "layer") and self.value != "zero":
-            raise UsageError(f"An intervention on site {self.site!r} takes no value.")
+            raise UsageError("An intervention on site {site!r} takes no value.", site=self.site)
         if self.site == "mask" and self.positions is not None:
             raise UsageError("An intervention on site 'mask' applies to every position.")
         if (self.value == "copy") != (self.source is not None) and self.value != "mean":
@@ -106,7 +109,9 @@ class Intervention:
             return range(c.depth)
         if not 0 <= self.layer < c.depth:
             raise UsageError(
-                f"This model has no layer {self.layer}: it has {c.depth}, counted from 0."
+                "This model has no layer {layer}: it has {depth}, counted from 0.",
+                layer=self.layer,
+                depth=c.depth,
             )
         return range(self.layer, self.layer + 1)
 
@@ -114,7 +119,9 @@ class Intervention:
         """The places that it taps."""
         if self.head is not None and not 0 <= self.head < c.heads:
             raise UsageError(
-                f"This model has no head {self.head}: it has {c.heads} in a layer, counted from 0."
+                "This model has no head {head}: it has {heads} in a layer, counted from 0.",
+                head=self.head,
+                heads=c.heads,
             )
         return [] if self.site == "mask" else [(self.site, i) for i in self.layers(c)]
 
@@ -141,8 +148,10 @@ class Intervention:
         assert source is not None
         if self.positions is None and source.size(1) != x.size(1):
             raise UsageError(
-                f"The text has {x.size(1)} tokens and the source {source.size(1)}: give positions= "
-                "(and source_positions=), or texts of the same length."
+                "The text has {size} tokens and the source {size2}: give positions= (and "
+                "source_positions=), or texts of the same length.",
+                size=x.size(1),
+                size2=source.size(1),
             )
         return source[:, _rows(self.source_positions or self.positions, source.size(1))]
 
@@ -156,7 +165,9 @@ def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
 def position_in(at: int, length: int) -> int:
     """A position counted from 0; negative ones are given from the end."""
     if not -length <= at < length:
-        raise UsageError(f"There is no position {at} in a text of {length} tokens.")
+        raise UsageError(
+            "There is no position {at} in a text of {length} tokens.", at=at, length=length
+        )
     return at % length
 
 

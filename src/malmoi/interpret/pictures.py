@@ -24,6 +24,7 @@ from malmoi.interpret.forward_pass import (
     attention_probabilities,
     run_text,
 )
+from malmoi.messages import msg
 from malmoi.model import Layout
 from malmoi.system.files import write_text
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -71,7 +72,9 @@ class PictureOptions:
 def show(model: LoadedModel, kind: PictureKind, text: str, options: PictureOptions) -> Picture:
     """Draws a text, or the model's attention patterns over its number of tokens."""
     if kind not in PICTURES:
-        raise UsageError(f"There is no picture {kind!r}.{nearest(kind, PICTURES)}")
+        raise UsageError(
+            "There is no picture {kind!r}.{hint}", kind=kind, hint=nearest(kind, PICTURES)
+        )
     return PICTURES[kind](model, text, options)
 
 
@@ -92,7 +95,7 @@ def token_picture(model: LoadedModel, text: str, options: PictureOptions) -> Pic
             _text(x + wide / 2, 48, str(token), "middle", size=10),
         ]
         x += wide + 4
-    return _picture(parts, x, 56, f"{len(encoding.tokens)} tokens")
+    return _picture(parts, x, 56, msg("{tokens} tokens", tokens=len(encoding.tokens)))
 
 
 def attention_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
@@ -119,7 +122,10 @@ def lens_picture(model: LoadedModel, text: str, options: PictureOptions) -> Pict
     best = [row.float()[:, : model.tokenizer.vocab_size].softmax(-1).max(-1) for row in rows]
     chances = np.stack([one.values.cpu().numpy() for one in best])[::-1]
     words = [[token_label(model.tokenizer, i) for i in one.indices.tolist()] for one in best][::-1]
-    layers = [*(f"layer {i}" for i in range(len(hidden) - 2, -1, -1)), "embedding"]
+    layers = [
+        *(msg("layer {number}", number=i) for i in range(len(hidden) - 2, -1, -1)),
+        "embedding",
+    ]
     return _matrix(layers, _names(model, text), chances, "logit lens", words)
 
 
@@ -200,7 +206,12 @@ def _labels(model: LoadedModel, encoding: Encoding) -> list[str]:
 
 def _index(given: int, count: int, what: str) -> int:
     if not -count <= given < count:
-        raise UsageError(f"This model has no {what} {given}: it has {count}, counted from 0.")
+        raise UsageError(
+            "This model has no {what} {given}: it has {count}, counted from 0.",
+            what=what,
+            given=given,
+            count=count,
+        )
     return given % count
 
 

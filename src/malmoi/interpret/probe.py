@@ -140,12 +140,18 @@ def _encoded(model: LoadedModel, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
     for number, (given, labels) in enumerate(rows, 1):
         if isinstance(given, str):
             if not isinstance(labels, str):
-                raise UsageError(f"Row {number}: a text has one label, not {labels!r:.60}.")
+                raise UsageError(
+                    "Row {number}: a text has one label, not {labels!r:.60}.",
+                    number=number,
+                    labels=labels,
+                )
             (row,) = model.tokenizer.rows([given], None, max_tokens=length)
             yield row, [(0, len(row.tokens))], [labels], [given]
             continue
         if isinstance(labels, str) or len(labels) != len(given):
-            raise UsageError(f"Row {number}: there must be a label for each of its words.")
+            raise UsageError(
+                "Row {number}: there must be a label for each of its words.", number=number
+            )
         (pieces,) = word_pieces(model.tokenizer, [list(given)], length)
         for piece in pieces:
             words = range(piece.start, piece.start + len(piece.firsts))
@@ -254,20 +260,24 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
         return list(conllu_rows((line for _, line in text_lines(path)), label or "upos"))
     found = guess_columns(path, label=label)
     if not isinstance(found.label, str):
-        raise MalmoiError(f"No column of {path} looks like a label; name it with --label COLUMN.")
+        raise MalmoiError(
+            "No column of {path} looks like a label; name it with --label COLUMN.", path=path
+        )
     try:
         rows = any_rows(path, (found.text, found.label))
         return [(row.text(found.text), str(row[found.label])) for row in rows]
     except BadRow as error:
-        raise MalmoiError(f"{error}.") from None
+        raise MalmoiError("{error}.", error=error) from None
 
 
 def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow]:
     """The sentences of CoNLL-U lines: words, and one of their columns."""
     if column not in CONLLU_COLUMNS:
         raise UsageError(
-            f"CoNLL-U has no column {column!r} to probe; choose one of "
-            f"{', '.join(CONLLU_COLUMNS)}.{nearest(column, CONLLU_COLUMNS)}"
+            "CoNLL-U has no column {column!r} to probe; choose one of {columns}.{hint}",
+            column=column,
+            columns=", ".join(CONLLU_COLUMNS),
+            hint=nearest(column, CONLLU_COLUMNS),
         )
     words: list[str] = []
     labels: list[str] = []
@@ -281,8 +291,10 @@ def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow
             cells = line.rstrip("\n").split("\t")
             if len(cells) != CONLLU_FIELDS:
                 raise MalmoiError(
-                    f"Line {number} is not CoNLL-U: it has {len(cells)} columns instead of "
-                    f"{CONLLU_FIELDS}."
+                    "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
+                    number=number,
+                    cells=len(cells),
+                    fields=CONLLU_FIELDS,
                 )
             if cells[0].isdigit():  # not a range of words, nor an empty node
                 words.append(cells[1].replace(" ", ""))

@@ -199,7 +199,9 @@ def check_place(network: Network) -> None:
         raise UsageError(REFUSAL)
     reason = why_not()
     if reason is not None:
-        raise UsageError(f"int8 would be slower than fp32 here: {reason}. Omit --dtype.")
+        raise UsageError(
+            "int8 would be slower than fp32 here: {reason}. Omit --dtype.", reason=reason
+        )
 
 
 def _quantize_vocabulary(network: Network) -> None:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.machine import Machine, named_dtype, this_machine
 from malmoi.system.native import compiled_library
 
@@ -142,7 +143,9 @@ def product(
     """
     library = kernels()
     if library is None:
-        raise MalmoiError(f"Weights of {weight.bits} bits cannot be used: {why_not()}.")
+        raise MalmoiError(
+            "Weights of {bits} bits cannot be used: {why_not}.", bits=weight.bits, why_not=why_not()
+        )
     call = library.malmoi_quantized_linear
     argument = linear_argument(weight, bias)
     address = ctypes.addressof(argument)
@@ -165,10 +168,12 @@ def why_not() -> str | None:
     if kernels() is not None:
         return None
     if machine.int8_instructions is not None:
-        return f"{machine.compiler} could not compile the int8 kernel"
+        return msg("{compiler} could not compile the int8 kernel", compiler=machine.compiler)
     if machine.compiler is None:
-        return "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
-    return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
+        return msg(
+            "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
+        )
+    return msg("this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)")
 
 
 def kernels() -> ctypes.CDLL | None:

@@ -111,7 +111,8 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Th
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
     if len(missing):
         raise UsageError(
-            f"There is no best threshold: the score of question {missing[0] + 1} is NaN."
+            "There is no best threshold: the score of question {missing} is NaN.",
+            missing=missing[0] + 1,
         )
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))

@@ -149,8 +149,9 @@ def compile_each_shape(
                 return compiled(*inputs, **settings)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise MalmoiError(
-                f"Sparse attention has been compiled for {shapes} shapes of inputs, and for more "
-                "it would be slow: use fewer lengths and batch sizes."
+                "Sparse attention has been compiled for {shapes} shapes of inputs, and for "
+                "more it would be slow: use fewer lengths and batch sizes.",
+                shapes=shapes,
             ) from error
 
     return run

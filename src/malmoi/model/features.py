@@ -68,7 +68,9 @@ class BiLSTM(nn.Module):
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise UsageError(f"A BiLSTM's width must be even (half per direction), not {width}.")
+            raise UsageError(
+                "A BiLSTM's width must be even (half per direction), not {width}.", width=width
+            )
         self.lstm = nn.LSTM(
             inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.messages import msg
 from malmoi.model.encoder_decoder import EncoderDecoder
 from malmoi.model.feature_prefix import FeaturePrefix
 from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
@@ -103,9 +104,11 @@ class Network(nn.Module):
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         if name not in HEADS:
-            raise UsageError(f"There is no head {name!r}.{nearest(name, HEADS)}")
+            raise UsageError(
+                "There is no head {name!r}.{hint}", name=name, hint=nearest(name, HEADS)
+            )
         if name in LABEL_HEADS and classes < 1:
-            raise UsageError(f"The head {name!r} needs the number of its classes.")
+            raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
             self._add_to_reader(name, classes)
             return
@@ -116,8 +119,9 @@ class Network(nn.Module):
     def _add_to_reader(self, name: str, classes: int) -> None:
         if name not in LABEL_HEADS:
             raise UsageError(
-                f"A feature model on frozen layers has no head {name!r}; it can have "
-                f"{' or '.join(sorted(LABEL_HEADS))}."
+                "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
+                name=name,
+                heads=" or ".join(sorted(LABEL_HEADS)),
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
@@ -125,14 +129,20 @@ class Network(nn.Module):
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
         if (mixer := self.config.mixer) != "attention":
-            raise UsageError(f"{what} is for softmax attention; this model has {mixer}.")
+            raise UsageError(
+                "{what} is for softmax attention; this model has {mixer}.",
+                what=msg(what),
+                mixer=mixer,
+            )
 
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
         if self.config.encoder_depth:
-            raise UsageError(f"{what} does not support translation models.")
+            raise UsageError("{what} does not support translation models.", what=msg(what))
         if self.config.feature_count:
-            raise UsageError(f"{what} does not support models that generate text from features.")
+            raise UsageError(
+                "{what} does not support models that generate text from features.", what=msg(what)
+            )
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.
@@ -159,8 +169,11 @@ class Network(nn.Module):
         c = self.config
         if c.positions != "relative":
             raise UsageError(
-                f"This model has {c.positions} positions, which end at its context of {c.context} "
-                "tokens: only a model with relative positions (transformer-xl) supports a memory."
+                "This model has {positions} positions, which end at its context of {context} "
+                "tokens: only a model with relative positions (transformer-xl) supports a "
+                "memory.",
+                positions=c.positions,
+                context=c.context,
             )
         attention = tuple(
             f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text
@@ -222,10 +235,12 @@ class Network(nn.Module):
         firsts: Tensor | None = None,
     ) -> Tensor:
         if name not in self.heads:
-            have = ", ".join(self.heads) or "none"
+            have = ", ".join(self.heads) or msg("none")
             raise UsageError(
-                f"This model has no head {name!r} (it has: {have}); it was trained for something "
-                "else."
+                "This model has no head {name!r} (it has: {have}); it was trained for "
+                "something else.",
+                name=name,
+                have=have,
             )
         if name in POOLED_HEADS:
             pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)

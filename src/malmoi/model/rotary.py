@@ -68,7 +68,9 @@ def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[fl
     """Parses a rule and its numbers: "llama3:8,1,4,8192"."""
     name, _, rest = text.partition(":")
     if name not in SCALINGS:
-        raise UsageError(f"There is no rotary scaling {name!r}.{nearest(name, SCALINGS)}")
+        raise UsageError(
+            "There is no rotary scaling {name!r}.{hint}", name=name, hint=nearest(name, SCALINGS)
+        )
     try:
         numbers = tuple(float(part) for part in rest.split(","))
         if any(not 0 < number < math.inf for number in numbers):
@@ -76,7 +78,7 @@ def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[fl
         return SCALINGS[name], numbers
     except ValueError:
         raise UsageError(
-            f"The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'."
+            "The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'.", text=text
         ) from None
 
 
@@ -93,7 +95,8 @@ def rotary_frequencies(config: ModelConfig) -> ScaledFrequencies:
         return rule(plain, config.rotary_base, *numbers)
     except TypeError:
         raise UsageError(
-            f"The rotary scaling {config.rotary_scaling!r} has too many or too few numbers."
+            "The rotary scaling {scaling!r} has too many or too few numbers.",
+            scaling=config.rotary_scaling,
         ) from None
     except ArithmeticError:  # numbers at the limits of float range
         return plain * math.nan, math.nan
@@ -109,8 +112,10 @@ def rotary_table(config: ModelConfig) -> Tensor:
     torch.sin(angle, out=table[1])
     if not all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()):
         raise UsageError(
-            f"Rotary positions with the base {config.rotary_base:g} and the scaling "
-            f"{config.rotary_scaling!r} are not finite numbers."
+            "Rotary positions with the base {base:g} and the scaling {scaling!r} are not "
+            "finite numbers.",
+            base=config.rotary_base,
+            scaling=config.rotary_scaling,
         )
     return table
 

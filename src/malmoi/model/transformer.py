@@ -418,4 +418,8 @@ class Transformer(nn.Module):
         length = tokens.size(1) + (cache.used if cache is not None else 0)
         c = self.config
         if length > c.max_length and positions is None and c.positions != "none":
-            raise UsageError(f"{length} tokens are more than this model's context of {c.context}.")
+            raise UsageError(
+                "{length} tokens are more than this model's context of {context}.",
+                length=length,
+                context=c.context,
+            )

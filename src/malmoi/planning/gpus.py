@@ -64,11 +64,15 @@ def find_gpu(
     given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
     for flag, value in given.items():
         if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{flag} must be positive and finite, not {value:g}.")
+            raise UsageError(
+                "{option} must be positive and finite, not {value:g}.", option=flag, value=value
+            )
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
-            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; "
-            "describe any other with --gpu-memory and --gpu-tflops."
+            "There is no GPU {name!r} here.{hint} `malmoi plan` lists them; describe any "
+            "other with --gpu-memory and --gpu-tflops.",
+            name=name,
+            hint=nearest(name, GPUS),
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))
     known = replace(known, memory=memory or known.memory, watts=watts or known.watts)

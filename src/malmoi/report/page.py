@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from malmoi.system.language import language, translate
+from malmoi.messages import language, msg, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
@@ -14,7 +14,8 @@ REPORT_STYLE = """
 body{font:16px/1.6 system-ui,"Noto Sans KR","NanumGothic","Apple SD Gothic Neo","Malgun Gothic",sans-serif;
 word-break:keep-all;overflow-wrap:break-word;color:var(--ink);background:var(--paper);max-width:860px;margin:2.5rem auto;padding:0 1.2rem}
 h1{font-size:1.75rem;line-height:1.25;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.4rem 0 .7rem}
-.wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
+section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
+.note{color:var(--soft);font-size:.9rem}.wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.4rem .6rem;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500}.rows td:first-child{overflow-wrap:anywhere}
@@ -56,6 +57,15 @@ def words(text: str) -> str:
 
 def heading(text: str) -> str:
     return f"<h2>{words(text)}</h2>"
+
+
+def section(title: str, *parts: str) -> str:
+    return f"<section>{heading(title)}{''.join(parts)}</section>"
+
+
+def page_note(*sentences: str) -> str:
+    """Sentences of a page, smaller than its text."""
+    return f'<p class="note">{" ".join(words(text) for text in sentences)}</p>'
 
 
 def fact_cards(pairs: Sequence[tuple[str, str]]) -> str:
@@ -100,4 +110,6 @@ def machine_name() -> str:
     """The machine that a page was made on."""
     machine = this_machine()
     gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    return gpus or translate(f"{machine.architecture}, {machine.cores} cores")
+    return gpus or translate(
+        msg("{architecture}, {cores} cores", architecture=machine.architecture, cores=machine.cores)
+    )

@@ -45,7 +45,9 @@ class ServeConfig:
             raise UsageError(problem)
         if self.log_level not in LOG_LEVELS:
             hint = nearest(self.log_level, LOG_LEVELS)
-            raise UsageError(f"There is no log level {self.log_level!r}.{hint}")
+            raise UsageError(
+                "There is no log level {log_level!r}.{hint}", log_level=self.log_level, hint=hint
+            )
         if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
             raise UsageError(
                 "The API key must be one or more ASCII characters: it travels in a header."

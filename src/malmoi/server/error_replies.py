@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.engine import QueueFull
-from malmoi.system.language import translate
+from malmoi.messages import msg, translate
 
 RETRY = 1  # seconds after which a client may retry a full server
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -127,7 +127,10 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
     fitting = [one for one in here if not one["type"].endswith("_type")]
     wrong = dict.fromkeys(one["msg"] for one in fitting or here)
     return ApiError(
-        400, f"{where}: {'; or: '.join(list(wrong)[:4])}.", param=where, code="invalid_value"
+        400,
+        msg("{where}: {wrong}.", where=where, wrong="; or: ".join(list(wrong)[:4])),
+        param=where,
+        code="invalid_value",
     )
 
 
@@ -135,8 +138,8 @@ def _sentence(error: HTTPException) -> str:
     if error.status_code == 404:
         return "There is no such endpoint; see /openapi.json."
     if error.status_code == 405:
-        return (
-            "This endpoint does not accept this method; it accepts "
-            f"{(error.headers or {}).get('Allow', 'another')}."
+        return msg(
+            "This endpoint does not accept this method; it accepts {value}.",
+            value=(error.headers or {}).get("Allow", "another"),
         )
     return str(error.detail)

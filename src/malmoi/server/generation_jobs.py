@@ -30,7 +30,11 @@ class GenerationStream:
     ) -> None:
         engine = served.writer
         if len(jobs) > engine.queue:
-            raise UsageError(f"{len(jobs)} continuations are above the limit of {engine.queue}.")
+            raise UsageError(
+                "{jobs} continuations are above the limit of {queue}.",
+                jobs=len(jobs),
+                queue=engine.queue,
+            )
         self.settings: ServeConfig = request.app.state.settings
         self.metrics: Metrics = request.app.state.metrics
         self.model = served.name

@@ -88,9 +88,11 @@ def listen(settings: ServeConfig) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise MalmoiError(
-            f"The server cannot listen on {settings.host}:{settings.port}: "
-            f"{error.strerror or error}. "
-            "Choose another --port (0 takes any that is free) or --host."
+            "The server cannot listen on {host}:{port}: {strerror}. Choose another --port (0 "
+            "takes any that is free) or --host.",
+            host=settings.host,
+            port=settings.port,
+            strerror=error.strerror or error,
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import Self
 from malmoi.errors import UsageError, nearest
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
+from malmoi.messages import joined, msg
 from malmoi.server.config import ServeConfig
 from malmoi.server.error_replies import ApiError
 
@@ -32,7 +33,9 @@ class ServedModel:
         """The engine; raises an error if the model does not generate."""
         if self.engine is None:
             can = ", ".join(self.model.abilities)
-            raise UsageError(f"The model {self.name!r} does not generate text. It can: {can}.")
+            raise UsageError(
+                "The model {name!r} does not generate text. It can: {can}.", name=self.name, can=can
+            )
         return self.engine
 
 
@@ -60,8 +63,9 @@ class ModelRegistry:
         names = settings.served_model_name or distinct_names(paths)
         if len(set(names)) < len(names) or (len(models) > 1 and len(names) != len(models)):
             raise UsageError(
-                f"served_model_name has {len(names)} names for {len(models)} models: give each "
-                "model its own."
+                "served_model_name has {names} names for {models} models: give each model its own.",
+                names=len(names),
+                models=len(models),
             )
         opened = [
             model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
@@ -74,7 +78,7 @@ class ModelRegistry:
     @property
     def notes(self) -> list[str]:
         """Notes from loading the models."""
-        return [f"{one.name}: {note}" for one in self for note in one.model.notes]
+        return [joined(": ", (one.name, note)) for one in self for note in one.model.notes]
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
@@ -83,7 +87,11 @@ class ModelRegistry:
         if name is None:
             return next(iter(self))
         if name not in self.names:
-            sentence = f"There is no model {name[:80]!r}.{nearest(name[:200], self.names)}"
+            sentence = msg(
+                "There is no model {name!r}.{hint}",
+                name=name[:80],
+                hint=nearest(name[:200], self.names),
+            )
             raise ApiError(404, sentence, param="model", code="model_not_found")
         return self.names[name]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from malmoi.studies.measures import bits_per_byte, minimal_pairs, speed, zero_shot
+from malmoi.studies.measures import held_out_bits, minimal_pairs, speed, zero_shot
 from malmoi.studies.report import StudyResults, best_rows, lower_is_better, number
 from malmoi.studies.study import Cell, StudyPlan, Words
 
@@ -18,7 +18,7 @@ WRITERS = ("GPT", "both at once", "LSTM")  # models that predict the next token
 TUNED = ("sentence", "acceptability", "pair", "similarity", "tokens", "span")
 
 
-def bert_vs_gpt(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes, "train.snapshots": False}
     text = plan.data.held_out
     for row, kind in MODELS.items():
@@ -37,7 +37,7 @@ def bert_vs_gpt(plan: StudyPlan, seed: int) -> Iterator[Cell]:
             for task in plan.tasks("last word"):
                 yield plan.cell(row, recipe, zero_shot, task=task)
         if row in WRITERS:
-            yield plan.cell(row, recipe, bits_per_byte, text=text)
+            yield plan.cell(row, recipe, held_out_bits, text=text)
         yield plan.cell(row, recipe, speed, text=text, writes=row in WRITERS)
 
 

@@ -91,7 +91,7 @@ def compressed(
     return {task.name: 100 * score, SIZE: folder_size(final) / 1e6, RATE: cost_of(model).rate}
 
 
-def compression(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def compression_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is two layers
     recipe = plan.scale.recipe("bert", seed, **{"model.depth": depth})
     options = dict(options=plan.scale.tuning(seed), text=plan.data.held_out)

@@ -177,9 +177,13 @@ def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
     words = [word for word in every if word.isascii() and len(word) in WORD_LETTERS]
     if len(words) < MIN_WORDS:
         raise MalmoiError(
-            f"There are only {len(words)} words of {WORD_LETTERS[0]} to {WORD_LETTERS[-1]} Latin "
-            f"letters in {', '.join(sources)}; the rules need at least {MIN_WORDS}: give more "
-            "text."
+            "There are only {words} words of {letters} to {letters2} Latin letters in "
+            "{sources}; the rules need at least {min_words}: give more text.",
+            words=len(words),
+            letters=WORD_LETTERS[0],
+            letters2=WORD_LETTERS[-1],
+            sources=", ".join(sources),
+            min_words=MIN_WORDS,
         )
     numbers = [str(number) for number in NUMBER_RANGE]
 

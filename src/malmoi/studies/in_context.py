@@ -5,7 +5,7 @@ document contained, after 0, 1, 2 … examples.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from random import Random
 from statistics import fmean
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.in_context.question import plural_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
+from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.studies.hidden_rules import (
@@ -138,39 +138,36 @@ def accuracy_by_examples(
 ) -> dict[str, float]:
     """Percentage of exact answers by the number of examples, over all rules and for each."""
     model = load(judged.folder, device=judged.device)
-    rules = asked_rules(scale.rules)
-
-    def accuracies(*, instructed: bool) -> dict[str, dict[int, float]]:
-        return {
-            rule.name: _accuracy(
-                model,
-                [rule_task(rule, items, n, instructed=instructed) for n in range(scale.draws)],
-                scale,
-                judged.seed,
-            )
-            for rule in rules
-            if rule.name in scale.rules or not instructed
-        }
-
-    plain, instructed = (accuracies(instructed=told) for told in (False, True))
-    unseen = [name for name in plain if name not in scale.rules]
-    found: dict[str, float] = {}
+    rules = {rule.name: rule for rule in asked_rules(scale.rules)}
+    measure = partial(_accuracy, model, items=items, scale=scale, seed=judged.seed)
+    plain = {name: measure(rule) for name, rule in rules.items()}
+    told = {name: measure(rules[name], instructed=True) for name in scale.rules}
+    unseen = {name: plain[name] for name in rules if name not in scale.rules}
+    seen = {name: plain[name] for name in scale.rules}
+    scores: dict[str, float] = {}
     for shots in scale.shots:
-        column = plural_examples(shots)
-        found[column] = fmean(plain[name][shots] for name in scale.rules)
-        found[f"{INSTRUCTED}: {column}"] = fmean(instructed[name][shots] for name in scale.rules)
-        if unseen:
-            found[f"{UNSEEN}: {column}"] = fmean(plain[name][shots] for name in unseen)
-        found |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
-    first, last = (found[plural_examples(shots)] for shots in (scale.shots[0], scale.shots[-1]))
-    return {**found, GAIN: last - first}
+        column = plural(shots, "example")
+        groups = {column: seen, f"{INSTRUCTED}: {column}": told, f"{UNSEEN}: {column}": unseen}
+        for name, some in groups.items():
+            if some:
+                scores[name] = fmean(one[shots] for one in some.values())
+        scores |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
+    first, last = (scores[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
+    return {**scores, GAIN: last - first}
 
 
 def _accuracy(
-    model: Model, tasks: Iterable[Task], scale: InContextScale, seed: int
+    model: Model,
+    rule: HiddenRule,
+    *,
+    items: RuleItems,
+    scale: InContextScale,
+    seed: int,
+    instructed: bool = False,
 ) -> dict[int, float]:
     """shots → exact answers in percent, over the parameters drawn."""
     config = InContextConfig(",".join(map(str, scale.shots)), seed=seed, limit=scale.questions)
+    tasks = (rule_task(rule, items, n, instructed=instructed) for n in range(scale.draws))
     results = [evaluate_in_context(model, task, None, config) for task in tasks]
     return {
         shots: 100 * fmean(result.verdict.measures["match"].mean for result in same)
@@ -223,13 +220,15 @@ def _write_beginning(path: Path, sources: Sequence[str], characters: float) -> N
     write_text(path, "".join(lines))
 
 
-def in_context(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def in_context_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     scale = SCALES[plan.scale.name]
     for_training, for_questions = halves(plan.data.text)
     if (count := len(for_questions.words)) <= max(scale.shots):
         raise MalmoiError(
-            f"The text leaves {count} words for questions, too few to show {max(scale.shots)} "
-            "examples: give more text."
+            "The text leaves {count} words for questions, too few to show {shots} examples: "
+            "give more text.",
+            count=count,
+            shots=max(scale.shots),
         )
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
     on_documents = StudyPlan(plan.scale, documents)
@@ -252,20 +251,22 @@ def _notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
 def _figure(results: StudyResults) -> str:
     """A line per size over the number of examples; dashed with the instruction."""
     columns = [column for column in results.columns if column != GAIN]
-    shots = [float(column.split()[0]) for column in columns]
     lines: dict[str, Line] = {}
     for row in results.rows:
         weights = results.facts(row)["parameters"]
         name = f"{row}, {short_number(float(f'{weights:.2g}'))}"
-        plain = [results.at(row, column) for column in columns]
-        instructed = [results.at(row, f"{INSTRUCTED}: {column}") for column in columns]
-        errors = [value.deviation if value else 0.0 for value in plain]
-        for key, values in ((f"{name}, {INSTRUCTED}", instructed), (name, plain)):
-            points = [(at, value.mean) for at, value in zip(shots, values, strict=True) if value]
-            beside = name if key != name else ""
-            lines[key] = Line(points, () if beside else errors, beside=beside, dashed=bool(beside))
+        told = _line(results, row, columns, f"{INSTRUCTED}: ")
+        lines[f"{name}, {INSTRUCTED}"] = Line(told.points, beside=name, dashed=True)
+        lines[name] = _line(results, row, columns)
     up = "exact answers in % (dashed: with the instruction)"
     return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
+
+
+def _line(results: StudyResults, row: str, columns: Sequence[str], before: str = "") -> Line:
+    found = {column: results.at(row, before + column) for column in columns}
+    values = {float(column.split()[0]): value for column, value in found.items() if value}
+    points = [(shots, value.mean) for shots, value in values.items()]
+    return Line(points, [value.deviation for value in values.values()])
 
 
 SHOWN = {("in-context", "figure"): _figure, ("in-context", "notes"): _notes}

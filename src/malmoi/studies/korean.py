@@ -67,7 +67,7 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
+def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte, tokens per character and unknown tokens of held-out reviews.
 
     Unknown tokens cost few bits and hide text, so bits per byte are comparable only without them.
@@ -87,7 +87,7 @@ def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
     }
 
 
-def korean(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     tasks = korean_tasks(plan)
     if not tasks or tasks[0].name != "NSMC":
         raise UsageError(
@@ -104,7 +104,7 @@ def korean(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         settings: dict[str, Any] = {f"tokenizer.{name}": value for name, value in words.items()}
         settings |= {**same_time, "data.documents": "line"}
         recipe = plan.scale.recipe("gpt", seed, **settings)
-        yield reviews.cell(row, recipe, vocabulary, text=held_out)
+        yield reviews.cell(row, recipe, vocabulary_scores, text=held_out)
         for task in tasks:
             if task.train is not None:
                 yield from reviews.tuned(row, recipe, [task])

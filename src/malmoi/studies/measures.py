@@ -53,7 +53,7 @@ def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
     return whole | {f"{task.name}: {name}": 100 * facts[name] for name in groups}
 
 
-def bits_per_byte(judged: JudgedModel, text: Path) -> dict[str, float]:
+def held_out_bits(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte of held-out text, of which half of each window is context."""
     model = load(judged.folder, device=judged.device)
     return {"bits per byte": model.bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
@@ -65,7 +65,7 @@ def snapshot_scores(
     """Bits per byte and task scores of the model after a step (0: the final model)."""
     folder = judged.folder / "snapshots" / f"{step:06d}" if step else judged.folder
     then = replace(judged, folder=folder)
-    scores = bits_per_byte(then, text)
+    scores = held_out_bits(then, text)
     for task in tasks:
         scores |= zero_shot(then, task)
     return scores

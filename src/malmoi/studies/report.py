@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
+from malmoi.messages import plural
 from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
 from malmoi.report.page import html_page, html_table, machine_name, markdown_table
 from malmoi.studies.data import ROLE_COLUMNS
 from malmoi.studies.study import Study, Words
 from malmoi.system.files import write_json, write_text
-from malmoi.system.language import plural
 
 # suffixes of columns where lower is better
 LOWER_IS_BETTER = ("bits per byte", "perplexity", "loss", "seconds", "ms", "MB", "bits")
@@ -180,10 +180,13 @@ def _columns(wanted: str | int, results: StudyResults) -> list[str]:
         return measured
     if wanted == "scores":
         return [column for column in measured if not lower_is_better(column)]
-    if not (role := re.match(r"{(.+)}", wanted)):
-        return [wanted]
-    # the first task of the role that was measured: they depend on the given data sets
-    names = [wanted.replace(role[0], name) for name in ROLE_COLUMNS[role[1]]]
+    role = re.match(r"{(.+)}", wanted)
+    return _of_role(wanted, role[1], measured) if role else [wanted]
+
+
+def _of_role(wanted: str, role: str, measured: Sequence[str]) -> list[str]:
+    """The first task of a role that was measured: they depend on the given data sets."""
+    names = [wanted.format(**{role: name}) for name in ROLE_COLUMNS[role]]
     return [name for name in names if name in measured][:1]
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -30,7 +31,6 @@ from malmoi.studies.report import write_pages
 from malmoi.studies.scale import named_scale
 from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan
 from malmoi.system.files import folder_lock, write_json
-from malmoi.system.language import plural
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.result import PlainValue, Result
@@ -40,9 +40,9 @@ from malmoi.text.documents import read_documents
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data.encode import build_stores
+from malmoi.training.prepare import SPECIAL
 from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
-from malmoi.training.run_tokenizer import SPECIAL
 from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -88,18 +88,29 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
     if not cells:
-        raise UsageError(f"The data has no task for the study {study.name}: give it with --data.")
+        raise UsageError(
+            "The data has no task for the study {name}: give it with --data.", name=study.name
+        )
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
     records = finished_cells(cells, kept)
-    logger.info(f"{study.name}: {len(records)} of {len(cells)} cells are done.")
+    logger.info(
+        msg(
+            "{study}: {records} of {cells} cells are done.",
+            study=study.name,
+            records=len(records),
+            cells=len(cells),
+        )
+    )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
         first = failed[0].rstrip(".")
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first with: {first}. The report shows the others; "
-            "the same command retries the failed ones."
+            "{failed} cells failed, the first with: {first}. The report shows the others; the "
+            "same command retries the failed ones.",
+            failed=len(failed),
+            first=first,
         )
     return StudyResult(study.name, out, facts)
 
@@ -249,6 +260,7 @@ def finished_cells(cells: Sequence[Cell], kept: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------ all of them
 
 Job = Callable[[Cell, Path, str | None], None]
+Outcome = tuple[Cell, int | BaseException]  # a signal's number (0: none), or an error
 
 
 def run_cells(
@@ -262,22 +274,32 @@ def run_cells(
     missing = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
     models = {model_key(c): c for c in missing.values() if not _is_trained(c, kept)}
     failed: list[str] = []
-    # how far it is, in models and numbers
     count = _Count(len(models) + len(missing))
     try:
         with StopSignals() as stop:
-            for job, some in ((train_model, models.values()), (measure_cell, missing.values())):
-                ready = [c for c in some if job is train_model or _is_trained(c, kept)]
-                outcomes = _outcomes(partial(_do, job), ready, kept, workers, device)
-                with closing(outcomes):
-                    for cell, outcome in outcomes:
-                        _note(cell, outcome, failed)
-                        count.add()
-                        if number := stop.number or (outcome if isinstance(outcome, int) else 0):
-                            raise Stopped(number)  # after running cells have saved their state
+            for cell, outcome in _all_outcomes(models, missing, kept, workers, device):
+                _note(cell, outcome, failed)
+                count.add()
+                if number := stop.number or (outcome if isinstance(outcome, int) else 0):
+                    raise Stopped(number)  # after running cells have saved their state
     except BrokenExecutor as error:
-        failed.append(f"a worker process died: {error}")
+        failed.append(msg("a worker process died: {error}", error=error))
     return failed
+
+
+def _all_outcomes(
+    models: Mapping[str, Cell],
+    cells: Mapping[str, Cell],
+    kept: Path,
+    workers: int,
+    device: str | None,
+) -> Iterator[Outcome]:
+    """First of the models, then of the cells whose model is there."""
+    with closing(_outcomes(train_model, [*models.values()], kept, workers, device)) as trained:
+        yield from trained
+    ready = [cell for cell in cells.values() if _is_trained(cell, kept)]
+    with closing(_outcomes(measure_cell, ready, kept, workers, device)) as measured:
+        yield from measured
 
 
 def _note(cell: Cell, outcome: int | BaseException, failed: list[str]) -> None:
@@ -302,20 +324,23 @@ class _Count:
         minutes = left * (time.monotonic() - self.began) / self.ready / 60
         if self.ready == 1 and minutes > LONG_MINUTES:
             logger.info(
-                f"The other {plural(left, 'cell')} will take about "
-                f"{plural(round(minutes), 'minute')}; --seeds 1 runs fewer."
+                msg(
+                    "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+                    cells=plural(left, "cell"),
+                    minutes=plural(round(minutes), "minute"),
+                )
             )
 
 
 def _outcomes(
-    work: "partial[int]", cells: Sequence[Cell], kept: Path, workers: int, device: str | None
-) -> Generator[tuple[Cell, int | BaseException]]:
-    """Each cell as it ends, with the signal that stopped it (0: none) or its error."""
+    job: Job, cells: Sequence[Cell], kept: Path, workers: int, device: str | None
+) -> Generator[Outcome]:
+    """Each cell as it ends, with the signal that stopped it or its error."""
     if workers <= 1:
         for cell in cells:
             try:
                 with _quietly(), listening(lambda event: None):
-                    outcome: int | BaseException = work(cell, kept, device)
+                    outcome: int | BaseException = _do(job, cell, kept, device)
             except Exception as error:
                 outcome = error
             yield cell, outcome
@@ -323,7 +348,7 @@ def _outcomes(
     threads = max(1, this_machine().cores // workers)
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
     try:
-        running = {pool.submit(work, cell, kept, device): cell for cell in cells}
+        running = {pool.submit(_do, job, cell, kept, device): cell for cell in cells}
         for future in as_completed(running):
             failure = future.exception()
             if isinstance(failure, BrokenExecutor):

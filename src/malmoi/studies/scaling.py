@@ -12,7 +12,7 @@ from malmoi.inference import load
 from malmoi.model import Network
 from malmoi.planning.flops import flops, keys_seen
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.studies.measures import BITS_CHARACTERS, bits_per_byte
+from malmoi.studies.measures import BITS_CHARACTERS, held_out_bits
 from malmoi.studies.report import StudyResults
 from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
 from malmoi.studies.tables import sized_gpt
@@ -78,7 +78,7 @@ def loss_by_compute(judged: JudgedModel, text: Path) -> dict[str, float]:
     return {LOSS: loss, COMPUTE: each * judged.facts()["tokens"] / 1e9}
 
 
-def gpt3_scaling(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def gpt3_scaling_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     for size, share in STEPS.items():
         recipe = sized_gpt(plan, size, seed)
         recipe = recipe.override({"train.steps": max(1, round(share * recipe.train.steps))})
@@ -142,7 +142,7 @@ def attended(judged: JudgedModel) -> dict[str, float]:
     return {"keys seen": sum(seen) / len(seen), "million tokens": judged.facts()["tokens"] / 1e6}
 
 
-def gpt3_sparse(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+def gpt3_sparse_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("gpt", seed)
     if not plan.scale.faithful:
         longer = LONGER * base.model.context
@@ -153,7 +153,7 @@ def gpt3_sparse(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         sparse = base.override({"model.attention": attention})
         steps = round(base.train.steps * dense / training_flops(sparse))
         recipe = sparse.override({"train.steps": steps})
-        yield plan.cell(row, recipe, bits_per_byte, text=plan.data.held_out)
+        yield plan.cell(row, recipe, held_out_bits, text=plan.data.held_out)
         yield plan.cell(row, recipe, attended)
 
 

@@ -1,6 +1,6 @@
 """A study: a paper's table or figure as cells, and what papers.toml says about it.
 
-A new study is a function from a plan and a seed to cells, a name in `CELLS`, and an entry in
+A new study is a function from a plan and a seed to cells, a name in `MODULES`, and an entry in
 papers.toml: the paper, its numbers, its findings and the words of the page.
 """
 
@@ -19,7 +19,7 @@ from malmoi.studies.scale import Scale
 from malmoi.system.untrusted import read_object
 from malmoi.training.recipe import Recipe
 
-# study → the module with its cells, in a function of its name
+# study → the module with its cells: bert-size is `bert_size_cells` there
 MODULES = {
     **dict.fromkeys(("bert-masking", "bert-objectives", "bert-size", "bert-features"), "tables"),
     **dict.fromkeys(("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation", "gpt2-zeroshot"), "tables"),
@@ -138,7 +138,7 @@ class Study:
         return import_module(f"malmoi.studies.{MODULES[self.name]}")
 
     def cells(self, plan: StudyPlan, seeds: Iterable[int]) -> list[Cell]:
-        make = getattr(self._module, self.name.replace("-", "_"))
+        make = getattr(self._module, f"{self.name.replace('-', '_')}_cells")
         return [cell for seed in seeds for cell in make(plan, seed)]
 
     def shown_by(self, what: str) -> Any:
@@ -154,6 +154,8 @@ def _records() -> dict[str, Any]:
 def named_study(name: str) -> Study:
     if name not in MODULES:
         raise UsageError(
-            f"There is no study {name!r}.{nearest(name, MODULES)} `malmoi study` lists them."
+            "There is no study {name!r}.{hint} `malmoi study` lists them.",
+            name=name,
+            hint=nearest(name, MODULES),
         )
     return Study(name, _records()[name])

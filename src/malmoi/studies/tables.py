@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.evaluation.examples import load_examples
+from malmoi.messages import plural
 from malmoi.studies.data import StudyTask
 from malmoi.studies.measures import (
-    bits_per_byte,
     clean_and_dirty,
+    held_out_bits,
     millions,
     mlm_perplexity,
     snapshot_scores,
@@ -21,7 +22,6 @@ from malmoi.studies.measures import (
 from malmoi.studies.report import StudyResults, curve_figure, lower_is_better
 from malmoi.studies.study import Cell, StudyPlan, Words
 from malmoi.system.files import write_text
-from malmoi.system.language import plural
 from malmoi.training.recipe import Recipe
 
 Cells = Iterator[Cell]
@@ -58,7 +58,7 @@ COPIES = 8  # of a leaked item, as web pages are often duplicated
 # ------------------------------------------------------------------ BERT
 
 
-def bert_masking(plan: StudyPlan, seed: int) -> Cells:
+def bert_masking_cells(plan: StudyPlan, seed: int) -> Cells:
     for mask, same, other in MASKS:
         row = f"{mask}% [MASK], {same}% same, {other}% random"
         shares = {"data.mask_token": mask / 100, "data.mask_random": other / 100}
@@ -68,7 +68,7 @@ def bert_masking(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), "{}, features", **features)
 
 
-def bert_features(plan: StudyPlan, seed: int) -> Cells:
+def bert_features_cells(plan: StudyPlan, seed: int) -> Cells:
     recipe = plan.scale.recipe("bert", seed)
     yield from plan.tuned("fine-tuned", recipe, plan.tasks("tokens"))
     for row, layers in FEATURES.items():
@@ -76,7 +76,7 @@ def bert_features(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), **options)
 
 
-def bert_objectives(plan: StudyPlan, seed: int) -> Cells:
+def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
     bert, ltr = (plan.scale.recipe(kind, seed) for kind in ("bert", "ltr"))
     left_to_right = "left to right, no NSP"
     rows = {"BERT": bert, "no NSP": bert.override({"objective": "mlm"}), left_to_right: ltr}
@@ -87,7 +87,7 @@ def bert_objectives(plan: StudyPlan, seed: int) -> Cells:
     yield from plan.tuned(row, ltr, plan.tasks("tokens"), lm=0.0, **plan.scale.bilstm)
 
 
-def bert_size(plan: StudyPlan, seed: int) -> Cells:
+def bert_size_cells(plan: StudyPlan, seed: int) -> Cells:
     base = plan.scale.recipe("bert", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     for row, (deep, wide, many) in SHAPES.items():
@@ -105,7 +105,7 @@ def bert_size(plan: StudyPlan, seed: int) -> Cells:
 # ------------------------------------------------------------------ GPT-1
 
 
-def gpt1_transfer(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Cells:
     base = plan.scale.recipe("gpt", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     recipe = base.override({"model.depth": depth})
@@ -121,7 +121,7 @@ def _layers(row: str) -> float | None:
     return float(row.split()[2]) if row.startswith("embeddings") else None
 
 
-def gpt1_ablation(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
     gpt, lstm = (plan.scale.recipe(kind, seed) for kind in ("gpt", "lstm"))
     rows: Mapping[str, tuple[Recipe, dict[str, Any]]] = {
         "Transformer, auxiliary LM": (gpt, {}),
@@ -138,7 +138,7 @@ def gpt1_ablation(plan: StudyPlan, seed: int) -> Cells:
                 yield from plan.tuned(row, recipe, [some], column, **options)
 
 
-def gpt1_zeroshot(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
     roles = ("acceptability", "minimal pairs", "last word")
     tasks = [_by_likelihood(t) for t in plan.data.of(*roles, dev_rows=plan.scale.dev_rows)]
     recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
@@ -180,12 +180,12 @@ def sized_gpt(plan: StudyPlan, size: str, seed: int) -> Recipe:
     return base.override({"model.width": width, "model.heads": heads, "model.hidden": 0})
 
 
-def gpt2_zeroshot(plan: StudyPlan, seed: int) -> Cells:
+def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
     texts = [(column, task, plan.data.file(pattern)) for column, task, pattern in TEXTS]
     for size in WIDTHS:
         recipe = sized_gpt(plan, size, seed)
         yield plan.cell(size, recipe, millions)
-        yield plan.cell(size, recipe, bits_per_byte, text=plan.data.held_out)
+        yield plan.cell(size, recipe, held_out_bits, text=plan.data.held_out)
         for word in plan.tasks("last word"):
             yield plan.cell(size, recipe, zero_shot, task=word)
         for column, task, path in texts:
@@ -194,7 +194,7 @@ def gpt2_zeroshot(plan: StudyPlan, seed: int) -> Cells:
                 yield plan.cell(size, recipe, text_perplexity, **options)
 
 
-def gpt3_contamination(plan: StudyPlan, seed: int) -> Cells:
+def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Cells:
     recipe = plan.scale.recipe("gpt", seed)
     for task in plan.tasks("minimal pairs"):
         leaked = write_leaked(task, plan.data.held_out.parent / "leaked.jsonl")

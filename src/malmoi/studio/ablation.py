@@ -13,6 +13,7 @@ from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
 from malmoi.interpret.head_importance import Row
 from malmoi.interpret.intervention import Intervention, Site, Value
+from malmoi.messages import msg
 from malmoi.server.api.requests import ApiRequest
 from malmoi.studio.probing import tab_labelled
 from malmoi.studio.routes import show_view
@@ -143,7 +144,11 @@ def _rows(lines: Sequence[str], model: Model) -> list[Row]:
 def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
     size = max(len(model.tokens(text)) for text in (body.source, body.text))
     if size > MAX_PATCHED_TOKENS:
-        sentence = f"The patching map supports at most {MAX_PATCHED_TOKENS} tokens, not {size}."
+        sentence = msg(
+            "The patching map supports at most {most} tokens, not {size}.",
+            most=MAX_PATCHED_TOKENS,
+            size=size,
+        )
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.patching_map(body.source, body.text, site=body.site)
     same = abs(found.source_logprob - found.logprob) < 1e-6

@@ -65,7 +65,11 @@ def attention_view(model: Model, wanted: AttentionViewRequest) -> AttentionView:
     weights = by_words(seen.weights, groups) if words else seen.weights
     layers, heads = weights.shape[:2]
     if wanted.layer >= layers or wanted.head >= heads:
-        raise UsageError(f"There are {layers} layers of {heads} heads here; choose one of them.")
+        raise UsageError(
+            "There are {layers} layers of {heads} heads here; choose one of them.",
+            layers=layers,
+            heads=heads,
+        )
     small = _thumbnails(weights)
     name = _word if words else _token
     return AttentionView(

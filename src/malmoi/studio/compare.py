@@ -43,7 +43,9 @@ def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -
     if not words:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
     if not 0 <= place < len(words):
-        raise UsageError(f"There is no word {place + 1}: the sentence has {len(words)}.")
+        raise UsageError(
+            "There is no word {place}: the sentence has {words}.", place=place + 1, words=len(words)
+        )
     sides = (
         None if gpt is None else _gpt(gpt, words, place),
         None if bert is None else _bert(bert.masked, words, place),

@@ -65,12 +65,15 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
     """The item's prompt with its examples, and the likelihood of every answer."""
     if wanted.scoring not in (known := scorings(model)):
         raise UsageError(
-            f"There is no method {wanted.scoring!r} to compare answers; there are "
-            f"{', '.join(known)}."
+            "There is no method {scoring!r} to compare answers; there are {known}.",
+            scoring=wanted.scoring,
+            known=", ".join(known),
         )
     task, rows = _rows(wanted)
     if not 0 <= wanted.item < len(rows):
-        raise UsageError(f"There is no item {wanted.item + 1}: there are {len(rows)}.")
+        raise UsageError(
+            "There is no item {item}: there are {rows}.", item=wanted.item + 1, rows=len(rows)
+        )
     builder = QuestionBuilder(task, model, rows, Shots(wanted.shots), wanted.seed)
     question = builder.build(rows[wanted.item], wanted.item)
     together = wanted.scoring.startswith("cloze_")
@@ -118,8 +121,9 @@ def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
         return _pasted(wanted.lines)
     if wanted.task not in LAB_TASKS:
         raise UsageError(
-            f"There is no task {wanted.task!r:.40} here; choose {', '.join(LAB_TASKS)}, or own "
-            "for your own lines."
+            "There is no task {task!r:.40} here; choose {lab_tasks}, or own for your own lines.",
+            task=wanted.task,
+            lab_tasks=", ".join(LAB_TASKS),
         )
     drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
     return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)

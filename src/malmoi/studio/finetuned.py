@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.interpret.attribution import AttributionMethod, Piece
+from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
 from malmoi.studio.routes import show_view
@@ -54,9 +55,11 @@ class TestedView(BaseModel):
 def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
-        sentence = (
-            f"Leave-one-out attribution of {words} words takes too long; shorten the text to "
-            f"{MAX_LEFT_OUT}."
+        sentence = msg(
+            "Leave-one-out attribution of {words} words takes too long; shorten the text "
+            "to {most}.",
+            words=words,
+            most=MAX_LEFT_OUT,
         )
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.attributions(body.text, target=body.target, method=body.method)
@@ -77,7 +80,9 @@ def view_of_tested(model: Model) -> TestedView:
     try:
         rows = [_tested(row) for row in any_rows(file)]
     except (BadRow, KeyError, TypeError, ValueError) as error:
-        raise MalmoiError(f"{file.name} was not written by malmoi finetune: {error}.") from None
+        raise MalmoiError(
+            "{file} was not written by malmoi finetune: {error}.", file=file.name, error=error
+        ) from None
     labels = sorted({row.label for row in rows} | {row.prediction for row in rows})
     matrix = confusion([row.label for row in rows], [row.prediction for row in rows], labels)
     worst = sorted(rows, key=lambda row: row.chance)[:MAX_TESTED_ROWS]

@@ -125,7 +125,11 @@ def show_pair_scores(request: Request, body: PairsRequest) -> PairScores:
     """A snapshot's accuracy on minimal pairs, by phenomenon."""
     sources = _sources(request)
     if body.pairs not in sources:
-        raise UsageError(f"There are no pairs {body.pairs!r}. Known: {', '.join(sources)}.")
+        raise UsageError(
+            "There are no pairs {pairs!r}. Known: {sources}.",
+            pairs=body.pairs,
+            sources=", ".join(sources),
+        )
     pairs = pair_examples(sources[body.pairs])
     with reading_snapshot(runs_folder(request), body.run, body.step) as model:
         return score_examples(model, pairs)

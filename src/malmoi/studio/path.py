@@ -98,7 +98,11 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
     c = network.config
     network.require_one_text("The path of a sentence")
     if wanted.layer >= c.depth or wanted.head >= c.heads:
-        raise UsageError(f"There are {c.depth} layers of {c.heads} heads here; choose one of them.")
+        raise UsageError(
+            "There are {layers} layers of {heads} heads here; choose one of them.",
+            layers=c.depth,
+            heads=c.heads,
+        )
     encoding = encode_for_model(model, wanted.text)
     if not encoding.tokens:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")

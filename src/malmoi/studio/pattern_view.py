@@ -64,8 +64,9 @@ def _read(text: str, heads: int) -> Pattern:
     )
     if large is not None:
         raise UsageError(
-            f"The number {large:.20} in this pattern is larger than any context; write a smaller "
-            "one."
+            "The number {large:.20} in this pattern is larger than any context; write a "
+            "smaller one.",
+            large=large,
         )
     if re.search(r"\b(document|padding)\b", text):
         raise UsageError(
@@ -73,8 +74,10 @@ def _read(text: str, heads: int) -> Pattern:
         )
     if text.count(";") >= MAX_HEAD_GROUPS or text.count("(") > MAX_NESTING:
         raise UsageError(
-            f"A pattern has up to {MAX_HEAD_GROUPS} head groups and {MAX_NESTING} parentheses "
-            "here; write a simpler one."
+            "A pattern has up to {most} head groups and {most2} parentheses here; write a "
+            "simpler one.",
+            most=MAX_HEAD_GROUPS,
+            most2=MAX_NESTING,
         )
     return replace(Pattern(text, heads), heads=text.count(";") + 1)
 

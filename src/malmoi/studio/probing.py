@@ -94,7 +94,7 @@ def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str
     for number, line in numbered:
         text, tab, label = line.rpartition("\t")
         if not tab:
-            raise UsageError(f"Line {number}: write the text, a tab and its label.")
+            raise UsageError("Line {number}: write the text, a tab and its label.", number=number)
         yield text.strip(), label.strip()
 
 
@@ -137,7 +137,9 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
     """A run's snapshot after a step, for one request at a time."""
     runs = {run.name: run for run in list_runs(folder).runs}
     if name not in runs or step not in (some := _snapshots(folder, runs[name])):
-        raise UsageError(f"There is no snapshot of {name!r} after step {step}.")
+        raise UsageError(
+            "There is no snapshot of {name!r} after step {step}.", name=name, step=step
+        )
     with _loading:
         yield opened(some[step])
 

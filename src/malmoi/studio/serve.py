@@ -6,6 +6,7 @@ from pathlib import Path
 
 from malmoi.errors import MalmoiError
 from malmoi.inference import Model
+from malmoi.messages import msg
 from malmoi.server.config import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def serve_models(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MalmoiError(
-            f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
+            "malmoi serve needs {error}: pip install fastapi uvicorn jinja2.", error=error.name
         ) from error
     from malmoi.server.listener import Server, address, listen
     from malmoi.server.model_registry import ModelRegistry
@@ -47,10 +48,22 @@ def serve_models(
             if one.engine is not None:
                 slots = one.engine.batch.slots
                 logger.info(
-                    f"{one.name}: at most {slots.max_bytes / 2**20:,.0f} MiB of KV cache for "
-                    f"{settings.slots} sequences of {slots.capacity:,} tokens (--slots)"
+                    msg(
+                        "{name}: at most {max_bytes:,.0f} MiB of KV cache for {slots} "
+                        "sequences of {capacity:,} tokens (--slots)",
+                        name=one.name,
+                        max_bytes=slots.max_bytes / 2**20,
+                        slots=settings.slots,
+                        capacity=slots.capacity,
+                    )
                 )
         names = ", ".join(registry.names)
-        logger.info(f"{names} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
+        logger.info(
+            msg(
+                "{names} at {address} (the studio) and {address}/v1 (the API)",
+                names=names,
+                address=address(where),
+            )
+        )
         on_ready(address(where))
         Server(create_studio(registry, settings), settings).run(sockets=[where])

@@ -38,7 +38,7 @@ def prompt_branch(model: Model, prompt: str | list[int], written: Sequence[str])
     known = _by_name(model.tokenizer)
     unknown = next((one for one in written if one not in known), None)
     if unknown is not None:
-        raise UsageError(f"This model's vocabulary has no token {unknown!r:.60}.")
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
     before = encode_prompt(model.tokenizer, prompt).tokens if isinstance(prompt, str) else prompt
     return PromptBranch(tokens=[*before, *(known[one] for one in written)])
 

@@ -13,7 +13,9 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def require_path(path: Path) -> None:
     """Raises an error if a file or folder does not exist."""
     if not path.expanduser().exists():
-        raise UsageError(f"There is no file or folder {str(path)!r}.{similar_path(path)}")
+        raise UsageError(
+            "There is no file or folder {path!r}.{hint}", path=str(path), hint=similar_path(path)
+        )
 
 
 def similar_path(path: Path) -> str:
@@ -41,11 +43,13 @@ def local_model(source: str | Path) -> Path | None:
     name = str(source)
     beside = bool(path.parent.name) and path.parent.is_dir()
     if not HUB_ID.fullmatch(name) or name.startswith(".") or beside:
-        raise UsageError(f"There is no folder {name!r}.{similar_path(path)}")
+        raise UsageError("There is no folder {name!r}.{hint}", name=name, hint=similar_path(path))
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         raise MalmoiError(
-            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the "
-            f"hub.{similar_path(path)}"
+            "There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the "
+            "hub.{hint}",
+            name=name,
+            hint=similar_path(path),
         )
     return None
 

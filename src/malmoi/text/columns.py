@@ -13,6 +13,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import joined, msg
 from malmoi.text.column_names import (
     CHAT_COLUMNS,
     LABEL_NAMES,
@@ -65,30 +66,63 @@ class GuessedColumns:
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% of these rows (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
-        others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
-        others += [f"negatives = {', '.join(self.negatives)}"] * bool(self.negatives)
-        description = f"{self.kind}: text = {', '.join([self.text, *others])}"
+        others = [msg("pair = {pair}", pair=self.pair)] * bool(self.pair) + [
+            msg("label = {columns}", columns=columns)
+        ] * bool(columns)
+        others += [msg("negatives = {negatives}", negatives=", ".join(self.negatives))] * bool(
+            self.negatives
+        )
+        description = msg(
+            "{kind}: text = {names}", kind=self.kind, names=joined(", ", [self.text, *others])
+        )
         if self.kind == "regression":
-            return f"{description}, standard deviation {self.baseline:.3g}"
+            return msg(
+                "{description}, standard deviation {baseline:.3g}",
+                description=description,
+                baseline=self.baseline,
+            )
         if len(self.labels) < 2:
             return description
         if self.separator:
-            return f"{description} ({len(self.labels)} labels, separated by {self.separator!r})"
+            return msg(
+                "{description} ({labels} labels, separated by {separator!r})",
+                description=description,
+                labels=len(self.labels),
+                separator=self.separator,
+            )
         if self.kind == "multilabel":
-            return f"{description} ({len(self.labels)} columns of 0 and 1)"
-        always = f"baseline {self.baseline:.0%} of these rows (always {self.labels[0]!r})"
-        return f"{description} ({len(self.labels)} labels), {always}"
+            return msg(
+                "{description} ({labels} columns of 0 and 1)",
+                description=description,
+                labels=len(self.labels),
+            )
+        always = msg(
+            "baseline {baseline:.0%} of these rows (always {labels!r})",
+            baseline=self.baseline,
+            labels=self.labels[0],
+        )
+        return msg(
+            "{description} ({labels} labels), {always}",
+            description=description,
+            labels=len(self.labels),
+            always=always,
+        )
 
     def sentences(self) -> list[str]:
         """The description, what may surprise in it, and the columns that are not read."""
         said = [self.describe()]
         if self.pair_by_content:
             said.append(
-                f"Two columns hold texts and are read as a pair; for one alone: --text {self.text}"
+                msg(
+                    "Two columns hold texts and are read as a pair; for one alone: --text {text}",
+                    text=self.text,
+                )
             )
         if self.unused:
             names = shown_names(self.unused)
-            said.append(f"Not used: {names}. Choose with --text, --pair and --label.")
+            said.append(
+                msg("Not used: {names}. Choose with --text, --pair and --label.", names=names)
+            )
         return said
 
     def among(self, names: Iterable[str]) -> "GuessedColumns":
@@ -150,8 +184,10 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if given.kind == "writing":
         if written is None:
             raise MalmoiError(
-                f"No columns of {table.where} look like prompts and answers "
-                f"({shown_names(table.names)}): name them with --text COLUMN --label COLUMN."
+                "No columns of {where} look like prompts and answers ({names}): name them "
+                "with --text COLUMN --label COLUMN.",
+                where=table.where,
+                names=shown_names(table.names),
             )
         return written
     named = given.text or given.label
@@ -280,8 +316,9 @@ def _label(table: Table) -> str:
     classes = [name for name, count in few.items() if 2 <= count <= most]
     if not classes:
         raise MalmoiError(
-            f"No column of {table.where} looks like labels ({shown_names(table.names)}): name it "
-            "with --label COLUMN."
+            "No column of {where} looks like labels ({names}): name it with --label COLUMN.",
+            where=table.where,
+            names=shown_names(table.names),
         )
     # a table usually ends with its label
     return min(reversed(classes), key=lambda name: few[name])
@@ -301,9 +338,9 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
         if read and not rows:
             _ = read[0].checked  # says what is wrong with it
     except BadRow as error:
-        raise MalmoiError(f"{error}.") from error
+        raise MalmoiError("{error}.", error=error) from error
     if not rows:
-        raise MalmoiError(f"There are no examples in {source_name(data)}.")
+        raise MalmoiError("There are no examples in {name}.", name=source_name(data))
     return rows
 
 
@@ -311,15 +348,20 @@ def note_missing_header(names: Sequence[str], where: str) -> None:
     """Warns if the columns of a table had to be numbered."""
     if list(names) == unnamed_columns(len(names)):
         logger.warning(
-            f"{where} has no header: its first line is a row, and its columns are called "
-            f"{', '.join(names[:3])}{' …' * (len(names) > 3)}."
+            msg(
+                "{where} has no header: its first line is a row, and its columns are called "
+                "{names}{value}.",
+                where=where,
+                names=", ".join(names[:3]),
+                value=" …" * (len(names) > 3),
+            )
         )
 
 
 def shown_names(names: Sequence[str]) -> str:
     """The columns of a table as a sentence lists them."""
-    more = f" … ({len(names):,} columns)" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    more = msg(" … ({names:,} columns)", names=len(names)) if len(names) > SHOWN_NAMES else ""
+    return joined("", (", ".join(names[:SHOWN_NAMES]), more))
 
 
 def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
@@ -334,7 +376,9 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
         if not all(_is_number(row.get(name)) for row in rows)
     }
     if not texts:
-        raise MalmoiError(f"No column of {where} looks like text: name it with --text COLUMN.")
+        raise MalmoiError(
+            "No column of {where} looks like text: name it with --text COLUMN.", where=where
+        )
     sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
     return max(sizes, key=lambda name: sizes[name])
 

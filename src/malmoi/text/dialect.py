@@ -156,6 +156,9 @@ def _cells(path: Path, dialect: Dialect, bad: OnBadLine) -> Iterator[tuple[int, 
             before = reader.line_num
     except csv.Error as error:
         raise MalmoiError(
-            f"{path}:{reader.line_num} is not a valid row ({str(error).partition(' - ')[0]}): fix "
-            "it there, or save the file with plain newlines."
+            "{path}:{line_num} is not a valid row ({error}): fix it there, or save the file "
+            "with plain newlines.",
+            path=path,
+            line_num=reader.line_num,
+            error=str(error).partition(" - ")[0],
         ) from error

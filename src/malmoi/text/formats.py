@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.column_names import label_name
 from malmoi.text.dialect import comma_dialect, missing_header, named_cells, tab_dialect
@@ -81,7 +82,11 @@ def read_plain_blocks(path: Path, want: ReadOptions) -> Iterator[FoundDocument |
         sample = stream.read(SAMPLE_BYTES)
     encoding, start = decode_sample(sample)
     if start.count("\ufffd") + start.count("\0") > max(MAX_BAD_SHARE * len(start), 100):
-        raise MalmoiError(f"{path} is not text: most of its bytes are not readable as {encoding}.")
+        raise MalmoiError(
+            "{path} is not text: most of its bytes are not readable as {encoding}.",
+            path=path,
+            encoding=encoding,
+        )
     rule = guess_rule(start) if want.rule == "auto" else want.rule
     want.on_rule(rule)
     with open_bytes(path) as stream:
@@ -167,13 +172,19 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
             continue
         if first and want.column not in row:
             hint = nearest(want.column, row)
-            raise MalmoiError(f"{path}:{number} has no key {want.column!r}.{hint}")
+            raise MalmoiError(
+                "{path}:{number} has no key {column!r}.{hint}",
+                path=path,
+                number=number,
+                column=want.column,
+                hint=hint,
+            )
         first = False
         if isinstance(found := row.get(want.column), str) and _is_text(found):
             url = row.get("url")
             yield FoundDocument(found, number, url if isinstance(url, str) else "")
         else:
-            want.on_bad_line(number, f"no text under {want.column!r}")
+            want.on_bad_line(number, msg("no text under {column!r}", column=want.column))
 
 
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -182,19 +193,26 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
         value = json.loads(whole_text(path, want.on_bad_line))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
-            f"{path} is not valid JSON ({error}); a file with one object per line must be named "
-            ".jsonl."
+            "{path} is not valid JSON ({error}); a file with one object per line must be "
+            "named .jsonl.",
+            path=path,
+            error=error,
         ) from error
     values = value if isinstance(value, list) else [value]
     first = next((row for row in values if isinstance(row, dict)), {})
     if first and want.column not in first:
-        raise MalmoiError(f"{path} has no key {want.column!r}.{nearest(want.column, first)}")
+        raise MalmoiError(
+            "{path} has no key {column!r}.{hint}",
+            path=path,
+            column=want.column,
+            hint=nearest(want.column, first),
+        )
     for number, row in enumerate(values, start=1):
         found = row.get(want.column) if isinstance(row, dict) else row
         if isinstance(found, str) and _is_text(found):
             yield FoundDocument(found, number)
         else:
-            named = f"no text under {want.column!r}"
+            named = msg("no text under {column!r}", column=want.column)
             why = named if isinstance(row, dict) else "neither text nor an object"
             want.on_bad_line(number, why)
 
@@ -207,7 +225,7 @@ def json_objects(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dic
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield number, f"not JSON: {error}"
+            yield number, msg("not JSON: {error}", error=error)
             continue
         yield number, row if isinstance(row, dict) else "not a JSON object"
 
@@ -228,7 +246,14 @@ def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
         if len(cells) == len(header):
             yield FoundDocument(cells[place], last)
         else:
-            want.on_bad_line(last, f"{len(cells)} fields where the header has {len(header)}")
+            want.on_bad_line(
+                last,
+                msg(
+                    "{fields} fields where the header has {header}",
+                    fields=len(cells),
+                    header=len(header),
+                ),
+            )
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -282,14 +307,21 @@ def import_pyarrow(path: Path) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package pyarrow: pip install pyarrow.") from error
+        raise MalmoiError(
+            "{path} needs the package pyarrow: pip install pyarrow.", path=path
+        ) from error
     return pyarrow
 
 
 def checked_column(where: str | Path, column: str, names: list[str]) -> str:
     """The column, if a table with these names has it."""
     if column not in names:
-        raise MalmoiError(f"{where} has no column {column!r}.{nearest(column, names)}")
+        raise MalmoiError(
+            "{data} has no column {name!r}.{hint}",
+            data=where,
+            name=column,
+            hint=nearest(column, names),
+        )
     return column
 
 
@@ -299,7 +331,7 @@ def text_cells(cells: Iterable[Any], want: ReadOptions) -> FoundDocuments:
         if isinstance(cell, str):
             yield FoundDocument(cell, number)
         else:
-            want.on_bad_line(number, f"no text in {want.column!r}")
+            want.on_bad_line(number, msg("no text in {column!r}", column=want.column))
 
 
 FORMATS: dict[str, Callable[[Path, ReadOptions], FoundDocuments]] = {

@@ -76,8 +76,13 @@ class PairSource:
         if self.source != self.target and sources != targets:
             last = min(int(sources), int(targets))
             raise MalmoiError(
-                f"{self.source} has {int(sources):,} lines and {self.target} {int(targets):,}: "
-                f"translations are paired line by line, and line {last + 1:,} has no partner."
+                "{source} has {sources:,} lines and {target} {targets:,}: translations are "
+                "paired line by line, and line {last:,} has no partner.",
+                source=self.source,
+                sources=int(sources),
+                target=self.target,
+                targets=int(targets),
+                last=last + 1,
             )
 
 
@@ -121,8 +126,9 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             alone.append(path)
     if len(alone) % 2:
         raise UsageError(
-            f"{alone[-1]} has no partner: give two files with the same number of lines, source "
-            "and target, or a table (.tsv, .csv, .jsonl) with a column for each."
+            "{alone} has no partner: give two files with the same number of lines, source and "
+            "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
+            alone=alone[-1],
         )
     found += [
         PairSource(first, second, columns)

@@ -164,7 +164,7 @@ class HubDataset:
             import datasets
         except ImportError as error:
             raise MalmoiError(
-                f"{name} needs the package datasets: pip install datasets."
+                "{name} needs the package datasets: pip install datasets.", name=name
             ) from error
         dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
         try:
@@ -172,7 +172,7 @@ class HubDataset:
         # the hub raises many kinds of errors; all mean that the data set is unavailable
         except Exception as error:
             raise MalmoiError(
-                f"The data set {name} cannot be loaded: {first_line(error)}"
+                "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
             ) from error
 
     @property
@@ -193,7 +193,11 @@ def resolve_source(given: str) -> list[TextSource]:
         return [StandardInput()]
     if given.startswith("builtin:"):
         if given not in BUILT_IN:
-            raise UsageError(f"There is no built-in corpus {given!r}.{nearest(given, BUILT_IN)}")
+            raise UsageError(
+                "There is no built-in corpus {given!r}.{hint}",
+                given=given,
+                hint=nearest(given, BUILT_IN),
+            )
         return [BUILT_IN[given]()]
     if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
         return [HubDataset(given)]
@@ -210,7 +214,11 @@ def _on_disk(given: str) -> list[FileSource]:
     if path.is_dir():
         found = _in_folder(path)
         if not found:
-            raise MalmoiError(f"The folder {path} has no file in a known format ({_known()}).")
+            raise MalmoiError(
+                "The folder {path} has no file in a known format ({known}).",
+                path=path,
+                known=_known(),
+            )
         return found
     if path.exists() or not any(sign in given for sign in "*?["):
         require_path(path)
@@ -218,7 +226,7 @@ def _on_disk(given: str) -> list[FileSource]:
     matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
     found = [_file(match) for match in sorted(matches) if match.is_file()]
     if not found:
-        raise MalmoiError(f"No file matches {given!r}.")
+        raise MalmoiError("No file matches {given!r}.", given=given)
     return found
 
 
@@ -236,7 +244,11 @@ def _file(path: Path) -> FileSource:
     """An explicitly named file: of a known format, or without suffix, which means plain text."""
     kind = format_of(path)
     if kind is None and path.suffix:
-        raise UsageError(f"{path} has an unknown format: its name should end in one of {_known()}.")
+        raise UsageError(
+            "{path} has an unknown format: its name should end in one of {kinds}.",
+            path=path,
+            kinds=_known(),
+        )
     return FileSource(path, kind or ".txt")
 
 

@@ -35,7 +35,11 @@ def call_rows(
     for name in options:
         if name not in CallOptions.__annotations__:
             known = ", ".join(CallOptions.__annotations__)
-            raise UsageError(f"A tokenizer has no option {name!r} when it is called: {known}.")
+            raise UsageError(
+                "A tokenizer has no option {name!r} when it is called: {known}.",
+                name=name,
+                known=known,
+            )
     length = options.get("max_length")
     limit = length if length is not None else tokenizer.model_max_length
     encodings = tokenizer.encode_batch(
@@ -66,7 +70,9 @@ def _width(encodings: Sequence["Encoding"], limit: int | None, *, padding: bool 
     if padding in (True, "longest"):
         return max((len(one.tokens) for one in encodings), default=0)
     if padding != "max_length":
-        raise UsageError(f"padding is True, 'longest' or 'max_length', not {padding!r}.")
+        raise UsageError(
+            "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
+        )
     if limit is None:
         raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
     return limit

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.system.html import fact_table
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import collection_paused
@@ -104,7 +105,7 @@ class Tokenizer:
         `where` names it in errors.
         """
         self._where = where
-        with panics_explained(f"The tokenizer {where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=where)):
             rust.no_truncation()
             rust.no_padding()
             state = pipeline.parse_pipeline(rust)
@@ -116,8 +117,11 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
-                f"The tokenizer {where} puts the token {max(frame):,} around a text, but its "
-                f"vocabulary ends at {self.vocab_size - 1:,}; its post_processor is damaged."
+                "The tokenizer {where} puts the token {frame:,} around a text, but its "
+                "vocabulary ends at {vocab_size:,}; its post_processor is damaged.",
+                where=where,
+                frame=max(frame),
+                vocab_size=self.vocab_size - 1,
             )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
@@ -450,7 +454,9 @@ class Tokenizer:
             True
         """
         if return_tensors not in TENSORS:
-            raise UsageError(f"return_tensors is 'pt' or 'np', not {return_tensors!r}.")
+            raise UsageError(
+                "return_tensors is 'pt' or 'np', not {tensors!r}.", tensors=return_tensors
+            )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         rows = call_rows(self, texts, pairs, options)
@@ -492,7 +498,7 @@ class Tokenizer:
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             if control.is_reachable(state, self.control_tokens):
                 return self._secretive
         self._rust.encode_special_tokens = True
@@ -501,7 +507,7 @@ class Tokenizer:
     @cached_property
     def _parsing(self) -> Rust:
         """The encoder that finds control tokens by name."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             return Rust.from_str(self._rust.to_str())
 
     @cached_property
@@ -511,13 +517,15 @@ class Tokenizer:
     @cached_property
     def _secretive(self) -> Rust:
         """The encoder that finds control tokens by their secret names only."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             return control.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:
         name = self.token(id)
         if name not in self._secrets:
-            raise UsageError(f"Token {id} ({name!r}) is not a control token: write it as text.")
+            raise UsageError(
+                "Token {id} ({name!r}) is not a control token: write it as text.", id=id, name=name
+            )
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
@@ -527,17 +535,25 @@ class Tokenizer:
             check_texts(pairs, "pairs")
             if len(pairs) != len(texts):
                 raise UsageError(
-                    f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each "
-                    "text."
+                    "There are {texts} texts but {pairs} pairs; give one pair for each text.",
+                    texts=len(texts),
+                    pairs=len(pairs),
                 )
         if max_tokens is None:
             return
         needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
         if max_tokens < max(needed, 1):
             raise UsageError(
-                f"max_tokens={max_tokens} leaves no room: the special tokens alone take {needed}."
+                msg(
+                    "max_tokens={most} leaves no room: the special tokens alone take {needed}.",
+                    most=max_tokens,
+                    needed=needed,
+                )
                 if needed
-                else f"max_tokens={max_tokens} leaves no room for any token; give at least 1."
+                else msg(
+                    "max_tokens={most} leaves no room for any token; give at least 1.",
+                    most=max_tokens,
+                )
             )
 
     def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:
@@ -586,7 +602,9 @@ class Tokenizer:
 
     def _no_such(self, id: int) -> UsageError:
         return UsageError(
-            f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}."
+            "There is no token with id {id}: the vocabulary has ids 0 to {vocab_size}.",
+            id=id,
+            vocab_size=self.vocab_size - 1,
         )
 
 

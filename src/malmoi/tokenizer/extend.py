@@ -41,7 +41,7 @@ class ExtendedTokenizer:
 def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
     """Adds up to `add` tokens that make this text shorter."""
     if add < 1:
-        raise UsageError(f"add={add}: give the number of tokens to add, 1 or more.")
+        raise UsageError("add={add}: give the number of tokens to add, 1 or more.", add=add)
     state = pipeline.parse_pipeline(old._rust)
     kind = state["model"]["type"]
     _check_extensible(old, state)
@@ -53,16 +53,8 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     tokens, merges = _first_tokens(merges, characters, known, add)
     if not tokens:
         raise MalmoiError("No token was added: the text has no pair of pieces that occurs twice.")
-    size = old.vocab_size
-    ids = {token: size + i for i, token in enumerate(tokens)}
-    model = state["model"]
-    if kind == "Unigram":
-        _extend_unigram(model, [merge for merge in merges if merge.token in ids], size)
-    else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
-        model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
-    if kind == "BPE":
-        listed = [[merge.left, merge.right] for merge in merges]
-        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
+    ids = {token: old.vocab_size + i for i, token in enumerate(tokens)}
+    _extend_model(state, merges, ids)
     made = _spelt(characters, merges)
     pieces = {
         id: tuple(known[piece] for piece in made[token] if piece in known)
@@ -70,6 +62,17 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     }
     rust = Rust.from_str(json.dumps(state))
     return ExtendedTokenizer(Tokenizer(rust, old.settings), pieces)
+
+
+def _extend_model(state: pipeline.State, merges: list["Merge"], ids: dict[str, int]) -> None:
+    model = state["model"]
+    if model["type"] == "Unigram":
+        _extend_unigram(model, [merge for merge in merges if merge.token in ids], min(ids.values()))
+    else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
+        model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
+    if model["type"] == "BPE":
+        listed = [[merge.left, merge.right] for merge in merges]
+        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
 
 
 def _check_extensible(old: Tokenizer, state: pipeline.State) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Rust
 
+from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEMPLATE_CHARACTERS,
     MAX_TOKEN_CHARACTERS,
@@ -62,7 +63,8 @@ def _check(settings: JsonObject) -> None:
     for id in added:
         if not id.isdecimal() or len(id) > 9 or int(id) > MAX_VOCABULARY_TOKENS:
             raise settings.wrong(
-                "added_tokens_decoder", f"tokens by their ids, up to {MAX_VOCABULARY_TOKENS:,}"
+                "added_tokens_decoder",
+                msg("tokens by their ids, up to {most:,}", most=MAX_VOCABULARY_TOKENS),
             )
         _check_token(added, id)
     for role in SPECIAL_ROLES:

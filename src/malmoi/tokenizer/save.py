@@ -46,7 +46,9 @@ def write_tokenizer(
                 (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
         raise MalmoiError(
-            f"The tokenizer cannot be written to {folder}: {error.strerror or error}."
+            "The tokenizer cannot be written to {folder}: {strerror}.",
+            folder=folder,
+            strerror=error.strerror or error,
         ) from None
 
 
@@ -62,13 +64,19 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
         if isinstance(values.get(key), list):
             values[key] = list(map(content_of, values[key]))
     values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
+    return values | _pipeline_settings(state, values)
+
+
+def _pipeline_settings(state: State, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings by which transformers' classes rebuild a pipeline."""
+    values: dict[str, Any] = {}
     family = pipeline.kind(state)
     normalizer = pipeline.normalizer_of(state) or {}
     if family == "wordpiece" and normalizer.get("type") == "BertNormalizer":
         values |= {key: normalizer[field] for key, field in BERT_SETTINGS.items()}
-    if family != "other":
+    if family != "other" and "model_input_names" not in settings:
         segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs have no segments
-        values.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
+        values["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         values["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]
     return values

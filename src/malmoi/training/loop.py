@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
+from malmoi.messages import measured, msg
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import ThreadTuner
+from malmoi.training.budget import LOOK_SECONDS, WorkClock
 from malmoi.training.device import (
     Execution,
     compile_for,
@@ -30,7 +32,6 @@ from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, WorkClock
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import rate_at
@@ -194,7 +195,7 @@ class Loop:
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()
-        release_compiled(self.loss_module)
+        release_compiled(self.network)
 
     def _start(self) -> None:
         self.state.threads = self.threads.limit
@@ -321,13 +322,16 @@ class Loop:
         self.network.zero_grad()
         self.execution.free_cache()
         self.log.line(
-            f"The batch does not fit into memory; using micro-batches of {self.micro} sequences."
+            msg(
+                "The batch does not fit into memory; using micro-batches of {micro} sequences.",
+                micro=self.micro,
+            )
         )
 
     def compile(self) -> None:
         compile_for(
             self.execution,
-            self.loss_module,
+            self.network,
             dynamic=self.varied_shapes,
             whole=self.compiles_whole,
         )
@@ -336,7 +340,7 @@ class Loop:
         """Announces slow work before it starts: the first pass compiles."""
         if self.execution.compiled and not self._compiled:
             seconds = 40 if self.compiles_whole else 20
-            self.log.line(f"Compiling once, which takes about {seconds} s …")
+            self.log.line(msg("Compiling once, which takes about {seconds} s …", seconds=seconds))
         self._compiled = self.execution.compiled
         self.log.line(work)
 
@@ -358,7 +362,11 @@ class Loop:
         self._write(snapping=snapping, evaluating=evaluating, saving=saving)
         if signal and not done:
             self.settle()
-            self.log.line(f"Stopped at step {step:,} and saved; run the same command to resume.")
+            self.log.line(
+                msg(
+                    "Stopped at step {step:,} and saved; run the same command to resume.", step=step
+                )
+            )
             raise Stopped(signal)
         if done and self.state.row_steps:
             self._row()
@@ -464,7 +472,7 @@ class Loop:
         rounded = {name: round(value, 5) for name, value in metrics.items()}
         self.log.write_row(**(self._progress_row() | rounded | columns))
         self.log.progress(Progress(VALIDATE, self.state.step, unit="steps", metrics=metrics))
-        return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
+        return measured(rounded)
 
     # ------------------------------------------------------------------ saving and resuming
 
@@ -500,9 +508,14 @@ class Loop:
         begun = any(row["step"] for row in read_metrics(self.log.path))
         self.log.resume(self.state.step)
         if self.state.step:
-            self.log.line(f"Resuming from step {self.state.step:,}.")
+            self.log.line(msg("Resuming from step {step:,}.", step=self.state.step))
         elif begun:
-            self.log.line(f"There is no complete state in {self.state_root}: the run starts over.")
+            self.log.line(
+                msg(
+                    "There is no complete state in {state_root}: the run starts over.",
+                    state_root=self.state_root,
+                )
+            )
 
     def restore(self) -> None:
         """Restores the newest intact state, if there is one."""

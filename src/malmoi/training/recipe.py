@@ -254,19 +254,29 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, "
-            "or neither ([] and []).",
+            "data.lengths has {lengths} phases and data.shares {shares}; give both, or "
+            "neither ([] and []).",
+            lengths=len(lengths),
+            shares=len(shares),
         )
-        _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
+        _require(
+            abs(sum(shares) - 1) < 1e-6,
+            "data.shares must add up to 1, not {shares:g}.",
+            shares=sum(shares),
+        )
         _require(
             max(lengths) <= self.model.context,
-            f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
-            f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
+            "data.lengths needs {lengths} tokens, more than the model's context of {context}; "
+            "data.lengths=[] and data.shares=[] use the context.",
+            lengths=max(lengths),
+            context=self.model.context,
         )
 
     def _check_budget(self) -> None:
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
         _require(
             bool(budgets),
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
@@ -280,8 +290,9 @@ class Recipe(Config):
         )
         _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
-            f"data.masked_length={self.data.masked_length} does not divide the "
-            f"{max(length for length, _ in self.phases)} tokens of a row.",
+            "data.masked_length={length} does not divide the {phases} tokens of a row.",
+            length=self.data.masked_length,
+            phases=max(length for length, _ in self.phases),
         )
         _require(
             self.model.both_ways == (self.samples == "both"),
@@ -299,7 +310,8 @@ class Recipe(Config):
             self.objective not in ("lm", "both")
             or all("causal" in pattern for pattern in self.model.attention),
             "a model whose tokens see later ones cannot learn to predict them (attention "
-            f"{self.model.attention}).",
+            "{attention}).",
+            attention=self.model.attention,
         )
 
     def _check_pairs(self) -> None:
@@ -312,7 +324,8 @@ class Recipe(Config):
             return
         _require(
             self.objective in ("translation", "mlm"),
-            f"pairs are for the objectives translation and mlm, not {self.objective}.",
+            "pairs are for the objectives translation and mlm, not {objective}.",
+            objective=self.objective,
         )
         _require(
             self.objective == "translation" or self.model.segments == 2,
@@ -350,4 +363,6 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_dict(read_object(path))
     except MalmoiError as error:
-        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
+        raise MalmoiError(
+            "{path} is not a valid recipe: {error}", path=path, error=error
+        ) from error

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
@@ -176,7 +177,10 @@ def load_state(
     def fetch(name: str, like: Tensor) -> Tensor:
         if known.get(name) != list(like.shape):
             raise MalmoiError(
-                f"{folder} holds another model: {name} has the shape {known.get(name)}."
+                "{folder} holds another model: {name} has the shape {known}.",
+                folder=folder,
+                name=name,
+                known=known.get(name),
             )
         return _gather(name, like, files, rows)
 
@@ -230,8 +234,10 @@ def _load_optimizer(
                 scalar = known[key] != list(p.shape)
                 if scalar and known[key]:
                     raise CorruptState(
-                        f"{key} is saved with the shape {known[key]}, for a weight of "
-                        f"{list(p.shape)}."
+                        "{key} is saved with the shape {known}, for a weight of {shape}.",
+                        key=key,
+                        known=known[key],
+                        shape=list(p.shape),
                     )
                 value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
@@ -295,7 +301,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
             aside = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-            note(f"{error} It was moved to {aside.name}.")
+            note(msg("{error} It was moved to {aside}.", error=error, aside=aside.name))
     return -1
 
 
@@ -340,14 +346,19 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
         if values.get("checksum") not in (None, _json_checksum(contents)):
-            raise MalmoiError(f"{path} does not match its checksum.")
+            raise MalmoiError("{path} does not match its checksum.", path=path)
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
-        raise CorruptState(f"{folder} is damaged: its state.json is invalid ({error})") from error
+        raise CorruptState(
+            "{folder} is damaged: its state.json is invalid ({error})", folder=folder, error=error
+        ) from error
     if saved is None:
         raise MalmoiError(
-            f"{folder} was written by another version (format {written}, not {STATE_FORMAT})."
+            "{folder} was written by another version (format {written}, not {format}).",
+            folder=folder,
+            written=written,
+            format=STATE_FORMAT,
         )
     if verify:
         _verify(folder, saved)
@@ -392,20 +403,26 @@ def _verify(folder: Path, saved: _Saved) -> None:
     for name, checksum in saved.files.items():
         ours = Path(name).name == name and (folder / name).is_file()
         if not ours or _checksum(folder / name) != checksum:
-            raise CorruptState(f"{folder} is damaged: {name[:80]} does not match its checksum.")
+            raise CorruptState(
+                "{folder} is damaged: {name} does not match its checksum.",
+                folder=folder,
+                name=name[:80],
+            )
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
     if held != saved.shapes.keys() or saved.state.step != _number(folder):
-        raise CorruptState(f"{folder} is damaged: its state.json does not match its files.")
+        raise CorruptState(
+            "{folder} is damaged: its state.json does not match its files.", folder=folder
+        )
 
 
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CorruptState(f"{path} is damaged: {error}.") from error
+        raise CorruptState("{path} is damaged: {error}.", path=path, error=error) from error
 
 
 def local_part(tensor: Tensor) -> Tensor:

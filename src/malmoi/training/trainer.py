@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError, is_out_of_memory
+from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress
+from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
 from malmoi.training.device import (
     COMPILED_PAYS,
     StepTimer,
@@ -23,14 +25,12 @@ from malmoi.training.device import (
 )
 from malmoi.training.feed import batch_sizes, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
-from malmoi.training.loss_module import LossModule, guessing_loss
+from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import Distillation
-from malmoi.training.pace import Budget, Pace, smallest_batch, steps_per_sample, verdict
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.samples import regrouped
-from malmoi.training.validate import validate
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -135,9 +135,11 @@ class Trainer(Loop):
             )
         if self.group.world > 1:
             raise MalmoiError(
-                f"{self.micro} sequences in one pass do not fit into the memory of process "
-                f"{self.group.rank}'s GPU: "
-                f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
+                "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
+                "GPU: set train.micro={micro2} or train.gradient_checkpointing=true.",
+                micro=self.micro,
+                rank=self.group.rank,
+                micro2=self.micro // 2,
             )
         super().shrink(error)
 
@@ -201,7 +203,7 @@ class Trainer(Loop):
     def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
         if execution != self.execution:
-            release_compiled(self.loss_module)
+            release_compiled(self.network)
             self.execution = execution
             self.compile()
 
@@ -262,10 +264,14 @@ class Trainer(Loop):
         rollbacks = s.rollbacks + 1 if s.step - s.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
         if rollbacks > MAX_ROLLBACKS:
             raise MalmoiError(
-                f"The loss reached {loss:g} at step {s.step:,}, for the {rollbacks}th time "
-                f"without {ROLLBACK_FORGIVEN_STEPS:,} good steps in between: the run was "
-                f"stopped; its last good state is in {self.state_root}. A lower train.lr usually "
-                "helps."
+                "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time "
+                "without {steps:,} good steps in between: the run was stopped; its last good "
+                "state is in {state_root}. A lower train.lr usually helps.",
+                loss=loss,
+                step=s.step,
+                rollbacks=rollbacks,
+                steps=ROLLBACK_FORGIVEN_STEPS,
+                state_root=self.state_root,
             )
         self.restore()
         self.log.resume(self.state.step)
@@ -273,8 +279,15 @@ class Trainer(Loop):
         names = ("seconds", "expected", "compiled", "threads", "threads_used")
         kept = {name: getattr(s, name) for name in names}
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
-        back = f"back to step {self.state.step:,}, skipping the data that led there"
-        self.log.line(f"The loss reached {loss:g} at step {s.step:,}: {back}.")
+        back = msg("back to step {step:,}, skipping the data that led there", step=self.state.step)
+        self.log.line(
+            msg(
+                "The loss reached {loss:g} at step {step:,}: {back}.",
+                loss=loss,
+                step=s.step,
+                back=back,
+            )
+        )
 
     # ------------------------------------------------------------------ validation
 
@@ -292,9 +305,11 @@ class Trainer(Loop):
         metrics = self._validate()
         if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
             raise MalmoiError(
-                f"The run diverged: its validation loss is {loss:g} at step "
-                f"{self.state.step:,}. Its last good state is in {self.state_root}; start "
-                "again with a lower train.lr."
+                "The run diverged: its validation loss is {loss:g} at step {step:,}. Its last "
+                "good state is in {state_root}; start again with a lower train.lr.",
+                loss=loss,
+                step=self.state.step,
+                state_root=self.state_root,
             )
         self.save()
         self.keep_average()
@@ -329,7 +344,10 @@ class Trainer(Loop):
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
         words = self.log_metrics(metrics, **({"sample": text} if text else {}))
-        self.log.line(f"step {self.state.step:,}: {words}" + (f"\n  » {text}" if text else ""))
+        self.log.line(
+            msg("step {step:,}: {words}", step=self.state.step, words=words)
+            + (f"\n  » {text}" if text else "")
+        )
         if warning:
             self.log.line(warning)
 
@@ -367,9 +385,10 @@ class Trainer(Loop):
         phases = len(self.feeds)
         if len(s.samples_seen) != phases or not 0 <= s.phase < phases:
             raise MalmoiError(
-                f"{self.state_root / f'step-{s.step}'} was saved with other phases than the "
-                f"{phases} of this run; it is damaged: remove it to resume from the state before "
-                "it."
+                "{folder} was saved with other phases than the {phases} of this run; it is "
+                "damaged: remove it to resume from the state before it.",
+                folder=self.state_root / f"step-{s.step}",
+                phases=phases,
             )
         if self.config.snapshots:
             self.run.drop_snapshots_after(s.step)

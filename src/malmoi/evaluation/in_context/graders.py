@@ -16,6 +16,7 @@ from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.messages import msg
 from malmoi.metrics import METRICS, MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress
 
@@ -65,8 +66,9 @@ def language_head(model: Model) -> str:
     if model.network.language_head:
         return model.network.language_head
     raise UsageError(
-        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an mlm "
-        f"head (BERT). It can: {', '.join(model.abilities)}."
+        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an "
+        "mlm head (BERT). It can: {abilities}.",
+        abilities=", ".join(model.abilities),
     )
 
 
@@ -248,9 +250,11 @@ def written_grader(
         ]
         golds = [gold(question.example.label) for question in questions]
         endless = sum(len(ids) >= task.max_answer_tokens for ids in exam.model.tokenizer.ids(texts))
-        note = (
-            f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
-            "tokens and were cut there"
+        note = msg(
+            "{endless:,} of {texts:,} answers had not ended after {most} tokens and were cut there",
+            endless=endless,
+            texts=len(texts),
+            most=task.max_answer_tokens,
         )
         # the loss on the answer is measured where it is learnt
         names = [name for name in task.metrics if name in METRICS]
@@ -264,8 +268,9 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
     task = exam.task
     if language_head(exam.model) != "lm":
         raise UsageError(
-            f"The task {task.name} is answered by generating text, which needs a language model "
-            "(an lm head)."
+            "The task {task} is answered by generating text, which needs a language model (an "
+            "lm head).",
+            task=task.name,
         )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
@@ -319,8 +324,9 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
     if language_head(exam.model) != "lm":
         raise UsageError(
-            f"The task {exam.task.name} scores the likelihood of text, which needs a language "
-            "model (an lm head)."
+            "The task {task} scores the likelihood of text, which needs a language model (an "
+            "lm head).",
+            task=exam.task.name,
         )
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])

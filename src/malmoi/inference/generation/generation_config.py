@@ -31,13 +31,16 @@ def generation_config(
     values: dict[str, Any] = dict(options)
     for name in values:
         if name not in known:
-            raise UsageError(f"generate has no setting {name!r}.{nearest(name, known)}")
+            raise UsageError(
+                "generate has no setting {name!r}.{hint}", name=name, hint=nearest(name, known)
+            )
     if values.get("speculate") or values.get("beams", 1) > 1:
         values.setdefault("temperature", 0.0)
     sampling = Sampling(**_take(values, Sampling))
     if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
         raise UsageError(
-            f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
+            "logit_bias has the token {wrong}, which is not in this model's vocabulary.",
+            wrong=wrong[0],
         )
     rules = ConstraintOptions(**_take(values, ConstraintOptions))
     # special tokens decode to no text, so they match by id
@@ -83,7 +86,10 @@ def check_prompt_length(prompt: Sequence[int], context: int) -> None:
     """Raises an error if a prompt leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
-            f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of "
-            f"{context}; shorten it to {context - 1} or fewer.",
+            "The prompt has {prompt} tokens and leaves no room in this model's context of "
+            "{context}; shorten it to {context2} or fewer.",
             code="context_length_exceeded",
+            prompt=len(prompt),
+            context=context,
+            context2=context - 1,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from malmoi.errors import UsageError, require
+from malmoi.messages import msg
 from malmoi.settings import find_problem, option, setting
 from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
 
@@ -62,15 +63,18 @@ class Sampling:
         for token, value in pairs:
             _require(
                 isinstance(token, int) and token >= 0 and abs(value) <= MAX_LOGIT_BIAS,
-                f"logit_bias must map tokens to numbers within ±{MAX_LOGIT_BIAS:g}, not "
-                f"{token!r} to {value}",
+                "logit_bias must map tokens to numbers within ±{most:g}, not {token!r} to {value}",
+                most=MAX_LOGIT_BIAS,
+                token=token,
+                value=value,
             )
         problem = find_problem(self)
         _require(not problem, problem)
         _require(
             self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
-            f"temperature must be 0 (greedy) or {MIN_TEMPERATURE:g} and more, not "
-            f"{self.temperature}",
+            "temperature must be 0 (greedy) or {least:g} and more, not {temperature}",
+            least=MIN_TEMPERATURE,
+            temperature=self.temperature,
         )
 
     @property
@@ -133,14 +137,16 @@ class GenerationConfig:
         for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
             if enabled and not (plain and self.constraint is None):
                 raise UsageError(
-                    f"{name} is deterministic and works only with temperature=0, n=1, no "
-                    "penalties, logit_bias or constraint."
+                    "{name} is deterministic and works only with temperature=0, n=1, no "
+                    "penalties, logit_bias or constraint.",
+                    name=name,
                 )
         if self.beams > 1 and self.speculate:
             raise UsageError("beams and speculate cannot be combined: choose one.")
         if self.early_stopping not in (True, False, "never"):
             raise UsageError(
-                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}."
+                "early_stopping must be True, False or 'never', not {stopping!r}.",
+                stopping=self.early_stopping,
             )
 
 
@@ -171,6 +177,10 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(s, str) and s for s in stops):
         raise UsageError("A stop string must be a text of at least one character.")
     if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        limit = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
-        raise UsageError(f"The limit is {limit}.")
+        limit = msg(
+            "{most} stop strings of {most2} characters",
+            most=MAX_STOP_STRINGS,
+            most2=MAX_STOP_CHARACTERS,
+        )
+        raise UsageError("The limit is {limit}.", limit=limit)
     return stops

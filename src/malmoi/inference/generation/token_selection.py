@@ -203,7 +203,9 @@ def _forbid(row: Tensor, sequence: SequenceState, state: Constraint) -> None:
         allowed = state.allowed(row)
     except Exception as error:  # a user's function may raise anything; only its own request fails
         ours = isinstance(error, MalmoiError)
-        sequence.error = error if ours else MalmoiError(f"The constraint failed: {error!r}.")
+        sequence.error = (
+            error if ours else MalmoiError("The constraint failed: {error}.", error=repr(error))
+        )
         return
     row.masked_fill_(~allowed.to(row.device), NEGATIVE_INFINITY)
 

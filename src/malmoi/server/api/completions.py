@@ -53,7 +53,11 @@ def check_length(ask: GenerationFields, request: Request) -> None:
 
 
 def too_long(requested: int, limit: int) -> UsageError:
-    return UsageError(f"max_tokens is {requested}, and this server's limit per request is {limit}.")
+    return UsageError(
+        "max_tokens is {requested}, and this server's limit per request is {limit}.",
+        requested=requested,
+        limit=limit,
+    )
 
 
 def _check(ask: CompletionRequest, request: Request) -> None:

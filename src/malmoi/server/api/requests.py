@@ -230,7 +230,10 @@ class GenerationFields(SharedFields):
         found |= {"stop": tuple(stops), "logit_bias": self._bias()}
         constraints = self._constraints()
         if len(constraints) > 1:
-            raise UsageError(f"{' and '.join(constraints)} cannot be combined: choose one.")
+            raise UsageError(
+                "{constraints} cannot be combined: choose one.",
+                constraints=" and ".join(constraints),
+            )
         for name, value in constraints.values():
             found[name] = value
         return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from malmoi.system.language import plural
+from malmoi.messages import joined, msg, plural
 from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
 from malmoi.training.state import RunState
@@ -190,8 +190,17 @@ class Pace:
         took = f"{self.seconds / timed:.2g}"
         expected = plural(steps, "step")
         if steps < timed:
-            return f"{took} s per step: about {expected} until the text is used up."
-        return f"{took} s per step: about {expected} in your {plural(self.seconds / 60, 'minute')}."
+            return msg(
+                "{took} s per step: about {expected} until the text is used up.",
+                took=took,
+                expected=expected,
+            )
+        return msg(
+            "{took} s per step: about {expected} in your {minutes}.",
+            took=took,
+            expected=expected,
+            minutes=plural(self.seconds / 60, "minute"),
+        )
 
     def sentence(self, name: str, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
@@ -206,38 +215,56 @@ class Pace:
         smaller = self.fitting(chosen)
         if smaller < chosen and name not in SIZED:
             more = f"{self.updates(smaller):,}"
-            return f"{message} A batch of {smaller} (--set train.batch={smaller}): about {more}."
+            return msg(
+                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
+                message=message,
+                smaller=smaller,
+                more=more,
+            )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
-        return f"{message} {self._advice(name, chosen)}"
+        return joined(" ", (message, self._advice(name, chosen)))
 
     def _smaller_batch(self, name: str, requested: int, chosen: int) -> str:
         """Says what a smaller batch than the requested one gains."""
         before = plural(self.updates(requested), "update")
         now = self.updates(chosen)
         if now < self._timed_updates(chosen):
-            return (
-                f"{name}'s batch of {requested} would give {before} until the text is used up; "
-                f"using {chosen}: about {now:,}."
+            return msg(
+                "{name}'s batch of {requested} would give {before} until the text is used "
+                "up; using {chosen}: about {now:,}.",
+                name=name,
+                requested=requested,
+                before=before,
+                chosen=chosen,
+                now=now,
             )
         minutes = plural(self.seconds / 60, "minute")
-        return (
-            f"{name}'s batch of {requested} would give {before} in {minutes} here; using {chosen}: "
-            f"about {now:,}."
+        return msg(
+            "{name}'s batch of {requested} would give {before} in {minutes} here; using "
+            "{chosen}: about {now:,}.",
+            name=name,
+            requested=requested,
+            before=before,
+            minutes=minutes,
+            chosen=chosen,
+            now=now,
         )
 
     def _advice(self, name: str, batch: int) -> str:
         """What to do where the time holds too few updates."""
         minutes = plural(self.seconds / 60, "minute")
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
-        advice = f"That is too few to learn much: use --minutes {enough}"
+        advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
         if name == self.sized:
-            return f"{advice}."
+            return advice + "."
         if self.sized not in SIZED:
-            return f"{advice}, or the smaller recipe {self.sized}."
-        return (
-            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
-            f"{minutes}."
+            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=self.sized)
+        return msg(
+            "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
+            advice=advice,
+            sized=self.sized,
+            minutes=minutes,
         )
 
 
@@ -263,35 +290,63 @@ def verdict(
     if not guessing or loss < learnt:
         return ""
     if training < learnt:
-        return (
-            f"This model has memorised its text (loss {training:.2f}) and predicts other text no "
-            f"better than token frequency does (loss {loss:.2f}, {guessing:.2f}). More text would "
-            "help; more training would not."
+        return msg(
+            "This model has memorised its text (loss {training:.2f}) and predicts other "
+            "text no better than token frequency does (loss {loss:.2f}, {guessing:.2f}). "
+            "More text would help; more training would not.",
+            training=training,
+            loss=loss,
+            guessing=guessing,
         )
     c = recipe.train
     updates = plural(steps, "update")
-    nothing = (
-        f"this model has learnt next to nothing (loss {loss:.2f}; guessing by token frequency "
-        f"gives {guessing:.2f})."
+    nothing = msg(
+        "this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
+        "frequency gives {guessing:.2f}).",
+        loss=loss,
+        guessing=guessing,
     )
     if steps >= USEFUL_UPDATES and epochs < 1:
         budget = next(name for name in BUDGETS if getattr(c, name))
         more = f"--{budget} {4 * getattr(c, budget):.10g}"
-        return (
-            f"After {updates} on {epochs:.1%} of the text: {nothing} Train for longer ({more}), or "
-            "use a smaller model."
+        return msg(
+            "After {updates} on {epochs:.1%} of the text: {nothing} Train for longer "
+            "({more}), or use a smaller model.",
+            updates=updates,
+            epochs=epochs,
+            nothing=nothing,
+            more=more,
         )
     if steps >= USEFUL_UPDATES:
-        return f"After {updates}: {nothing} More training, a lower train.lr or more text may help."
+        return msg(
+            "After {updates}: {nothing} More training, a lower train.lr or more text may help.",
+            updates=updates,
+            nothing=nothing,
+        )
     smaller = (
-        f"a smaller batch (--set train.batch={smallest_batch(recipe)})"
+        msg("a smaller batch (--set train.batch={batch})", batch=smallest_batch(recipe))
         if c.batch > smallest_batch(recipe)
-        else "a smaller recipe"
+        else msg("a smaller recipe")
     )
     if not c.minutes:
-        return f"After {updates}: {nothing} Train for more: --steps {USEFUL_UPDATES} or more."
+        return msg(
+            "After {updates}: {nothing} Train for more: --steps {updates2} or more.",
+            updates=updates,
+            nothing=nothing,
+            updates2=USEFUL_UPDATES,
+        )
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
-    did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
+    did = msg(
+        "Only {updates} fitted into {minutes}", updates=updates, minutes=plural(c.minutes, "minute")
+    )
     if recipe.name in SIZED:  # size and batch were chosen for the minutes
-        return f"{did}: {nothing} Use --minutes {enough}."
-    return f"{did}: {nothing} Use --minutes {enough} or {smaller}."
+        return msg(
+            "{did}: {nothing} Use --minutes {enough}.", did=did, nothing=nothing, enough=enough
+        )
+    return msg(
+        "{did}: {nothing} Use --minutes {enough} or {smaller}.",
+        did=did,
+        nothing=nothing,
+        enough=enough,
+        smaller=smaller,
+    )
