@@ -261,8 +261,7 @@ def drawn(count: int, length: int, seed: int = 0) -> Prompts:
 def served(engine: Any, prompts: Prompts, count: int) -> list[list[int]]:
     """All prompts through the engine at once, text and all."""
     from malmoi.inference.engine import GenerationJob
-    from malmoi.inference.generation.generation_config import GenerationConfig
-    from malmoi.inference.generation.sampling import Sampling
+    from malmoi.inference.generation.options import GenerationConfig, Sampling
 
     wish = GenerationConfig(count, Sampling(temperature=0))
     tickets = [engine.submit(GenerationJob(prompt, wish)) for prompt in prompts]

@@ -229,8 +229,7 @@ def through_engine(model: Any, load: Load) -> dict[str, Any]:
 
 def closed_loop(engine: Any, load: Load, seed: int) -> Tally:
     from malmoi.inference.engine import GenerationJob
-    from malmoi.inference.generation.generation_config import GenerationConfig
-    from malmoi.inference.generation.sampling import Sampling
+    from malmoi.inference.generation.options import GenerationConfig, Sampling
 
     tally = Tally()
     config = GenerationConfig(load.tokens, Sampling(temperature=0))

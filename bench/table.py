@@ -207,9 +207,9 @@ def their_decoder(model: Any) -> Decode:
 
 
 def our_decoder(model: Any) -> Decode:
+
     from malmoi.inference.generation.generate import Decoding
-    from malmoi.inference.generation.generation_config import GenerationConfig
-    from malmoi.inference.generation.sampling import Sampling
+    from malmoi.inference.generation.options import GenerationConfig, Sampling
     from malmoi.inference.generation.token_selection import new_sequences
     from malmoi.kernels.fast_argmax import fast_argmax_for
 
@@ -857,8 +857,7 @@ def reading(length: int) -> Work:
 
 def writing(batch: int) -> Work:
     from malmoi.inference.generation.generate import Decoding
-    from malmoi.inference.generation.generation_config import GenerationConfig
-    from malmoi.inference.generation.sampling import Sampling
+    from malmoi.inference.generation.options import GenerationConfig, Sampling
     from malmoi.inference.generation.token_selection import new_sequences
 
     model = network(256, 4, 256)

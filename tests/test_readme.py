@@ -24,7 +24,7 @@ from typer.main import get_command
 import malmoi
 from conftest import korean_bills
 from malmoi.cli.app import build_app, run_command
-from malmoi.inference.generation.generation_config import GenerationSettings
+from malmoi.inference.generation.keywords import GenerationSettings
 from malmoi.text.documents import read_documents
 
 ROOT = Path(__file__).parents[1]

@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.inference import Prediction as Prediction
     from malmoi.inference import Reply as Reply
     from malmoi.inference import Span as Span
-    from malmoi.inference.generation.generation_config import GenerationConfig as GenerationConfig
-    from malmoi.inference.generation.generation_config import GenerationOptions as GenerationOptions
+    from malmoi.inference.generation.keywords import GenerationOptions as GenerationOptions
+    from malmoi.inference.generation.options import GenerationConfig as GenerationConfig
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
     from malmoi.interpret.intervention import Intervention as Intervention
@@ -90,7 +90,8 @@ HOMES = {
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
     "inference.model": ("load", "Model"),
     "inference": ("Prediction", "MultiLabelPrediction", "Answer", "Span", "Reply"),
-    "inference.generation.generation_config": ("GenerationConfig", "GenerationOptions"),
+    "inference.generation.options": ("GenerationConfig",),
+    "inference.generation.keywords": ("GenerationOptions",),
     "interpret.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),

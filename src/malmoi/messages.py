@@ -94,11 +94,6 @@ def translate(text: str, to: str | None = None) -> str:
     return shown
 
 
-def setting_meaning(name: str, english: str) -> str:
-    """What a setting such as model.width does, in the user's language."""
-    return sections()["settings"].get(name, english) if language() == "ko" else english
-
-
 def language(environ: Mapping[str, str] = os.environ) -> str:
     """MALMOI_LANG, else the locale: "ko" or "en"."""
     names = ("MALMOI_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -115,8 +110,7 @@ def sections() -> dict[str, dict[str, str]]:
 @cache
 def catalogue() -> dict[str, str]:
     """English templates with their Korean translations."""
-    parts = (part for name, part in sections().items() if name != "settings")
-    return {english: korean for part in parts for english, korean in part.items()}
+    return {english: korean for part in sections().values() for english, korean in part.items()}
 
 
 def _with_words(text: str, words: str) -> str:

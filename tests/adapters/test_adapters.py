@@ -28,8 +28,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import metric_names, named_task
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.generation.generation_config import GenerationConfig
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.model import KVCache, Network, count_parameters, initialise, preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 

@@ -23,11 +23,10 @@ from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.beam_search import beam_search
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.decode_steps import STEPS_AHEAD
-from malmoi.inference.generation.generation_config import GenerationConfig
 from malmoi.inference.generation.grammar_constraint import grammar_constraint
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
-from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import MAX_SCORED_TOKENS, ScoredRow, score_separately
 from malmoi.inference.shared_prefix import token_logprobs
@@ -639,7 +638,8 @@ def test_generate_takes_beams(pair) -> None:
     # transformers writes half a character at the end as U+FFFD; here it does not appear
     assert ours.tokenizer.decode(expected) in (text, text + "\ufffd")
     with pytest.raises(UsageError, match="temperature=0"):
-        ours.generate("the state of", beams=3)
+        ours.generate("the state of", beams=3, temperature=0.5)
+    assert ours.generate("the state of", max_new_tokens=9, beams=3) == text
     with pytest.raises(UsageError, match="'never'"):
         ours.generate("the state of", beams=3, temperature=0, early_stopping="always")
 

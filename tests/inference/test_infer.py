@@ -24,14 +24,13 @@ from malmoi.inference.generation.detokenize import (
     StopFilter,
     TextWriter,
     detokenizer,
-    stop_strings,
 )
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.generation_config import GenerationConfig
+from malmoi.inference.generation.options import GenerationConfig, Sampling, stop_strings
 from malmoi.inference.generation.sampling import (
     SAMPLING_RULES,
-    Sampling,
     TokenHistory,
+    apply_rules,
     random_generators,
     sample_token,
 )
@@ -308,9 +307,8 @@ def test_rules_give_the_distribution_of_transformers(
     processors += [hf.TopPLogitsWarper(top_p)] if top_p else []
     processors += [hf.MinPLogitsWarper(min_p)] if min_p else []
     expected = processors(ids, logits.clone())
-    ours = Sampling(temperature, top_k, top_p, penalty, min_p, logit_bias=bias).apply(
-        logits, TokenHistory(seen, seen.float())
-    )
+    sampling = Sampling(temperature, top_k, top_p, penalty, min_p, logit_bias=bias)
+    ours = apply_rules(sampling, logits, TokenHistory(seen, seen.float()))
     assert torch.equal(ours, expected)
 
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, MultiLabelPrediction, load
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import Sampling
+from malmoi.inference.generation.sampling import apply_rules
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.interpret.attention_and_lens import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
@@ -319,7 +320,7 @@ def test_the_next_tokens_distribution_is_the_samplers_and_needs_no_server(
     logits = torch.tensor(models["gpt"].logits(text)[-1])
 
     def expected(**settings: Any) -> list[str]:
-        chances = Sampling(**settings).apply(logits[None])[0].softmax(-1)
+        chances = apply_rules(Sampling(**settings), logits[None])[0].softmax(-1)
         best = chances[logits.argsort(descending=True, stable=True)]
         shares = [*best[:16].tolist(), float(best[16:].sum())]
         return [percent(p) if p else "0%" for p in shares]

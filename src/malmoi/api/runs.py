@@ -5,19 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from malmoi.api.checks import check_options, lists_options, merge_settings
 from malmoi.api.models import AnyModel, as_model
 from malmoi.api.options import (
     ColumnOptions,
     DetailedEvaluateOptions,
     EvaluateOptions,
-    Files,
     FinetuneOptions,
     PretrainOptions,
     StudyOptions,
-    check_options,
-    lists_options,
-    merge_settings,
 )
+from malmoi.api.records import Files
 from malmoi.errors import UsageError
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
@@ -34,7 +32,7 @@ Metrics = dict[str, float]
 logger = logging.getLogger(__name__)
 
 
-@lists_options(PretrainOptions)
+@lists_options(PretrainOptions, defaults=False)
 def pretrain(
     recipe: "str | Recipe",
     *,

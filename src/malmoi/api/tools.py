@@ -5,19 +5,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from malmoi.api.checks import check_options, lists_options, merge_settings
 from malmoi.api.models import AnyModel
 from malmoi.api.options import (
     CorpusOptions,
     DistilOptions,
-    Files,
     PlanOptions,
+    PruneOptions,
+    QuantizeOptions,
     ServeOptions,
+    ShareOptions,
     TokenizerOptions,
-    check_options,
-    lists_options,
-    merge_settings,
 )
-from malmoi.compression.options import PruneOptions, QuantizeOptions, ShareOptions
+from malmoi.api.records import Files
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening

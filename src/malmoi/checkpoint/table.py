@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from malmoi.config import ModelConfig, coerce, field_types
+from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import Network
+from malmoi.settings import coerce, field_types
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, flat_settings, named
 

@@ -20,7 +20,7 @@ def demo_command(
     language: str | None = option(
         None, "Text, messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
-    seed: opt.Seed = None,
+    seed: int | None = option(None, "Random seed.", shown="0"),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_tasks, given, given_columns, load_torch
-from malmoi.cli.options import count, option
+from malmoi.cli.inputs import changes_of, complete_tasks, load_torch, parsed_columns
+from malmoi.cli.options import option, options_of
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
+from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
@@ -62,54 +64,9 @@ def finetune_command(
         "--test",
         shown="a tenth of the rows",
     ),
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
-    choices: opt.Choices = None,
-    separator: opt.Separator = None,
-    epochs: float | None = option(
-        None,
-        "Passes over the rows.",
-        shown="2–30 by rows, ended after 4 minutes, on a GPU 10",
-    ),
-    steps: opt.Steps = None,
-    minutes: opt.Minutes = None,
-    lr: float | None = option(None, "Peak learning rate.", shown="by model and kind"),
-    batch: int | None = count(None, "Examples per step.", shown="8–64 by rows and kind"),
-    length: int | None = count(None, "Maximum tokens per row.", shown="the context, at most 512"),
-    seed: opt.Seed = None,
-    seeds: int | None = option(
-        None, "Repeat with N seeds and report mean ± standard deviation; the first run is kept."
-    ),
-    metric: str | None = option(
-        None, "Metric for model selection: accuracy, f1_macro, mcc…", shown="the task's"
-    ),
-    best: bool = option(
-        False,
-        "Spend --minutes: compare settings, then train on all rows several times and average.",
-        "--best",
-    ),
-    grid: bool = option(
-        False, "Search BERT's grid of learning rates, batches and epochs.", "--grid"
-    ),
-    freeze: bool = option(False, "Train only the new output layer.", "--freeze"),
-    features: str | None = option(
-        None,
-        "Train a small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
-        metavar="LAYERS",
-    ),
-    adapter: str | None = option(
-        None, "Train only an adapter: lora, prompt or prefix.", metavar="KIND"
-    ),
-    lm: float | None = option(
-        None, "λ of GPT-1's auxiliary language model.", shown="0.5 for a GPT, else 0"
-    ),
-    from_scratch: bool = option(
-        False, "Start from random weights, as a baseline.", "--from-scratch"
-    ),
-    track: opt.Track = None,
+    columns: dict[str, Any] = options_of(ColumnOptions),
+    changes: dict[str, Any] = options_of(FinetuneConfig),
     settings: opt.Set = None,
-    skip_bad: opt.SkipBad = False,
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     json: opt.Json = False,
@@ -124,7 +81,6 @@ def finetune_command(
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
-    options = dict(locals())  # by the names of settings
     name, files = task_and_files(arguments, data)
     if not files:
         raise UsageError(
@@ -134,7 +90,7 @@ def finetune_command(
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind
 
-    task, found = guess_task(name or None, rows, **given_columns(options))
+    task, found = guess_task(name or None, rows, **parsed_columns(columns))
     for sentence in found.sentences() if found is not None else ():
         say(sentence)
     base = model or newest_model(files[0], writes=head_kind(task).writes)
@@ -143,13 +99,10 @@ def finetune_command(
         say(msg("model = {base}, out = {folder}", base=base, folder=folder))
 
     load_torch()
-    from malmoi.finetuning.config import FinetuneConfig
     from malmoi.finetuning.finetune import run_finetuning
 
-    changes = given(options, *FinetuneConfig.__dataclass_fields__) | changes_of(settings)
-    done = run_finetuning(
-        base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
-    )
+    changes |= {"device": device, "overwrite": overwrite, **changes_of(settings)}
+    done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:

@@ -20,13 +20,12 @@ def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: v for name, v in found.items() if v is not None and v is not False}
 
 
-def given_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+def parsed_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that were given; several choices or labels are comma-separated."""
-    found = given(values, "text", "pair", "label", "choices", "separator")
-    if "choices" in found:
-        found["choices"] = tuple(found["choices"].split(","))
-    if "," in found.get("label", ""):
-        found["label"] = tuple(found["label"].split(","))
+    found = dict(columns)
+    for name in ("choices", "label"):
+        if name == "choices" in found or "," in found.get(name, ""):
+            found[name] = tuple(found[name].split(","))
     return found
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
-from malmoi.cli.options import argument, option
+from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
+from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import format_count, format_span, print_facts, print_json, print_table
 from malmoi.messages import joined, msg, translate
+from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
 from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:
@@ -33,18 +34,7 @@ def plan_command(
     ),
     gpus: int = option(1, "Number of GPUs.", metavar="N"),
     gpu: str = option("h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."),
-    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", metavar="GB"),
-    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", metavar="TFLOP/s"),
-    gpu_watts: float | None = option(None, "Power of one GPU in watts.", metavar="W"),
-    utilisation: float | None = option(
-        None, "Fraction of the peak FLOP/s.", shown="malmoi.planning.plan:Fleet.utilisation"
-    ),
-    price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out."),
-    pue: float | None = option(
-        None,
-        "Power usage effectiveness (PUE) of the data centre.",
-        shown="malmoi.planning.plan:Fleet.pue",
-    ),
+    assumed: dict[str, Any] = options_of(PlanSettings),
     gradient_checkpointing: bool = option(
         False,
         "Recompute activations in the backward pass instead of storing them.",
@@ -57,12 +47,11 @@ def plan_command(
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
-    from malmoi.planning.gpus import find_gpu
-
     if recipe is None:
         _list(json)
         return
-    one = find_gpu(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
+    figures = {name: assumed.pop(f"gpu_{name}", None) for name in ("memory", "tflops", "watts")}
+    one = find_gpu(gpu, **figures)
     load_torch()  # the network is built, on the meta device
     from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.recipes import resolve_recipe
@@ -70,14 +59,11 @@ def plan_command(
     changes = changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
-    fleet = Fleet(one, gpus, price=price, **given(locals(), "utilisation", "pue"))
-    made = plan_run(resolve_recipe(recipe, changes), fleet)
+    made = plan_run(resolve_recipe(recipe, changes), Fleet(one, gpus, **assumed))
     print_json(made.to_dict()) if json else _tell(made)
 
 
 def _list(json: bool) -> None:
-    from malmoi.planning.gpus import GPUS
-
     if json:
         for gpu in GPUS.values():
             print_json(asdict(gpu))

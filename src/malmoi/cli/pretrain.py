@@ -8,15 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from malmoi.api.records import StartOptions
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
-from malmoi.cli.options import option
+from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
+from malmoi.cli.options import option, options_of
 from malmoi.cli.output import format_span, print_facts, print_json, print_result, say
 from malmoi.errors import UsageError, nearest
 from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.untrusted import read_object
+from malmoi.training.recipe import BUDGETS, TrainConfig
 
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # the default budget
@@ -43,17 +45,9 @@ def pretrain_command(
     out: Path | None = option(
         None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"
     ),
-    minutes: opt.Minutes = None,
-    tokens: opt.Tokens = None,
-    epochs: opt.Epochs = None,
-    steps: opt.Steps = None,
-    seed: opt.Seed = None,
-    track: opt.Track = None,
+    budget: dict[str, Any] = options_of(TrainConfig),
     settings: opt.Set = None,
-    tokenizer: Path | None = option(
-        None, "Existing tokenizer.", shown="train a new one", metavar="DIR"
-    ),
-    start: str | None = option(None, "Model to continue from.", shown="new weights", metavar="DIR"),
+    origin: dict[str, Any] = options_of(StartOptions),
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     dry_run: bool = option(False, "Only estimate the cost of the run.", "--dry-run"),
@@ -71,10 +65,8 @@ def pretrain_command(
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
-    from malmoi.training.recipe import BUDGETS
     from malmoi.training.recipes import SIZED
 
-    budget = given(locals(), "minutes", "tokens", "epochs", "steps", "seed", "track")
     changes: dict[str, Any] = dict(changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
@@ -85,10 +77,10 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     load_torch()
     if dry_run and recipe in SIZED:
-        _explain(recipe, sources, changes, tokenizer, device, json)
+        _explain(recipe, sources, {**changes, **origin, "device": device}, json)
         return
     if dry_run:
-        _foresee(recipe, changes, tokenizer, start, device, json)
+        _foresee(recipe, changes, {**origin, "device": device}, json)
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
@@ -107,7 +99,7 @@ def pretrain_command(
         )
     from malmoi.training.pretrain import run_pretraining
 
-    changes |= dict(tokenizer=tokenizer, start=start, device=device, overwrite=overwrite)
+    changes |= {**origin, "device": device, "overwrite": overwrite}
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _tell(folder, json)
@@ -171,18 +163,11 @@ def _check_source(word: str, *, named: bool) -> None:
     raise UsageError("There is no recipe, file or folder {word!r}.{hint}", word=word, hint=hint)
 
 
-def _explain(
-    kind: str,
-    data: list[str],
-    changes: dict[str, Any],
-    tokenizer: Path | None,
-    device: str | None,
-    json: bool,
-) -> None:
+def _explain(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
     """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
-    sized = explain_size(kind, data, tokenizer=tokenizer, device=device, **changes)
+    sized = explain_size(kind, data, **changes)
     if json:
         print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
@@ -190,22 +175,13 @@ def _explain(
         print_result(msg(sentence))
 
 
-def _foresee(
-    name: str,
-    changes: dict[str, Any],
-    tokenizer: Path | None,
-    start: str | None,
-    device: str | None,
-    json: bool,
-) -> None:
+def _foresee(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
     from malmoi.training.budget import FEW_UPDATES, smallest_batch
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
     from malmoi.training.recipes import resolve_recipe
     from malmoi.training.trainer import SMALLER_RECIPES
 
-    recipe, made = estimate_run(
-        resolve_recipe(name, changes), tokenizer=tokenizer, start=start, device=device
-    )
+    recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:
         print_json({"recipe": recipe.to_dict(), **made.to_dict()})
         return

@@ -3,13 +3,14 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.api.records import TokenizerSettings
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
-from malmoi.cli.options import argument, count, described, option
+from malmoi.cli.options import argument, count, described, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.messages import joined, msg, plural
 from malmoi.report.console import end_status
@@ -26,20 +27,7 @@ def train_command(
         list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, or builtin:sotu.")
     ],
     out: opt.Out,
-    kind: str = option(
-        "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
-    ),
-    vocab: int = count(30_000, "Vocabulary size."),
-    lowercase: bool | None = option(
-        None,
-        "Lowercase the text first.",
-        "--lowercase/--no-lowercase",
-        shown="depends on the kind",
-    ),
-    min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
-    morphemes: Literal["none", "kiwi"] = option(
-        "none", "kiwi: split Korean words into morphemes first (pip install kiwipiepy)."
-    ),
+    settings: dict[str, Any] = options_of(TokenizerSettings),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -55,18 +43,12 @@ def train_command(
     require_free(out, overwrite=overwrite)
     reader = read_documents(sources)
     texts = (document.text for document in require_documents([reader]))
-    tokenizer = train_tokenizer(
-        texts,
-        kind=kind,
-        vocab=vocab,
-        lowercase=lowercase,
-        min_frequency=min_frequency,
-        morphemes=morphemes,
-    )
+    tokenizer = train_tokenizer(texts, **settings)
     end_status()
     for sentence in reader.describe():
         say(sentence)
     tokenizer.save(out)
+    kind = tokenizer.kind
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
     print_json(result) if json else print_result(
         f"{out}: {kind}, " + plural(tokenizer.vocab_size, "token")

@@ -37,12 +37,11 @@ def check_rows(task: str | Task | None, *files: Path | None) -> None:
         raise UsageError("--task describes the rows in --data: give --data too.")
 
 
-def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
+def measures(model: str | Path, judge: JudgedOptions) -> dict[str, float]:
     """The metrics of a model in a folder; empty, without opening it, if there is no data."""
-    data = judged.get("data")
-    if data is None:
+    if judge.data is None:
         return {}
-    return measured(load(model, device=judged.get("device")), judged.get("task"), data)
+    return measured(load(model, device=judge.device), judge.task, judge.data)
 
 
 def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:

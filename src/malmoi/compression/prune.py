@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.importance import part_importance
 from malmoi.compression.models import check_rows, measures, open_whole, paired
-from malmoi.compression.options import JudgedOptions, PruneOptions
+from malmoi.compression.options import JudgedOptions
 from malmoi.compression.result import CompressionResult
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
@@ -29,9 +29,7 @@ from malmoi.training.parallel import join_process_group
 PrunedPart = Callable[[str, Tensor], Tensor]
 
 
-def prune_model(
-    model: str | Path, out: str | Path, **options: Unpack[PruneOptions]
-) -> CompressionResult:
+def prune_model(model: str | Path, out: str | Path, **options: Any) -> CompressionResult:
     """Prunes a model with exactly one method, saves it, and reports size and metrics.
 
     `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
@@ -40,12 +38,8 @@ def prune_model(
     (text, or rows of the task). The pruned model should be trained further.
     """
     train = options.pop("train", None)
-    judged = JudgedOptions(
-        task=options.get("task"), data=options.get("data"), device=options.get("device")
-    )
-    chosen = {
-        name: value for name, value in options.items() if name not in judged and value is not None
-    }
+    judge = JudgedOptions(**{name: options.pop(name, None) for name in ("task", "data", "device")})
+    chosen = {name: value for name, value in options.items() if value is not None}
     for name in chosen:
         if name not in PRUNE_METHODS:
             raise UsageError(
@@ -63,19 +57,18 @@ def prune_model(
             "Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}.",
             problem=problem,
         )
-    task = judged["task"]
-    check_rows(task, train, judged["data"])
+    check_rows(judge.task, train, judge.data)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
     way, how = next(iter(chosen.items()))
     if train is not None:
-        smaller = _by_loss(checkpoint, way, how, (task, train), judged["device"])
+        smaller = _by_loss(checkpoint, way, how, (judge.task, train), judge.device)
     else:
         smaller = PRUNE_METHODS[way](checkpoint.network, how)
-    before = {"zeros": zeros(checkpoint.network)} | measures(source, judged)
+    before = {"zeros": zeros(checkpoint.network)} | measures(source, judge)
     write_checkpoint(replace(checkpoint, network=smaller), out)
-    after = {"zeros": zeros(smaller)} | measures(out, judged)
+    after = {"zeros": zeros(smaller)} | measures(out, judge)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), paired(before, after))
 
 

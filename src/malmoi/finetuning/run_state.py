@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.config import current_fields
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example
 from malmoi.model import Network
+from malmoi.settings import current_fields
 from malmoi.system.files import LOCK_NAME, folder_lock
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.system.untrusted import JsonObject

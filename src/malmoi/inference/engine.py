@@ -18,11 +18,9 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.decode_steps import StepMode
 from malmoi.inference.generation.generate import writer_for
-from malmoi.inference.generation.generation_config import (
-    GenerationConfig,
-    GenerationSettings,
-    check_prompt_length,
-)
+from malmoi.inference.generation.generation_config import check_prompt_length
+from malmoi.inference.generation.keywords import GenerationSettings
+from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PREFIX_CACHE_BYTES, PrefixCache
 from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
 from malmoi.inference.model import Model

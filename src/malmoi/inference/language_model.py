@@ -11,11 +11,8 @@ from malmoi.inference.prompt import encode_prompt
 
 if TYPE_CHECKING:
     from malmoi.inference.generation.generate import TextGenerator
-    from malmoi.inference.generation.generation_config import (
-        GenerationConfig,
-        GenerationOptions,
-        GenerationSettings,
-    )
+    from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
+    from malmoi.inference.generation.options import GenerationConfig
     from malmoi.inference.generation.prefix_cache import PrefixCache
     from malmoi.inference.predict import Prediction
     from malmoi.inference.score import Score
@@ -66,11 +63,7 @@ class LanguageModel(LoadedModel):
 
         An empty prompt starts after the tokenizer's beginning-of-text token, or else its
         end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
-        "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
-        temperature=1.0 (0 is greedy), top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
-        frequency_penalty=0.0, presence_penalty=0.0, logit_bias={}, stop=(), ignore_eos=False,
-        min_tokens=0, seed=None; choices, regex, json_schema, allowed and banned constrain the text;
-        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
+        "<|endoftext|>", are plain text unless `parse_special` is set.
         """
         from malmoi.inference.generation.generate import continuations
 

@@ -8,8 +8,7 @@ import torch
 
 from malmoi.errors import UsageError
 from malmoi.inference.generation.generate import TextGenerator, continuations
-from malmoi.inference.generation.generation_config import GenerationConfig
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
 from malmoi.kernels.kv_slots import common_prefix_length
 from malmoi.system.progress import tracked

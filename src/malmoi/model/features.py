@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from malmoi.config import Config, ModelConfig
+from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.heads import token_mean
 from malmoi.model.transformer import Activations, Transformer
+from malmoi.settings import Config
 
 # precision of cached states on disk; used in memory as well, so that both agree
 STATE_DTYPE = torch.float16

@@ -9,15 +9,12 @@ from malmoi.errors import UsageError
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
 from malmoi.planning.flops import Flops, Optimal, flops, optimal
-from malmoi.planning.gpus import GPU
+from malmoi.planning.gpus import GPU, PlanSettings
 from malmoi.planning.memory import MemoryUse, activations, device_layout, device_layouts
 from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
 from malmoi.training.recipe import Recipe
 
-# share of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
-MEASURED_UTILISATION = 0.41
 PARAMETER_PARTS = ("embedding", "blocks", "head")
-POWER_USAGE_EFFECTIVENESS = 1.2  # watts a data centre draws per watt of its machines
 USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and fragmentation
 
 
@@ -27,8 +24,8 @@ class Fleet:
 
     gpu: GPU
     gpus: int = 1
-    utilisation: float = MEASURED_UTILISATION
-    pue: float = POWER_USAGE_EFFECTIVENESS
+    utilisation: float = PlanSettings.utilisation
+    pue: float = PlanSettings.pue
     price: float | None = None  # of one GPU per hour
 
     def __post_init__(self) -> None:

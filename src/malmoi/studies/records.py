@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.config import Config
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
 from malmoi.messages import msg, plural
+from malmoi.settings import Config
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents, require_documents

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
-from malmoi.config import Config
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
+from malmoi.settings import Config
 from malmoi.studies.data import StudyData
 from malmoi.studies.report import write_pages
 from malmoi.studies.scale import named_scale

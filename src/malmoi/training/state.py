@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
-from malmoi.config import field_types
 from malmoi.errors import MalmoiError
 from malmoi.messages import msg
+from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object

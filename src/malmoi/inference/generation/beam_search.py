@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from malmoi.inference.generation.generation_config import GenerationConfig
+from malmoi.inference.generation.options import GenerationConfig
 from malmoi.kernels.kv_slots import check_causal
 from malmoi.model import KVCache, Network
 

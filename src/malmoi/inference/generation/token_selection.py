@@ -12,11 +12,12 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError
 from malmoi.inference.generation.constraints import Constraint
-from malmoi.inference.generation.generation_config import GenerationConfig, check_prompt_length
+from malmoi.inference.generation.generation_config import check_prompt_length
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
-    Sampling,
     TokenHistory,
+    apply_rules,
     inverse_cdf,
     random_generators,
     sample_next,
@@ -183,7 +184,7 @@ class BatchSampler:
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
         """Writes sampled tokens into `tokens` [S], which already holds the greedy ones."""
         for sampling, rows, chances in self.groups:
-            tokens[rows] = inverse_cdf(sampling.apply(logits[rows]), chances[step])
+            tokens[rows] = inverse_cdf(apply_rules(sampling, logits[rows]), chances[step])
 
 
 def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Tensor:
