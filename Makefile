@@ -10,7 +10,7 @@ BY_HASH := tools/install --no-deps --no-build-isolation --require-hashes --requi
 # torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-ko test check bench docs models heavy campaign lock clean
+.PHONY: demo demo-ko test check coverage bench docs models heavy campaign lock clean
 
 $(READY): pyproject.toml Makefile requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ check: $(DEV)
 
 test: check
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# The tests with what they leave out of the source; slower, because Python traces every line.
+coverage: $(DEV)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report term
 
 heavy: $(DEV)
 	$(BIN)/pytest -m heavy

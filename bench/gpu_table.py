@@ -1,12 +1,12 @@
 """One table for a GPU: training, decoding and serving beside transformers, and the card's limits.
 
-    PYTHONPATH=src python bench/gpu_table.py [--out DIR] [--seconds 900]
-        [--rows decode xl-decode streams start bert gpt2 medium xl]
+    malmoi bench --gpu [--out DIR] [--seconds 900]
+        [--rows decode xl-decode streams bert gpt2 medium xl]
         [--without graphs,kernel,prefix] [--limit tiny]
 
 GPT-2 124M at 1,024 tokens without dropout, 355M and 1.5B, BERT-base at 128 and 512 (real tokens of
-packed text), greedy decoding of one and 64 requests, a decoding step of 1.5B, 64 and 256 streams
-through the engine and the server, and the start of a fine-tuning. A training row is the trainer's
+packed text), greedy decoding of one and 64 requests, and of one by 1.5B, 64 and 256 streams
+through the engine and the server. A training row is the trainer's
 own run; its bare step, the same passes again and again, is beside it. transformers is compiled, in
 bf16 with a fused AdamW, on full rows. Text and weights are made up. What does not fit into the
 seconds is not measured. `--limit tiny` is a dry run on a CPU.
@@ -15,12 +15,10 @@ seconds is not measured. `--limit tiny` is a dry run on a CPU.
 import argparse
 import gc
 import json
-import logging
 import random
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,10 +28,19 @@ from typing import Any
 import torch
 import transformers
 
-import finetune_start
-import fused_step
-import gpu_serve
-from engine import drawn, generated, made_up_tokenizer, served
+import serve
+from _shared import (
+    Row,
+    bandwidth,
+    be_quiet,
+    benchmark_parser,
+    drawn,
+    generated,
+    made_up_tokenizer,
+    print_table,
+    served,
+    switches,
+)
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
 from malmoi.model import count_parameters
@@ -41,12 +48,9 @@ from malmoi.system.machine import pretend, this_machine
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.device import Execution, flops_per_token, matmul_rate
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import prepare_run
-from malmoi.training.recipes import named_recipe
-from malmoi.training.resolve import resolve_recipe
-from malmoi.training.run_tokenizer import RunSources
+from malmoi.training.prepare import RunSources, prepare_run
+from malmoi.training.recipes import named_recipe, resolve_recipe
 from malmoi.training.trainer import Trainer
-from table import Row, bandwidth, print_table, switches
 
 SWITCHES = ("graphs", "kernel", "prefix")
 GPT2_BATCH = {"train.batch": 128, "train.micro": 64}
@@ -217,11 +221,13 @@ def peer_training(table: Table, network: Any, length: int) -> float:
 # ------------------------------------------------------------------ decoding
 
 
-def open_both(table: Table) -> tuple[Model, transformers.PreTrainedModel]:
+def open_both(
+    table: Table, name: str = "gpt", shape: dict[str, Any] | None = None
+) -> tuple[Model, transformers.PreTrainedModel]:
     torch.manual_seed(0)
-    small: dict[str, Any] = dict(n_embd=32, n_layer=1, n_head=2) if table.tiny else {}
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**small)).eval()
-    folder = table.folder / "gpt"
+    sizes: dict[str, Any] = dict(n_embd=32, n_layer=1, n_head=2) if table.tiny else shape or {}
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    folder = table.folder / name
     peer.save_pretrained(folder)
     made_up_tokenizer().save(folder)
     ours = load(folder, device=table.device, dtype=table.execution.dtype)
@@ -273,46 +279,37 @@ def engine_rate(table: Table, model: Model, batch: int, count: int, off: str = "
 
 
 def large_decode_rows(table: Table) -> Iterator[Row]:
-    """One row of GPT-2 1.5B; torch's modules are the peer of our kernels."""
-    limit = "tiny" if table.tiny else None
-    bench = fused_step.Bench(argparse.Namespace(limit=limit, steps=128, seconds=60))
-    modules, *fused = fused_step.step_rows(bench, "xl", 1)
-    best = max(fused, key=lambda way: way["tok/s"], default=modules)
-    theirs = modules["tok/s"] if fused else None
-    bound = f"MBU {best['MBU']:.0%}"
-    yield Row("a step of GPT-2 1.5B", "tok/s", best["tok/s"], "torch's modules", theirs, bound)
+    """One request of GPT-2 1.5B; torch's modules are the peer of our kernels."""
+    shape = dict(n_embd=1600, n_layer=48, n_head=25)
+    ours, _ = open_both(table, "xl", shape)
+    count = 8 if table.tiny else 128
+    fused, modules = (engine_rate(table, ours, 1, count, off) for off in ("", "kernel"))
+    used = sum(p.nbytes for p in ours.network.parameters()) * fused / table.bandwidth
+    yield Row("GPT-2 1.5B", "tok/s", fused, "torch's modules", modules, f"MBU {used:.0%}")
 
 
 def stream_rows(table: Table) -> Iterator[Row]:
     """A closed loop of prompts of 16 to 128 tokens, 96 new ones."""
     ours, peer = open_both(table)
-    size = gpu_serve.Size((4, 8), 2, 8) if table.tiny else gpu_serve.Size()
-    for streams in size.streams:
-        found = gpu_serve.measure(ours, peer, table.folder / "gpt", size, streams)
-        ways = {row["way"]: row for row in found if not row["errors"]}
-        peers = ways.get("transformers generate_batch", {}).get("tokens_per_second")
-        for name in ("engine", "server"):
-            if (row := ways.get(f"malmoi {name}")) is not None:
-                what, rate = f"{name}, {streams} streams", row["tokens_per_second"]
-                bound = f"first token p95 {row['first_token_ms_p95']:.0f} ms"
-                bound += f"; {row['share_of_engine']:.0%} of the engine" * (name == "server")
-                yield Row(what, "tok/s", rate, "transformers, generate_batch", peers, bound)
-
-
-def start_row(table: Table) -> Row:
-    """The second of two runs: the first compiles our C functions."""
-    rows, steps = (40, 2) if table.tiny else (1000, 0)
-    run = finetune_start.measure(rows, 2, steps)[-1]
-    bound = f"torch {run['torch']:.1f}, CUDA {run['CUDA']:.1f}; after learning {run['after']:.1f}"
-    first = run["to the first step"]
-    return Row(f"fine-tuning {rows:,} rows, to the first step", "s", first, "–", bound=bound)
+    folder = table.folder / "gpt"
+    for streams in (4, 8) if table.tiny else (64, 256):
+        load = serve.Load(streams, 1.0 if table.tiny else 8.0, 8 if table.tiny else 96)
+        peers = serve.through_transformers(peer, load)["tokens_per_second"]
+        engine = serve.through_engine(ours, load)
+        for what, row in (("engine", engine), ("server", serve.over_http("malmoi", folder, load))):
+            bound = f"first token p95 {row['first_token_ms_p95'] or 0:.0f} ms"
+            if what == "server":
+                share = row["tokens_per_second"] / engine["tokens_per_second"]
+                bound += f"; {share:.0%} of the engine"
+            rate = row["tokens_per_second"]
+            label = "transformers, generate_batch"
+            yield Row(f"{what}, {streams} streams", "tok/s", rate, label, peers or None, bound)
 
 
 ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "decode": decode_rows,
     "xl-decode": large_decode_rows,
     "streams": stream_rows,
-    "start": lambda table: iter([start_row(table)]),
     "bert": lambda table: (bert_row(table, n) for n in ((16, 32) if table.tiny else (128, 512))),
     "gpt2": lambda table: iter([gpt2_row(table)]),
     "medium": lambda table: iter([large_row(table, "gpt2-medium", 32)]),
@@ -321,9 +318,7 @@ ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--out", type=Path, help="a folder for gpu_table.json")
     parser.add_argument("--seconds", type=float, default=900, help="no row begins later")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
@@ -332,10 +327,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.limit and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --limit tiny is a dry run on a CPU")
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
+    be_quiet()
     end = time.monotonic() + given.seconds
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,30 +1,37 @@
-"""The rule of `pretrain gpt` beside a grid of its neighbours, at fixed minutes of one machine.
+"""The rule of `pretrain gpt` beside a grid of its neighbours and nanoGPT, at fixed minutes.
 
-    python bench/minutes_grid.py shakespeare tinyshakespeare.txt --out OUT [--minutes 3]
+    malmoi bench minutes_grid shakespeare tinyshakespeare.txt --out OUT [--minutes 3]
         [--cores 4-15] [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0]
-    python bench/minutes_grid.py text-5 books.txt.xz reviews.txt.xz --out OUT --minutes 2 \
-        --device cuda --each 4
+    malmoi bench minutes_grid text-5 books.txt.xz reviews.txt.xz --out OUT --minutes 2 \
+        --device cuda --each 4 [--nanogpt DIR --gpt2 DIR]
 
 Every cell is a process of its own on `--each` cores of `--cores`, as many at a time as fit; on a
 GPU they share the card, and the rule measures its share. The neighbours change one choice of the
 rule each and keep the others as they were made here. Text and judge are those of a record. `--set`
-changes the rule and with it every cell. Linux only: cores are pinned.
+changes the rule and with it every cell. A cell in OUT is not run again. Linux only: cores are
+pinned.
+
+`--nanogpt` is a copy of karpathy/nanoGPT, whose train.py runs as it is with its defaults (12 × 768)
+and GPT-2's tokenizer (`--gpt2`, a folder with tokenizer.json). It has no clock: a few steps are
+timed first, and its schedule is set to the steps that fit. Give `--only nanogpt` and `--only rule`
+for a card of their own.
 """
 
 import argparse
 import json
+import math
 import os
-import queue
+import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gpu_finetune import start_mps
+from _shared import benchmark_parser, core_groups, run_jobs, start_mps
 
 START_SECONDS = 300  # beyond the minutes: imports, vocabulary, compilation, judging
+TIMED_STEPS = 12  # of nanoGPT; the first half is not counted
 Settings = dict[str, Any]
 
 
@@ -51,20 +58,29 @@ def neighbours(choice: dict[str, Any]) -> dict[str, tuple[str, Settings]]:
         "dropout + 0.1": {"model.dropout": round(model["dropout"] + 0.1, 2)},
         "double context": {"model.context": 2 * context, "train.batch": train["batch"] // 2},
     }
-    found: dict[str, tuple[str, Settings]] = {"rule": ("gpt", {})}
-    found |= {name: ("gpt", chosen | settings) for name, settings in cells.items()}
+    grid: dict[str, tuple[str, Settings]] = {"rule": ("gpt", {})}
+    grid |= {name: ("gpt", chosen | settings) for name, settings in cells.items()}
     # another vocabulary has another number of tokens, so that the rest follows from it
     vocab = choice["tokenizer"]["vocab"]
     if vocab > 2048:
         for name, size in (("half vocabulary", vocab // 2), ("double vocabulary", 2 * vocab)):
-            found[name] = ("gpt", {"tokenizer.vocab": size})
+            grid[name] = ("gpt", {"tokenizer.vocab": size})
     else:
-        found["characters"] = ("gpt", {"tokenizer.kind": "char", "tokenizer.vocab": 256})
-        found["gpt-char"] = ("gpt-char", {})
-    return found
+        grid["characters"] = ("gpt", {"tokenizer.kind": "char", "tokenizer.vocab": 256})
+        grid["gpt-char"] = ("gpt-char", {})
+    return grid
 
 
 # ------------------------------------------------------------------ inside a pinned process
+
+
+def run_cell(job: dict[str, Any]) -> dict[str, Any]:
+    """Trains for the minutes, then reads the held-out text."""
+    if job["recipe"] == "choose":
+        return rule_choice(job)
+    began = time.perf_counter()
+    row = nanogpt_cell(job) if job["recipe"] == "nanogpt" else our_cell(job)
+    return row | {"seconds": round(time.perf_counter() - began)}
 
 
 def rule_choice(job: dict[str, Any]) -> dict[str, Any]:
@@ -73,26 +89,18 @@ def rule_choice(job: dict[str, Any]) -> dict[str, Any]:
 
     settings = {"train.minutes": job["minutes"], **job["settings"]}
     chosen = explain_size("gpt", [job["train"]], device=job["device"], **settings)
-    return {**chosen.recipe.to_dict(), "reasons": chosen.reasons}
+    return {**chosen.recipe.to_dict(), "reasons": [str(reason) for reason in chosen.reasons]}
 
 
-def run_cell(job: dict[str, Any]) -> dict[str, Any]:
-    """Trains for the minutes, then reads the held-out text."""
+def our_cell(job: dict[str, Any]) -> dict[str, Any]:
     from malmoi.studies.records import JUDGES, named_track
     from malmoi.training.pretrain import run_pretraining
 
-    began = time.perf_counter()
     out = Path(job["out"])
     settings = {"train.minutes": job["minutes"], **job["settings"]}
     model = run_pretraining(
-        job["recipe"],
-        data=job["train"],
-        out=out,
-        device=job["device"],
-        overwrite=True,
-        **settings,
+        job["recipe"], data=job["train"], out=out, device=job["device"], overwrite=True, **settings
     )
-    trained = time.perf_counter() - began
     judge = JUDGES[named_track(job["track"]).judge]
     (figure,) = judge(model, Path(job["held_out"]), None, out).values()
     recipe = json.loads((out / "recipe.json").read_text("utf-8"))
@@ -107,70 +115,174 @@ def run_cell(job: dict[str, Any]) -> dict[str, Any]:
         "steps": last["step"],
         "tokens": last["tokens"],
         "train_loss": last["loss"],
-        "train_seconds": round(trained),
-        "seconds": round(time.perf_counter() - began),
     }
 
 
-def worker(job: dict[str, Any]) -> None:
-    """A child process: pins itself before torch counts the cores; the last line is its answer."""
-    os.sched_setaffinity(0, job["cores"])
-    answer = rule_choice(job) if job["recipe"] == "choose" else run_cell(job)
-    print(json.dumps(answer))
+def nanogpt_cell(job: dict[str, Any]) -> dict[str, Any]:
+    """nanoGPT's own script, judged by bits per byte of the same held-out text."""
+    import torch
+    from tokenizers import Tokenizer
+
+    folder, out = Path(job["nanogpt"]), Path(job["out"]).resolve()
+    words = Tokenizer.from_file(str(Path(job["gpt2"]) / "tokenizer.json"))
+    end = words.token_to_id("<|endoftext|>")
+    data = out.parent / "nanogpt-data"
+    encode_bins(words, end, Path(job["train"]), data)
+    options = dict(
+        dataset=os.path.relpath(data, folder.resolve() / "data"), out_dir=str(out), eval_iters=2
+    )
+    if job["device"] == "cpu":
+        options |= dict(device="cpu", dtype="float32", compile=False)
+    options |= job["nanogpt_options"]
+    timed = nanogpt_script(folder, options | dict(max_iters=TIMED_STEPS, eval_interval=999))
+    usual = timed[len(timed) // 2 :]
+    steps = max(2, round(60_000 * job["minutes"] / (sum(usual) / len(usual))))
+    schedule = dict(max_iters=steps, lr_decay_iters=steps, eval_interval=steps)
+    nanogpt_script(folder, options | schedule | {"warmup_iters": max(1, min(2000, steps // 20))})
+    sys.path.insert(0, str(folder))
+    import model as nanogpt  # type: ignore[import-not-found]  # the module of that folder
+
+    device = job["device"]
+    saved = torch.load(out / "ckpt.pt", map_location=device, weights_only=False)
+    shape, config = saved["model_args"], saved["config"]
+    network = nanogpt.GPT(nanogpt.GPTConfig(**shape)).to(device).eval()
+    weights = {name.removeprefix("_orig_mod."): one for name, one in saved["model"].items()}
+    network.load_state_dict(weights)
+    held_out = Path(job["held_out"]).read_text("utf-8")
+    nats = window_nats(network, [end, *words.encode(held_out).ids], shape["block_size"], device)
+    rows = config["batch_size"] * config["gradient_accumulation_steps"]
+    return {
+        "figure": nats / math.log(2) / len(held_out.encode()),
+        "size": f"{shape['n_layer']} × {shape['n_embd']}",
+        "vocab": shape["vocab_size"],
+        "batch": f"{rows} × {shape['block_size']}",
+        "dropout": shape["dropout"],
+        "steps": steps,
+        "tokens": rows * shape["block_size"] * steps,
+        "train_loss": float(saved["best_val_loss"]),
+    }
+
+
+def window_nats(network: Any, ids: list[int], context: int, device: str) -> float:
+    """Windows of `context` tokens, the second half judged; the first token is given."""
+    import torch
+
+    nats = 0.0
+    half = context // 2
+    whole = torch.tensor(ids, device=device)
+    for start in range(0, len(ids) - 1, half):
+        begin = max(0, start - half)
+        end = min(start + half, len(ids) - 1)
+        inputs, targets = whole[begin:end], whole[begin + 1 : end + 1]
+        half_precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+        with torch.no_grad(), half_precision:
+            logits = network(inputs[None], targets[None])[0][0]
+        each = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        nats += float(each[start - begin :].sum())
+    return nats
+
+
+def encode_bins(words: Any, end: int, train: Path, folder: Path) -> None:
+    """train.bin and val.bin as nanoGPT's own prepare.py writes them: uint16, documents ended."""
+    import numpy as np
+
+    from malmoi.text.documents import read_documents
+
+    if (folder / "val.bin").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = [document.text for document in read_documents(str(train))]
+    encoded = [[*one.ids, end] for one in words.encode_batch(texts)]
+    ids = np.array([token for one in encoded for token in one], dtype=np.uint16)
+    ids.tofile(folder / "train.bin")
+    ids[-len(ids) // 100 :].tofile(folder / "val.bin")  # its own reports only
+
+
+def nanogpt_script(folder: Path, options: dict[str, Any]) -> list[float]:
+    """Runs train.py; the milliseconds of its steps."""
+    command = [sys.executable, "train.py", *(f"--{k}={v}" for k, v in options.items())]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"nanoGPT failed: {ended.stderr[-2000:]}")
+    return [float(ms) for ms in re.findall(r"^iter \d+: .*time ([\d.]+)ms", ended.stdout, re.M)]
 
 
 # ------------------------------------------------------------------ the grid
 
 
-def start(job: dict[str, Any], cores: set[int], seconds: float) -> dict[str, Any]:
-    """One child process on these cores; a failure is a row, so that the others are not lost."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(len(cores)))
-    command = [sys.executable, __file__, "--job", json.dumps(job | {"cores": sorted(cores)})]
-    try:
-        done = subprocess.run(
-            command, env=os.environ | threads, capture_output=True, text=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"more than {seconds:.0f} s"}
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
-
-
-def core_groups(text: str, each: int) -> list[set[int]]:
-    """'4-15' or '0,1' as groups of `each` cores; empty: the cores this process may use."""
-    if text:
-        ends = [part.split("-") for part in text.split(",")]
-        cores = [core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)]
-    else:
-        cores = sorted(os.sched_getaffinity(0))
-    groups = [set(cores[i : i + each]) for i in range(0, len(cores) - each + 1, each)]
-    if not groups:
-        raise SystemExit(f"--cores {text} are fewer than {each}.")
-    return groups
-
-
-def print_rows(rows: list[dict[str, Any]], judge: str) -> None:
+def print_rows(rows: dict[str, dict[str, Any]], judge: str) -> None:
     print(f"| cell | size | vocabulary | batch | dropout | steps | tokens | train | {judge} |")
     print("|---|---|---:|---|---:|---:|---:|---:|---:|")
-    for row in sorted(rows, key=lambda row: row.get("figure", 99.0)):
+    for name, row in sorted(rows.items(), key=lambda pair: pair[1].get("figure", 99.0)):
         if "error" in row:
-            print(f"| {row['cell']} | {row['error']} |")
+            print(f"| {name} | {row['error']} |")
             continue
-        shown = [row[name] for name in ("cell", "size", "vocab", "batch", "dropout", "steps")]
-        tokens = f"{row['tokens'] / 1e6:.2f}M"
-        losses = [f"{row['train_loss']:.3f}", f"{row['figure']:.4f}"]
-        print("| " + " | ".join(map(str, [*shown, tokens, *losses])) + " |")
+        shown = [row[key] for key in ("size", "vocab", "batch", "dropout", "steps")]
+        numbers = [
+            f"{row['tokens'] / 1e6:.2f}M",
+            f"{row['train_loss']:.3f}",
+            f"{row['figure']:.4f}",
+        ]
+        print("| " + " | ".join(map(str, [name, *shown, *numbers])) + " |")
+
+
+def run_grid(given: argparse.Namespace) -> None:
+    # before torch counts the cores: of this process, which only waits, and of its children
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(given.each))
+    from malmoi.studies.records import VALID_SHARE, machine_of, named_track, split_text
+
+    began = time.perf_counter()
+    track = named_track(given.track)
+    train, held_out = split_text(track, given.text, given.out / "text")
+    # as `malmoi records run` has them: the judge's text is held out already
+    fixed: Settings = {"train.seed": given.seed, "data.valid": VALID_SHARE}
+    base = fixed | dict(text.split("=", 1) for text in given.set)
+    job = {"track": given.track, "train": train[0], "held_out": str(held_out)}
+    job |= {"minutes": given.minutes, "device": given.device}
+    if given.device == "cuda":
+        start_mps(given.out)
+    lanes = core_groups(given.cores, given.each)
+    limit = 60 * given.minutes + START_SECONDS
+    choose = {"choice": {**job, "recipe": "choose", "settings": base}}
+    choice = run_jobs(run_cell, choose, given.out, lanes=lanes[:1], limit=limit)["choice"]
+    if "error" in choice:
+        raise SystemExit(f"The rule made no choice: {choice['error']}")
+    print("\n".join(choice["reasons"]), flush=True)
+    cells = neighbours(choice)
+    jobs = {
+        name: {
+            **job,
+            "recipe": recipe,
+            "settings": {**(base if recipe == "gpt" else fixed), **settings},
+            "out": str(given.out / name.replace(" ", "-")),
+        }
+        for name, (recipe, settings) in cells.items()
+    }
+    if given.nanogpt:
+        peer = {"nanogpt": str(given.nanogpt), "gpt2": str(given.gpt2)}
+        options = dict(text.split("=", 1) for text in given.nanogpt_set)
+        place = {"out": str(given.out / "nanogpt"), "nanogpt_options": options}
+        jobs["nanogpt"] = {**job, **peer, **place, "recipe": "nanogpt"}
+    names = [name.strip() for name in given.only.split(",") if name.strip()] or list(jobs)
+    if unknown := [name for name in names if name not in jobs]:
+        raise SystemExit(f"There is no cell {unknown[0]!r}: {', '.join(jobs)}.")
+    chosen = {name: jobs[name] for name in names}
+    rows = run_jobs(run_cell, chosen, given.out, lanes=lanes, fresh=True, limit=limit)
+    print_rows(rows, track.judge)
+    judged = {name: row["figure"] for name, row in rows.items() if "figure" in row}
+    if "rule" in judged:
+        best = min(judged, key=lambda cell: judged[cell])
+        above = judged["rule"] / judged[best] - 1
+        print(f"rule {judged['rule']:.4f}, best {judged[best]:.4f} ({best}): {above:.1%} above it")
+    machine = machine_of(given.device)
+    print(f"{time.perf_counter() - began:.0f} s on {machine}, {len(lanes)} at a time")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("track", nargs="?", choices=("shakespeare", "text-5"))
-    parser.add_argument("text", nargs="*", help="the track's text")
-    parser.add_argument("--out", type=Path)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("track", choices=("shakespeare", "text-5"))
+    parser.add_argument("text", nargs="+", help="the track's text")
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--cores", default="", help="such as 4-15 [all]")
     parser.add_argument("--each", type=int, default=2, help="cores of a cell [2]")
@@ -178,76 +290,13 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="CELL,…", help="these cells alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR")
+    parser.add_argument("--gpt2", type=Path, metavar="DIR", help="GPT-2's tokenizer, for nanoGPT")
+    parser.add_argument("--nanogpt-set", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
-    if given.job:
-        worker(given.job)
-        return
-    if not (given.text and given.out):
-        parser.error("give the track, its text and --out")
+    if given.nanogpt and not given.gpt2:
+        parser.error("nanoGPT needs GPT-2's tokenizer: --gpt2 DIR")
     run_grid(given)
-
-
-def run_grid(given: argparse.Namespace) -> None:
-    began = time.perf_counter()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of this process, which only waits
-    from malmoi.studies.records import VALID_SHARE, machine_of, named_track, split_text
-
-    track = named_track(given.track)
-    train, held_out = split_text(track, given.text, given.out / "text")
-    base: Settings = dict(text.split("=", 1) for text in given.set)
-    # as `malmoi records run` has them: the judge's text is held out already
-    fixed = {"train.seed": given.seed, "data.valid": VALID_SHARE}
-    base = fixed | base
-    job = {"track": given.track, "train": train[0], "held_out": str(held_out)}
-    job |= {"minutes": given.minutes, "device": given.device}
-    if given.device == "cuda":
-        start_mps(given.out)
-    groups = core_groups(given.cores, given.each)
-    limit = 60 * given.minutes + START_SECONDS
-    choice = start({**job, "recipe": "choose", "settings": base}, groups[0], limit)
-    if "error" in choice:
-        raise SystemExit(f"The rule made no choice: {choice['error']}")
-    print("\n".join(choice["reasons"]), flush=True)
-    cells = neighbours(choice)
-    names = [name.strip() for name in given.only.split(",") if name.strip()] or list(cells)
-    if unknown := [name for name in names if name not in cells]:
-        raise SystemExit(f"There is no cell {unknown[0]!r}: {', '.join(cells)}.")
-    free: queue.Queue[set[int]] = queue.Queue()
-    for group in groups:
-        free.put(group)
-
-    def one(name: str) -> dict[str, Any]:
-        recipe, settings = cells[name]
-        cores = free.get()
-        shared = base if recipe == "gpt" else fixed
-        where = str(given.out / name.replace(" ", "-"))
-        cell = {**job, "recipe": recipe, "settings": {**shared, **settings}, "out": where}
-        row = {"cell": name, **start(cell, cores, limit)}
-        free.put(cores)
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-        return row
-
-    with ThreadPoolExecutor(len(groups)) as pool:
-        rows = list(pool.map(one, names))
-    facts = {
-        "machine": machine_of(given.device),
-        "minutes": given.minutes,
-        "cores_each": given.each,
-        "at_a_time": len(groups),
-        "settings": base,
-        "choice": choice,
-        "rows": rows,
-        "seconds": round(time.perf_counter() - began),
-    }
-    (given.out / "grid.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False), "utf-8")
-    print_rows(rows, track.judge)
-    judged = {r["cell"]: r["figure"] for r in rows if "figure" in r}
-    if "rule" in judged:
-        best = min(judged, key=lambda cell: judged[cell])
-        above = judged["rule"] / judged[best] - 1
-        print(f"rule {judged['rule']:.4f}, best {judged[best]:.4f} ({best}): {above:.1%} above it")
-    print(f"{facts['seconds']} s on {facts['machine']}, {len(groups)} at a time")
 
 
 if __name__ == "__main__":

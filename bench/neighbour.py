@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from _timing import benchmark_parser
+from _shared import benchmark_parser
 
 WORDS = "the state of our union is strong and we will keep it so for every child of this land"
 WARM_UP = 0.4  # share of the seconds that is not counted: neighbours come, threads are chosen

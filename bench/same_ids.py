@@ -1,23 +1,24 @@
 """Whether our encoder gives the ids that tokenizers gives, on any amount of text.
 
-    PYTHONPATH=src python bench/same_ids.py --tokenizer gpt2/ books.txt.xz site-packages/
+    malmoi bench same_ids --tokenizer gpt2/ books.txt.xz site-packages/
 
 Files are read whole, folders with every readable file below them, and cut into pieces of 20,000
 characters. Special tokens in a text are text. The first piece that differs is printed, and the exit
-status is 1.
+status is 1; else the speed of both follows.
 """
 
 import lzma
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
-from _timing import benchmark_parser
+from _shared import benchmark_parser, timed
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.cached_encoder import make_encoder
 
@@ -54,19 +55,25 @@ def main() -> None:
     oracle.encode_special_tokens = True
     end = time.monotonic() + given.seconds
     compared = 0
+    seconds = dict.fromkeys(("malmoi", "tokenizers"), 1e-9)
     found = pieces(given.sources)
     while compared < given.megabytes * 1e6 and time.monotonic() < end:
         batch = list(islice(found, BATCH))
         if not batch:
             break
-        ids, lengths = encoder.encode(batch)
+        spent, (ids, lengths) = timed(partial(encoder.encode, batch))
+        seconds["malmoi"] += spent
         ours = np.split(ids, np.cumsum(lengths)[:-1])
-        theirs = oracle.encode_batch_fast(batch, add_special_tokens=False)
+        fast = partial(oracle.encode_batch_fast, batch, add_special_tokens=False)
+        spent, theirs = timed(fast)
+        seconds["tokenizers"] += spent
         for text, mine, other in zip(batch, ours, theirs, strict=True):
             if mine.tolist() != other.ids:
                 sys.exit(f"after {compared / 1e6:,.0f} MB: the ids of {text[:200]!r} … differ")
             compared += len(text.encode())
     print(f"{given.tokenizer}: {compared / 1e6:,.0f} MB, all ids equal")
+    for name, spent in seconds.items():
+        print(f"{name}: {compared / 1e6 / spent:.1f} MB/s")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""Concurrent streams on loopback: `malmoi serve` beside `transformers serve` on the same random
-GPT-2, in one run.
+"""Concurrent streams: `malmoi serve` and the engine beside transformers, on the same random GPT-2.
 
-    malmoi bench serve [--seconds N] [--streams 64] [--tokens 64] [--peers plain batching] [--json]
+    malmoi bench serve [--streams 64] [--seconds 20] [--tokens 64] [--peers plain batching]
+    malmoi bench serve --gpu [--streams 64 256] [--tokens 96]
 
 Each stream asks again as soon as it is answered. Tokens are those that the servers say they wrote;
 an error is an answer that is not a stream with an end. Memory is the server's own, from a quarter
-of the time on to the end. A ratio above 1 means that we are faster. The peers: "plain" (its
-default) and "batching" (--continuous-batching).
+of the time on to the end. The peers: `transformers serve` as it is ("plain") and with
+--continuous-batching ("batching"). On a processor the model has 5M weights. With `--gpu` it is
+GPT-2 of 124M in bf16, the engine is measured without HTTP too, and the peer is `generate_batch`,
+which gets all prompts at once.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,29 +29,24 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.request import urlopen
 
+import torch
 import transformers
 
-from _timing import benchmark_parser
+from _shared import VOCAB, Prompts, be_quiet, benchmark_parser, made_up_tokenizer
 from malmoi.tokenizer import train_tokenizer
 
-WORDS = (
-    "the",
-    "state",
-    "of",
-    "union",
-    "is",
-    "strong",
-    "people",
-    "are",
-    "free",
-    "we",
-    "work",
-    "for",
-    "peace",
-    "law",
-)
+WORDS = re.findall(r"\w+", "the state of union is strong people are free we work for peace law")
 LONGEST = 300  # seconds that an answer may take
 PATIENCE = 90  # seconds for a server to start
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many streams ask, for how long, and for how many new tokens each time."""
+
+    streams: int = 64
+    seconds: float = 20.0
+    tokens: int = 64
 
 
 @dataclass
@@ -57,17 +55,37 @@ class Tally:
 
     tokens: int = 0
     answers: int = 0
+    seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds to the first text of each answer
     memory: list[int] = field(default_factory=list)  # MB of the server, now and then
 
+    def row(self, way: str, streams: int) -> dict[str, Any]:
+        ordered = sorted(self.first)
+        held = self.memory[len(self.memory) // 4 :]
 
-def make_folder(folder: Path) -> Path:
+        def share(part: float) -> float | None:
+            return 1000 * ordered[int(part * (len(ordered) - 1))] if ordered else None
+
+        return {
+            "way": way,
+            "streams": streams,
+            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
+            "first_token_ms_p50": share(0.5),
+            "first_token_ms_p95": share(0.95),
+            "answers": self.answers,
+            "errors": len(self.errors),
+            "first_error": self.errors[0][:200] if self.errors else None,
+            "memory_mb": held[-1] if held else None,
+            "memory_growth_mb": held[-1] - held[0] if held else None,
+        }
+
+
+def small_model(folder: Path) -> Path:
     """A random GPT-2 of 5M weights, and a vocabulary learnt from a few made-up sentences."""
-    rng = random.Random(0)
-    tokenizer = train_tokenizer(
-        [" ".join(rng.choices(WORDS, k=12)) for _ in range(200)], kind="byte-bpe", vocab=400
-    )
+    chance = random.Random(0)
+    texts = [" ".join(chance.choices(WORDS, k=12)) for _ in range(200)]
+    tokenizer = train_tokenizer(texts, kind="byte-bpe", vocab=400)
     sizes = dict(vocab_size=tokenizer.vocab_size, n_positions=256, n_embd=256, n_layer=6, n_head=4)
     transformers.set_seed(0)
     end = tokenizer.specials.eos
@@ -77,17 +95,23 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------ servers
+def draw_prompts(count: int, seed: int) -> Prompts:
+    """Prompts of 16 to 128 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(16, 129, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(0, VOCAB, (n,), generator=generator).tolist()) for n in lengths]
+
+
+# ------------------------------------------------------------------ over HTTP
 
 
 @contextmanager
-def served(command: list[str], port: int) -> Iterator[int]:
+def started(command: list[str], port: int) -> Iterator[int]:
     """A server in a process of its own, ready to be asked; gives its process's number."""
     # not a pipe, which would stop a talkative server once it is full
     with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(
-            command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=said, stderr=said
-        )
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        child = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
         try:
             wait_for(child, port, said)
             yield child.pid
@@ -110,42 +134,25 @@ def wait_for(child: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
     raise SystemExit(f"The server did not answer within {PATIENCE} seconds.")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 def command_of(name: str, folder: Path, port: int, streams: int) -> list[str]:
-    here = Path(sys.executable).parent
-    if name == "malmoi":
-        return [
-            str(here / "malmoi"),
-            "serve",
-            "-m",
-            str(folder),
-            "--port",
-            str(port),
-            "--slots",
-            str(streams),
-        ]
-    more = ["--continuous-batching"] if name == "batching" else []
     listen = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == "malmoi":
+        slots = ["--slots", str(streams), "--queue", "1024"]
+        if torch.cuda.is_available():
+            slots += ["--dtype", "bf16"]
+        return [sys.executable, "-m", "malmoi", "serve", "-m", str(folder), *listen, *slots]
+    here = Path(sys.executable).parent
+    more = ["--continuous-batching"] if name == "batching" else []
     return [str(here / "transformers"), "serve", str(folder), "--device", "cpu", *listen, *more]
 
 
-# ------------------------------------------------------------------ clients, lean: they share the
-# processor
-
-
 async def ask(port: int, body: dict[str, Any], tally: Tally) -> None:
-    """One request over a connection of its own; reads the stream to its end."""
+    """One request over a connection of its own, read to its end; lean: it shares the processor."""
     start, data = time.perf_counter(), json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
-        "application/json\r\n"
-    )
-    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    kind = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write((head + kind).encode() + data)
     ended, heard, status = False, False, await reader.readline()
     async for line in reader:
         if not line.startswith(b"data: {"):
@@ -162,106 +169,177 @@ async def ask(port: int, body: dict[str, Any], tally: Tally) -> None:
         tally.errors.append(status.decode().strip())
 
 
-async def stream(port: int, model: str, seed: int, tokens: int, end: float, tally: Tally) -> None:
+async def stream(port: int, model: str, seed: int, load: Load, end: float, tally: Tally) -> None:
     """Asks again and again until it is time."""
-    rng = random.Random(seed)
+    chance = random.Random(seed)
+    fixed = {"model": model, "max_tokens": load.tokens, "stream": True, "seed": seed}
+    fixed |= {"temperature": 1.0, "stream_options": {"include_usage": True}}
     while time.monotonic() < end:
-        prompt = " ".join(rng.choices(WORDS, k=10))
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 1.0,
-            "seed": seed,
-            "stream": True,
-        }
+        body = fixed | {"prompt": " ".join(chance.choices(WORDS, k=10))}
         try:
             async with asyncio.timeout(LONGEST):
-                await ask(port, body | {"stream_options": {"include_usage": True}}, tally)
+                await ask(port, body, tally)
         except (OSError, TimeoutError) as error:
             tally.errors.append(repr(error))
 
 
 async def watch(pid: int, end: float, tally: Tally) -> None:
+    """MB that the server holds, every half second."""
     while time.monotonic() < end:
-        tally.memory.append(memory(pid))
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
+        held = next(line for line in lines if line.startswith("VmRSS"))
+        tally.memory.append(int(held.split()[1]) // 1024)
         await asyncio.sleep(0.5)
 
 
-def memory(pid: int) -> int:
-    """MB that a process holds."""
-    status = Path(f"/proc/{pid}/status").read_text("utf-8")
-    return (
-        int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-        // 1024
-    )
+async def all_streams(pid: int, port: int, model: str, load: Load) -> Tally:
+    tally = Tally()
+    warm = Load(4, 0.5, 4)
+    for one, seen in ((warm, Tally()), (load, tally)):
+        start = time.monotonic()
+        end = start + one.seconds
+        streams = (stream(port, model, i, one, end, seen) for i in range(one.streams))
+        await asyncio.gather(watch(pid, end, seen), *streams)
+    tally.seconds = time.monotonic() - start
+    return tally
 
 
-async def load(pid: int, port: int, model: str, chosen: argparse.Namespace) -> tuple[Tally, float]:
-    warm, tally = Tally(), Tally()
-    await asyncio.gather(
-        *(stream(port, model, i, 4, time.monotonic() + 0.5, warm) for i in range(4))
+def over_http(name: str, folder: Path, load: Load) -> dict[str, Any]:
+    """The row of a server: "malmoi", or transformers' "plain" or "batching"."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = int(one.getsockname()[1])
+    with started(command_of(name, folder, port, load.streams), port) as pid:
+        model = folder.name if name == "malmoi" else str(folder)
+        tally = asyncio.run(all_streams(pid, port, model, load))
+    way = "malmoi server" if name == "malmoi" else f"transformers serve, {name}"
+    return tally.row(way, load.streams)
+
+
+# ------------------------------------------------------------------ without HTTP
+
+
+def through_engine(model: Any, load: Load) -> dict[str, Any]:
+    """Each stream submits its next prompt when its last one is answered; warmed up."""
+    from malmoi.inference.engine import Engine
+
+    with Engine(model, slots=load.streams, queue=1024) as engine:
+        closed_loop(engine, Load(load.streams, 0.5, load.tokens), 1)
+        return closed_loop(engine, load, 2).row("malmoi engine", load.streams)
+
+
+def closed_loop(engine: Any, load: Load, seed: int) -> Tally:
+    from malmoi.inference.engine import GenerationJob
+    from malmoi.inference.generation.options import GenerationConfig, Sampling
+
+    tally = Tally()
+    config = GenerationConfig(load.tokens, Sampling(temperature=0))
+    prompts = draw_prompts(4096, seed)
+    finished = threading.Semaphore(0)
+    start = time.perf_counter()
+
+    def submit(number: int) -> None:
+        if time.perf_counter() - start > load.seconds:
+            finished.release()
+            return
+        asked = time.perf_counter()
+        heard = False
+
+        def hear(chunk: Any) -> None:
+            nonlocal heard
+            if chunk.tokens and not heard:
+                tally.first.append(time.perf_counter() - asked)
+                heard = True
+            tally.tokens += len(chunk.tokens)
+            if chunk.finish is not None:
+                tally.answers += 1
+                if chunk.finish == "error":
+                    tally.errors.append("the request failed")
+                submit(number + load.streams)
+
+        engine.submit(GenerationJob(prompts[number % len(prompts)], config), hear)
+
+    for number in range(load.streams):
+        submit(number)
+    for _ in range(load.streams):
+        finished.acquire()
+    tally.seconds = time.perf_counter() - start
+    return tally
+
+
+def through_transformers(peer: Any, load: Load) -> dict[str, Any]:
+    """`generate_batch` of three prompts a stream; the second run counts."""
+    # the cached manager was sized for the streams before
+    getattr(peer, "destroy_cached_continuous_batching_manager", lambda: None)()
+    config = transformers.GenerationConfig(
+        max_new_tokens=load.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    start = time.monotonic()
-    end = start + chosen.seconds
-    streams = (stream(port, model, i, chosen.tokens, end, tally) for i in range(chosen.streams))
-    await asyncio.gather(watch(pid, end, tally), *streams)
-    return tally, time.monotonic() - start
+    for seed in (1, 2):
+        tally = Tally()
+        start = time.perf_counter()
+        try:
+            outputs = peer.generate_batch(
+                inputs=[list(prompt) for prompt in draw_prompts(3 * load.streams, seed)],
+                generation_config=config,
+                progress_bar=False,
+                persistent_manager=True,
+                record_timestamps=True,
+            )
+        except Exception as error:  # what this machine cannot run is a row that says so
+            tally.errors.append(f"{type(error).__name__}: {error}")
+            break
+        tally.seconds = time.perf_counter() - start
+        for output in outputs.values():
+            tally.answers += 1
+            tally.tokens += len(output.generated_tokens)
+            if output.error:
+                tally.errors.append(output.error)
+            elif output.timestamps:
+                tally.first.append(output.timestamps[0] - output.created_time)
+    return tally.row("transformers generate_batch", load.streams)
 
 
 # ------------------------------------------------------------------ the comparison
 
 
-def measure(name: str, folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
-    port = free_port()
-    with served(command_of(name, folder, port, chosen.streams), port) as pid:
-        model = folder.name if name == "malmoi" else str(folder)
-        tally, seconds = asyncio.run(load(pid, port, model, chosen))
-    held = tally.memory[len(tally.memory) // 4 :]
-    first = sorted(tally.first)
-    return {
-        "server": name if name == "malmoi" else f"transformers serve, {name}",
-        "tokens_per_second": tally.tokens / seconds,
-        "answers": tally.answers,
-        "errors": len(tally.errors),
-        "first_errors": tally.errors[:3],
-        "median_first_token_s": first[len(first) // 2] if first else None,
-        "p95_first_token_s": first[int(len(first) * 0.95)] if first else None,
-        "memory_mb": held[-1] if held else None,
-        "memory_growth_mb": held[-1] - held[0] if held else None,
-    }
+def gpu_ways(folder: Path, loads: list[Load], *, tiny: bool) -> Iterator[dict[str, Any]]:
+    from malmoi.inference import load as load_model
 
-
-def describe(row: dict[str, Any]) -> str:
-    known = {"server", "tokens_per_second", "ratio"}
-    ratio = f", ours {row['ratio']:.2f}×" if "ratio" in row else ""
-    lines = [f"{row['server']}: {row['tokens_per_second']:,.0f} tokens/s{ratio}"]
-    rest = {
-        name: value for name, value in row.items() if name not in known and value not in ([], None)
-    }
-    parts = (
-        f"{name.replace('_', ' ')} {round(value, 3) if isinstance(value, float) else value}"
-        for name, value in rest.items()
-    )
-    return "\n".join([*lines, "    " + ", ".join(parts)])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(0)
+    shape = dict(n_layer=2, n_embd=64, n_head=2) if tiny else {}
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    peer.save_pretrained(folder)
+    made_up_tokenizer().save(folder)
+    ours = load_model(folder, device=device, dtype=dtype)
+    peer = peer.to(device=device, dtype=dtype)
+    for load in loads:
+        yield through_engine(ours, load)
+        yield over_http("malmoi", folder, load)
+        yield through_transformers(peer, load)
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="the most that an answer has")
     parser.add_argument("--peers", nargs="*", default=["plain"], choices=["plain", "batching"])
-    parser.add_argument("--json", action="store_true", help="print one JSON object a server")
-    chosen = parser.parse_args()
+    parser.add_argument("--gpu", action="store_true", help="GPT-2 of 124M, and the engine alone")
+    parser.add_argument("--limit", choices=("tiny",), help="a dry run of --gpu on a CPU")
+    given = parser.parse_args()
+    be_quiet()
+    loads = [Load(streams, given.seconds, given.tokens) for streams in given.streams]
     with tempfile.TemporaryDirectory() as place:
-        folder = make_folder(Path(place) / "small-gpt")
-        ours = measure("malmoi", folder, chosen)
-        for name in ["malmoi", *chosen.peers]:
-            row = ours if name == "malmoi" else measure(name, folder, chosen)
-            if row is not ours and row["tokens_per_second"]:
-                row["ratio"] = ours["tokens_per_second"] / row["tokens_per_second"]
-            print(json.dumps(row) if chosen.json else describe(row), flush=True)
+        folder = Path(place) / "gpt"
+        if given.gpu:
+            rows = gpu_ways(folder, loads, tiny=bool(given.limit))
+        else:
+            small_model(folder)
+            ways = ["malmoi", *given.peers]
+            rows = (over_http(way, folder, load) for load in loads for way in ways)
+        for row in rows:
+            print(json.dumps({name: value for name, value in row.items() if value is not None}))
 
 
 if __name__ == "__main__":

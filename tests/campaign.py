@@ -32,10 +32,10 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
+from malmoi.kernels.int8 import quantize_int8
 from malmoi.model import Network, initialise, preset
-from malmoi.model.int8 import quantize_int8
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import resolve_recipe
 from mutations import Kind, mutate_bytes, mutate_header, mutate_json, mutate_tensors, quiet
 from tiny_sentencepiece import write_tokenizer as write_pieces
 

@@ -29,7 +29,7 @@ from malmoi.checkpoint import weights
 from malmoi.cli import run_command
 from malmoi.compression.distil import distil_model
 from malmoi.corpus.build import run_build
-from malmoi.finetuning import trainer
+from malmoi.finetuning.trainer import FinetuneTrainer
 from tiny_runs import WORDS, train, write_corpus
 
 # what a run is for: its weights, what it said, its text; not its clock
@@ -232,7 +232,7 @@ def compared(whole: Path, cuts: Sequence[Path]) -> dict[str, Any]:
 def main(root: Path, seed: int, kills: int, only: Sequence[str] = ()) -> None:
     torch.set_num_threads(1)
     os.umask(0o022)
-    trainer.SECONDS_BETWEEN_SAVES = -1.0
+    FinetuneTrainer.seconds_between_saves = -1.0
     (root / "in").mkdir(parents=True)
     bench = Bench(root / "in")
     for number, (name, job) in enumerate(bench.jobs().items()):

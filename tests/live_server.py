@@ -15,10 +15,10 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, load
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
-from malmoi.server.app import create_app
 from malmoi.server.config import ServeConfig
-from malmoi.server.registry import ModelRegistry, serve_model
-from malmoi.server.server import Server, address, listen
+from malmoi.server.listener import Server, address, listen
+from malmoi.server.model_registry import ModelRegistry, serve_model
+from malmoi.studio.app import create_studio
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = [
@@ -36,7 +36,7 @@ class Live:
         self.registry = ModelRegistry(
             [serve_model(name, model, Path(name), self.settings) for name, model in models.items()]
         )
-        self.app = create_app(self.registry, self.settings)
+        self.app = create_studio(self.registry, self.settings)
 
     def __enter__(self) -> Self:
         self.socket = listen(self.settings)

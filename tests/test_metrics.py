@@ -12,8 +12,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from malmoi import metrics
 from malmoi.errors import UsageError
+from malmoi.metrics import METRICS, is_better, mean_with_error, score_predictions
+from malmoi.metrics.answers import best_threshold, korquad_exact, korquad_f1, span_exact, span_f1
+from malmoi.metrics.labels import (
+    accuracy,
+    best_f1_threshold,
+    best_label_thresholds,
+    confusion,
+    f1,
+    f1_macro,
+    f1_micro,
+    label_scores,
+    matthews,
+)
+from malmoi.metrics.language import bits_per_byte, perplexity
+from malmoi.metrics.numbers import mse, pearson, spearman
+from malmoi.metrics.tags import entities, entity_f1
 
 few = settings(max_examples=40, deadline=None)
 
@@ -31,17 +46,15 @@ def test_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
     from sklearn import metrics as theirs
 
     gold, said = (["a", "b", *some] for some in pair)  # scikit-learn warns of a single label
-    assert metrics.accuracy(gold, said) == pytest.approx(theirs.accuracy_score(gold, said))
-    assert metrics.f1_macro(gold, said) == pytest.approx(
+    assert accuracy(gold, said) == pytest.approx(theirs.accuracy_score(gold, said))
+    assert f1_macro(gold, said) == pytest.approx(
         theirs.f1_score(gold, said, average="macro", zero_division=0)
     )
-    assert metrics.f1_micro(gold, said) == pytest.approx(
+    assert f1_micro(gold, said) == pytest.approx(
         theirs.f1_score(gold, said, average="micro", zero_division=0)
     )
-    assert metrics.matthews(gold, said) == pytest.approx(
-        theirs.matthews_corrcoef(gold, said), abs=1e-12
-    )
-    assert metrics.confusion(gold, said).tolist() == theirs.confusion_matrix(gold, said).tolist()
+    assert matthews(gold, said) == pytest.approx(theirs.matthews_corrcoef(gold, said), abs=1e-12)
+    assert confusion(gold, said).tolist() == theirs.confusion_matrix(gold, said).tolist()
 
 
 @few
@@ -53,12 +66,12 @@ def test_several_labels_as_scikit_learn(
 
     gold, said = pair
     a, b = ([[int(name in held) for name in "abcd"] for held in some] for some in pair)
-    for average, ours in (("macro", metrics.f1_macro), ("micro", metrics.f1_micro)):
+    for average, ours in (("macro", f1_macro), ("micro", f1_micro)):
         wanted = theirs.f1_score(a, b, average=average, zero_division=0)
         assert ours(gold, said, "abcd") == pytest.approx(wanted)
-    assert metrics.accuracy(gold, said) == pytest.approx(theirs.accuracy_score(a, b))
+    assert accuracy(gold, said) == pytest.approx(theirs.accuracy_score(a, b))
     columns = theirs.precision_recall_fscore_support(a, b, average=None, zero_division=0)
-    found = metrics.label_scores(gold, said, "abcd").values()
+    found = label_scores(gold, said, "abcd").values()
     assert [(one.precision, one.recall, one.f1, one.support) for one in found] == [
         pytest.approx(row) for row in zip(*columns, strict=True)
     ]
@@ -75,12 +88,12 @@ def test_no_threshold_has_a_better_f1_than_the_one_chosen(rows: list[tuple[bool,
     def f1_at(threshold: float) -> float:
         return f1_score(right, [chance >= threshold for chance in chances], zero_division=0)
 
-    best = metrics.best_f1_threshold(right, chances)
+    best = best_f1_threshold(right, chances)
     assert f1_at(best) == pytest.approx(max(f1_at(chance) for chance in chances))
     named = [("yes",) if flag else () for flag in right]
     columns = [[chance] for chance in chances]
-    found = metrics.best_label_thresholds(named, columns, ["yes"], per_label=True)
-    assert found == metrics.best_label_thresholds(named, columns, ["yes"])
+    found = best_label_thresholds(named, columns, ["yes"], per_label=True)
+    assert found == best_label_thresholds(named, columns, ["yes"])
     assert found == [best if any(right) else 0.5]
 
 
@@ -91,8 +104,8 @@ def test_two_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
 
     gold, said = pair
     wanted = f1_score([int(g) for g in gold], [int(s) for s in said], zero_division=0)
-    assert metrics.f1(gold, said) == pytest.approx(wanted)
-    assert metrics.f1(gold, said, positive="0") == pytest.approx(
+    assert f1(gold, said) == pytest.approx(wanted)
+    assert f1(gold, said, positive="0") == pytest.approx(
         f1_score([int(g) for g in gold], [int(s) for s in said], pos_label=0, zero_division=0)
     )
 
@@ -104,17 +117,17 @@ def test_correlations_as_scipy(pair: tuple[list[int], list[int]]) -> None:
 
     gold, said = pair
     if len(set(gold)) < 2 or len(set(said)) < 2:
-        assert metrics.pearson(gold, said) == 0
+        assert pearson(gold, said) == 0
         return
-    assert metrics.pearson(gold, said) == pytest.approx(pearsonr(gold, said)[0], abs=1e-9)
-    assert metrics.spearman(gold, said) == pytest.approx(spearmanr(gold, said)[0], abs=1e-9)
+    assert pearson(gold, said) == pytest.approx(pearsonr(gold, said)[0], abs=1e-9)
+    assert spearman(gold, said) == pytest.approx(spearmanr(gold, said)[0], abs=1e-9)
 
 
 def test_a_correlation_keeps_its_figures_whatever_the_scale() -> None:
     x = np.array([1.0, 2.0, 4.0, 3.0])
     for scale in (1e-200, 1e200):
-        assert metrics.pearson(x * scale, x) == pytest.approx(1)
-    assert metrics.spearman([1, 2, 2, 3], [10, 20, 20, 30]) == pytest.approx(1)
+        assert pearson(x * scale, x) == pytest.approx(1)
+    assert spearman([1, 2, 2, 3], [10, 20, 20, 30]) == pytest.approx(1)
 
 
 @few
@@ -126,22 +139,19 @@ def test_nan_is_not_ranked(pair: tuple[list[float], list[float]]) -> None:
     gold, said = pair
     assume(len(gold) > 1 and np.isnan([*gold, *said]).any())
     assert math.isnan(spearmanr(gold, said)[0])
-    assert all(
-        math.isnan(measure(gold, said))
-        for measure in (metrics.spearman, metrics.pearson, metrics.mse)
-    )
+    assert all(math.isnan(measure(gold, said)) for measure in (spearman, pearson, mse))
 
 
 def test_nan_is_worse_than_any_number() -> None:
     for name, worst in (("accuracy", 0.0), ("mse", 1e300)):
-        assert metrics.is_better(name, worst, math.nan)
-        assert not metrics.is_better(name, math.nan, worst)
-    assert math.isnan(metrics.pearson([1, 2], [1, math.inf]))
-    assert math.isnan(metrics.perplexity([math.nan, -1.0]))
-    assert metrics.perplexity([-1e4]) == math.inf
-    assert metrics.spearman([1, 2, 3], [1, 2, math.inf]) == pytest.approx(1)  # infinity has a rank
+        assert is_better(name, worst, math.nan)
+        assert not is_better(name, math.nan, worst)
+    assert math.isnan(pearson([1, 2], [1, math.inf]))
+    assert math.isnan(perplexity([math.nan, -1.0]))
+    assert perplexity([-1e4]) == math.inf
+    assert spearman([1, 2, 3], [1, 2, math.inf]) == pytest.approx(1)  # infinity has a rank
     with pytest.raises(UsageError, match="question 2 is NaN"):
-        metrics.best_threshold([["a"], ["b"]], ["a", "b"], [0.0, math.nan])
+        best_threshold([["a"], ["b"]], ["a", "b"], [0.0, math.nan])
 
 
 TAGS = st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BIES" for name in ("PER", "LOC"))])
@@ -161,15 +171,15 @@ def test_entities_as_seqeval(sentences: list[list[tuple[str, str]]]) -> None:
             "entity_precision": theirs.precision_score(gold, said),
             "entity_recall": theirs.recall_score(gold, said),
         }
-    assert metrics.score_predictions(tuple(wanted), gold, said) == pytest.approx(wanted)
+    assert score_predictions(tuple(wanted), gold, said) == pytest.approx(wanted)
 
 
 def test_the_ways_to_mark_entities_agree() -> None:
     wanted = {("PER", 0, 1), ("PER", 2, 2), ("LOC", 4, 4)}
-    assert metrics.entities(["I-PER", "I-PER", "B-PER", "O", "I-LOC"]) == wanted  # IOB1
-    assert metrics.entities(["B-PER", "I-PER", "B-PER", "O", "B-LOC"]) == wanted  # IOB2
-    assert metrics.entities(["B-PER", "E-PER", "S-PER", "O", "S-LOC"]) == wanted  # BIOES
-    assert metrics.entities(["B-PER", "L-PER", "U-PER", "O", "U-LOC"]) == wanted  # BILOU
+    assert entities(["I-PER", "I-PER", "B-PER", "O", "I-LOC"]) == wanted  # IOB1
+    assert entities(["B-PER", "I-PER", "B-PER", "O", "B-LOC"]) == wanted  # IOB2
+    assert entities(["B-PER", "E-PER", "S-PER", "O", "S-LOC"]) == wanted  # BIOES
+    assert entities(["B-PER", "L-PER", "U-PER", "O", "U-LOC"]) == wanted  # BILOU
 
 
 # ------------------------------------------------------------------ SQuAD, its rules once more
@@ -209,9 +219,9 @@ def test_answers_by_squads_rules(rows: list[tuple[list[str], str, int]]) -> None
         max(normalised(g) == normalised(s) for g in golds)
         for golds, s in zip(meant, said, strict=True)
     ]
-    f1 = [max(one_f1(g, s) for g in golds) for golds, s in zip(meant, said, strict=True)]
-    assert metrics.span_exact(gold, said) == pytest.approx(np.mean(exact))
-    assert metrics.span_f1(gold, said) == pytest.approx(np.mean(f1))
+    scores = [max(one_f1(g, s) for g in golds) for golds, s in zip(meant, said, strict=True)]
+    assert span_exact(gold, said) == pytest.approx(np.mean(exact))
+    assert span_f1(gold, said) == pytest.approx(np.mean(scores))
 
 
 REAL = st.lists(st.sampled_from(["the", "Cat", "sat", "on"]), max_size=3).map(
@@ -231,25 +241,25 @@ SURE = st.lists(
 @given(SURE)
 def test_no_threshold_beats_the_best_one(rows: list[tuple[list[str], str, int]]) -> None:
     gold, said, null = ([row[i] for row in rows] for i in range(3))
-    found = metrics.best_threshold(gold, said, null)
+    found = best_threshold(gold, said, null)
 
     def with_threshold(at: float) -> float:
-        return metrics.span_f1(gold, ["" if n > at else s for s, n in zip(said, null, strict=True)])
+        return span_f1(gold, ["" if n > at else s for s, n in zip(said, null, strict=True)])
 
     assert found.score == pytest.approx(max(with_threshold(at) for at in (min(null) - 1, *null)))
     assert with_threshold(found.threshold) == pytest.approx(found.score)
 
 
 def test_squads_rules_by_hand() -> None:
-    assert metrics.span_exact([["The Denver Broncos!"]], ["denver broncos"]) == 1
-    assert metrics.span_f1(
-        [["Denver Broncos", "the Broncos of Denver"]], ["broncos"]
-    ) == pytest.approx(2 / 3)
-    assert metrics.span_f1([[]], [""]) == 1
-    assert metrics.span_f1([[]], ["anything"]) == 0
-    assert metrics.span_f1([["yes"]], [""]) == 0
+    assert span_exact([["The Denver Broncos!"]], ["denver broncos"]) == 1
+    assert span_f1([["Denver Broncos", "the Broncos of Denver"]], ["broncos"]) == pytest.approx(
+        2 / 3
+    )
+    assert span_f1([[]], [""]) == 1
+    assert span_f1([[]], ["anything"]) == 0
+    assert span_f1([["yes"]], [""]) == 0
     # two answerable, one not; giving up on the least sure is best
-    found = metrics.best_threshold([["a1"], ["b1"], []], ["a1", "b1", "c"], [-3.0, 1.0, 2.0])
+    found = best_threshold([["a1"], ["b1"], []], ["a1", "b1", "c"], [-3.0, 1.0, 2.0])
     assert (found.score, found.threshold) == (1.0, 1.0)
 
 
@@ -257,27 +267,27 @@ def test_squads_rules_by_hand() -> None:
 
 
 def test_language_measures_and_means() -> None:
-    assert metrics.perplexity([math.log(0.25)] * 3) == pytest.approx(4)
-    assert metrics.bits_per_byte([math.log(0.5)] * 6, "말") == pytest.approx(2)  # three bytes
-    found = metrics.mean_with_error([1.0, 2.0, 3.0, 4.0])
+    assert perplexity([math.log(0.25)] * 3) == pytest.approx(4)
+    assert bits_per_byte([math.log(0.5)] * 6, "말") == pytest.approx(2)  # three bytes
+    found = mean_with_error([1.0, 2.0, 3.0, 4.0])
     assert (found.mean, found.deviation) == (2.5, pytest.approx(np.std([1, 2, 3, 4], ddof=1)))
     assert found.standard_error == pytest.approx(found.deviation / 2)
-    assert metrics.mean_with_error([3.0]).standard_error == 0
+    assert mean_with_error([3.0]).standard_error == 0
 
 
 def test_unscorable_inputs_are_refused() -> None:
     with pytest.raises(UsageError, match="2 labels and 1 prediction"):
-        metrics.accuracy(["a", "b"], ["a"])
+        accuracy(["a", "b"], ["a"])
     with pytest.raises(UsageError, match="nothing to score"):
-        metrics.f1_macro([], [])
+        f1_macro([], [])
     with pytest.raises(UsageError, match="f1_macro"):
-        metrics.f1(["a", "b", "c"], ["a", "b", "c"])
+        f1(["a", "b", "c"], ["a", "b", "c"])
     with pytest.raises(UsageError, match="Sentence 1 has 2 tags and 1"):
-        metrics.entity_f1([["O", "O"]], [["O"]])
+        entity_f1([["O", "O"]], [["O"]])
     with pytest.raises(UsageError, match="Did you mean 'accuracy'"):
-        metrics.metric("acuracy")
-    assert metrics.is_better("accuracy", 0.9, 0.8)
-    assert metrics.is_better("mse", 0.1, 0.2)
+        METRICS.find("acuracy")
+    assert is_better("accuracy", 0.9, 0.8)
+    assert is_better("mse", 0.1, 0.2)
 
 
 def test_korquad_counts_characters_as_its_script_does() -> None:
@@ -287,7 +297,7 @@ def test_korquad_counts_characters_as_its_script_does() -> None:
     # 국회 의원 / 국회의원: the same four characters, but the space makes them unequal
     # best gold 1988년9월: 6 of the 7 characters on either side
     # 서울 seoul / 서울 seoul: equal
-    assert metrics.korquad_exact(golds, said) == pytest.approx(1 / 3)
-    assert metrics.korquad_f1(golds, said) == pytest.approx((1 + 6 / 7 + 1) / 3)
-    assert metrics.korquad_f1([["가나다"]], ["나라"]) == pytest.approx(2 * 1 / (2 + 3))
-    assert metrics.korquad_f1([["가"]], [""]) == 0
+    assert korquad_exact(golds, said) == pytest.approx(1 / 3)
+    assert korquad_f1(golds, said) == pytest.approx((1 + 6 / 7 + 1) / 3)
+    assert korquad_f1([["가나다"]], ["나라"]) == pytest.approx(2 * 1 / (2 + 3))
+    assert korquad_f1([["가"]], [""]) == 0

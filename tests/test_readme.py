@@ -24,7 +24,7 @@ from typer.main import get_command
 import malmoi
 from conftest import korean_bills
 from malmoi.cli.app import build_app, run_command
-from malmoi.inference.generation.config import GenerationSettings
+from malmoi.inference.generation.keywords import GenerationSettings
 from malmoi.text.documents import read_documents
 
 ROOT = Path(__file__).parents[1]
@@ -96,8 +96,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
     name, values = parsed(words)
     if name == "pretrain":
         from malmoi.cli.inputs import changes_of, given
-        from malmoi.training.recipes import RECIPES
-        from malmoi.training.resolve import resolve_recipe
+        from malmoi.training.recipes import RECIPES, resolve_recipe
 
         budget = given(values, "minutes", "tokens", "steps")
         for recipe in RECIPES.keys() & set(values["words"]):

@@ -114,7 +114,7 @@ def signalled(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Iterato
     original = Trainer.step
 
     def noisy(self: Trainer, micros: list[Any]) -> Any:
-        if self.position.step == step - 1 and self.group.rank == rank:
+        if self.state.step == step - 1 and self.group.rank == rank:
             signal.raise_signal(number)
         return original(self, micros)
 

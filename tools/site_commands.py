@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from malmoi.cli.app import PANELS, build_app, default_words
+from malmoi.cli.app import PANELS, build_app
 
 FOLDER = "commands"
 os.environ["MALMOI_LANG"] = "en"  # the help follows the locale, the site does not
@@ -72,7 +72,7 @@ def _option(param: Any, context: Any) -> Iterator[str]:
     yield f"{names} {kind}".strip()
     yield param.help or ""
     shown = param.show_default
-    default = default_words(shown) if isinstance(shown, str) else param.default
+    default = shown if isinstance(shown, str) else param.default
     yield "" if default in (None, False, [], ()) or callable(default) else str(default)
 
 

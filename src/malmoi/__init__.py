@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from malmoi.api.transformers_hook import register_when_imported
 from malmoi.system.threads import sleep_soon
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.models import chat as chat
@@ -58,11 +58,11 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.inference import Prediction as Prediction
     from malmoi.inference import Reply as Reply
     from malmoi.inference import Span as Span
-    from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
-    from malmoi.inference.generation.config import GenerationOptions as GenerationOptions
+    from malmoi.inference.generation.keywords import GenerationOptions as GenerationOptions
+    from malmoi.inference.generation.options import GenerationConfig as GenerationConfig
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
-    from malmoi.model.intervention import Intervention as Intervention
+    from malmoi.interpret.intervention import Intervention as Intervention
     from malmoi.system.progress import Progress as Progress
     from malmoi.tokenizer.core import Tokenizer as Tokenizer
     from malmoi.training.recipe import Recipe as Recipe
@@ -90,8 +90,9 @@ HOMES = {
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
     "inference.model": ("load", "Model"),
     "inference": ("Prediction", "MultiLabelPrediction", "Answer", "Span", "Reply"),
-    "inference.generation.config": ("GenerationConfig", "GenerationOptions"),
-    "model.intervention": ("Intervention",),
+    "inference.generation.options": ("GenerationConfig",),
+    "inference.generation.keywords": ("GenerationOptions",),
+    "interpret.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),
     "training.recipe": ("Recipe",),

@@ -1,23 +1,12 @@
-"""The model config, a frozen and validated record that converts to JSON and back. No torch here.
+"""The model config, a frozen and validated record that converts to JSON and back. No torch here."""
 
-`Config` is the base of every record a user may write (a model, a recipe): it checks types and
-choices on construction, suggests the nearest field for a misspelt one, and takes typed overrides
-such as {"train.lr": "3e-4"}.
-"""
-
-import ast
-import inspect
-import json
-import logging
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, partial
-from itertools import takewhile
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
-from malmoi.errors import MalmoiError, UsageError, nearest, require
+from malmoi.errors import require
+from malmoi.settings import Config, described, find_problem, setting
 from malmoi.system.limits import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
@@ -27,99 +16,11 @@ from malmoi.system.limits import (
     format_size,
     shown,
 )
-from malmoi.system.result import PlainValue, plain
-from malmoi.system.untrusted import is_a, parse, parse_object
 
-logger = logging.getLogger(__name__)
 _require = partial(require, "This model cannot be built")
 
 LARGEST = {"depth": MAX_LAYERS, "encoder_depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS}
 UNBOUNDED = {"rotary_base": math.inf, "local_rotary_base": math.inf}
-
-
-RENAMED_FIELDS = {  # old names, accepted for one more release
-    "TrainConfig": {"rematerialise": "gradient_checkpointing", "matrix_lr": "muon_lr"},
-    "FinetuneConfig": {"untrained": "from_scratch"},
-    "options": {"restart": "overwrite"},  # of the public functions
-}
-
-
-def current_fields(record: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """The values under the current field names; an old name is reported on stderr."""
-    return {current_field(record, name): value for name, value in values.items()}
-
-
-def current_field(record: str, name: str) -> str:
-    new = RENAMED_FIELDS.get(record, {}).get(name)
-    if new:
-        _note_renamed(name, new)
-    return new or name
-
-
-@cache
-def _note_renamed(old: str, new: str) -> None:
-    logger.warning(f"The setting {old} is now {new}; the old name will be removed.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """A frozen record whose fields are checked against their annotations."""
-
-    def __post_init__(self) -> None:
-        for name, kind in field_types(type(self)).items():
-            object.__setattr__(
-                self, name, coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}")
-            )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Self:
-        """Builds the record from JSON values; suggests the nearest name for an unknown field."""
-        values = current_fields(cls.__name__, values)
-        for name in values:
-            if name not in field_types(cls):
-                raise UsageError(
-                    f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}"
-                )
-        optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
-        missing = [name for name in field_types(cls) if name not in optional | values.keys()]
-        if missing:
-            raise UsageError(f"{cls.__name__} needs a value for {', '.join(missing)}.")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, PlainValue]:
-        """The fields as JSON values."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls.from_dict(parse_object(text, f"The text of a {cls.__name__}"))
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-    def override(self, changes: Mapping[str, object]) -> Self:
-        """A copy with changes such as {"train.lr": "3e-4"}; text is parsed as the field's type."""
-        kinds = field_types(type(self))
-        here: dict[str, Any] = {}
-        inside: dict[str, dict[str, Any]] = {}
-        for path, value in changes.items():
-            name, _, rest = path.partition(".")
-            name = current_field(type(self).__name__, name)
-            if name not in kinds:
-                raise UsageError(f"There is no setting {shown(name)}.{nearest(name, kinds)}")
-            if rest:
-                inside.setdefault(name, {})[rest] = value
-            else:
-                here[name] = _read(value, kinds[name]) if isinstance(value, str) else value
-        for name, parts in inside.items():
-            inner = here.get(name, getattr(self, name))
-            if not isinstance(inner, Config):
-                raise UsageError(
-                    f"{type(self).__name__}.{name} is a single value, it has no field "
-                    f"{next(iter(parts))!r}."
-                )
-            here[name] = inner.override(parts)
-        return replace(self, **here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,79 +32,120 @@ class ModelConfig(Config):
         64
     """
 
-    vocab: int  # tokens in the vocabulary
-    context: int = 1024  # longest sequence in tokens
-    width: int = 768  # size of the hidden states
-    depth: int = 12  # layers
-    # layers of an encoder whose states every block attends to (Vaswani et al. 2017); 0: none
-    encoder_depth: int = 0
-    heads: int = 12  # attention heads per layer
-    kv_heads: int = 0  # key/value heads (grouped-query attention); 0: as many as heads
-    head_width: int = 0  # 0: width / heads
-    # width inside the MLP; 0: 4 × width, or about 8/3 × width for a gated MLP, which has 3 matrices
-    hidden: int = 0
-    embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
-    segments: int = 0  # 0: no segment embedding
-    groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
-    # how tokens exchange information: softmax attention, linear attention (Katharopoulos et al.
-    # 2020), an LSTM, or an LSTM in each direction (ELMo)
-    mixer: Literal["attention", "linear", "lstm", "bilstm"] = "attention"
-    attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
-    # a causal model that is also trained to fill masks: a masked token is then predicted one
-    # position to its left (GPT-BERT, Charpentier & Samuel 2024)
-    both_ways: bool = False
-    # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian;
-    # relative: relative positions in every layer (Transformer-XL)
+    vocab: int = field(metadata=described("Tokens in the vocabulary.", gt=0))
+    context: int = setting(1024, "Longest sequence in tokens.", gt=0)
+    width: int = setting(768, "Size of the hidden states.", gt=0)
+    depth: int = setting(12, "Number of layers.", gt=0)
+    encoder_depth: int = setting(
+        0,
+        "Layers of an encoder whose states every block attends to (Vaswani et al. 2017); 0: none.",
+    )
+    heads: int = setting(12, "Attention heads per layer.", gt=0)
+    kv_heads: int = setting(0, "Key/value heads (grouped-query attention); 0: as many as heads.")
+    head_width: int = setting(0, "Width of a head; 0: width / heads.")
+    hidden: int = setting(
+        0,
+        "Width inside the MLP; 0: 4 × width, or about 8/3 × width for a gated MLP, which has 3 "
+        "matrices.",
+    )
+    embed_width: int = setting(0, "Factorised embedding (ALBERT, ELECTRA); 0: width.")
+    segments: int = setting(0, "Segments with an embedding of their own; 0: no segment embedding.")
+    groups: int = setting(
+        0, "Distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer."
+    )
+    mixer: Literal["attention", "linear", "lstm", "bilstm"] = setting(
+        "attention",
+        "How tokens exchange information: softmax attention, linear attention (Katharopoulos et "
+        "al. 2020), an LSTM, or an LSTM in each direction (ELMo).",
+    )
+    attention: tuple[str, ...] = setting(("causal",), "A pattern per layer, cycled over the depth.")
+    both_ways: bool = setting(
+        False,
+        "A causal model that is also trained to fill masks: a masked token is then predicted one "
+        "position to its left (GPT-BERT, Charpentier & Samuel 2024).",
+    )
     positions: Literal[
         "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "none"
-    ] = "learned"
-    memory: int = 0  # tokens of earlier segments that the next segment attends to (Transformer-XL)
-    position_offset: int = 0  # rows of the table before the first token's (RoBERTa: pad id + 1)
-    rotary_base: float = 10_000.0  # base of the rotary angles
-    local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
-    # stretches rotary positions to a longer context: "linear:4", "llama3:8,1,4,8192"; empty: off
-    rotary_scaling: str = ""
-    norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
-    norm_kind: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
-    norm_bias: bool = True  # whether norms have a bias
-    # norm before the first attention; ModernBERT, whose embedding is normalised, has none
-    first_norm: bool = True
-    # precomputed vectors before the text (images, audio): their number and width; 0: none
-    feature_count: int = 0
-    feature_width: int = 0  # size of each of those vectors
-    embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
-    embed_norm: bool = False  # norm after the embeddings
-    final_norm: bool = True  # norm after the last block
-    qk_norm: bool = False  # norms on queries and keys
-    eps: float = 1e-5  # added to the variance in norms
-    # of the MLP; swiglu and geglu are gated
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu"] = (
-        "gelu_tanh"
+    ] = setting(
+        "learned",
+        "Position scheme. sinusoidal_halves: all sines, then all cosines, as in the authors' code "
+        "and Marian; relative: relative positions in every layer (Transformer-XL).",
     )
-    bias: bool = True  # whether linear layers have a bias
-    # every block adds the token embeddings to its input and, projected, to its values
-    embedding_residual: bool = False
-    # U-Net: each layer of the upper half adds the output of its mirror in the lower half
-    skip_connections: bool = False
-    tied: bool = True  # the vocabulary head reuses the token embedding
-    lm_bias: bool = False  # the next token's scores have a bias (Marian)
-    softcap: float = 0.0  # limits the logits over the vocabulary: cap·tanh(x / cap); 0: off
-    # activation of the MLM head; empty: as in the blocks
-    mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
-    pool: Literal["first", "last", "mean"] = "last"  # which tokens' states a sequence head reads
-    # activation of a dense layer before sequence heads
-    pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
-    # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
-    head_transform: bool = False
-    # width of ELECTRA's generator, as a share of the model's
-    generator_share: float = 0.25
-    dropout: float = 0.1  # of embeddings and of what blocks add
-    attention_dropout: float = 0.1  # of attention weights
-    # xavier: by the sizes of each matrix, the embedding N(0, 1/√width) (tensor2tensor)
-    init: Literal["normal", "truncated", "xavier", "fan_in"] = "normal"
-    init_std: float = 0.02  # standard deviation of initial weights
-    # initialisation of weights that write to the residual stream
-    residual_init: Literal["same", "scaled", "zero"] = "same"
+    memory: int = setting(
+        0, "Tokens of earlier segments that the next segment attends to (Transformer-XL)."
+    )
+    position_offset: int = setting(
+        0, "Rows of the table before the first token's (RoBERTa: pad id + 1)."
+    )
+    rotary_base: float = setting(10_000.0, "Base of the rotary angles.", gt=0)
+    local_rotary_base: float = setting(
+        0.0, "Base in layers with a `local` pattern; 0: rotary_base."
+    )
+    rotary_scaling: str = setting(
+        "",
+        'Stretches rotary positions to a longer context: "linear:4", "llama3:8,1,4,8192"; empty: '
+        "off.",
+    )
+    norm: Literal["pre", "post"] = setting("pre", "pre: x + f(LN(x)); post: LN(x + f(x)).")
+    norm_kind: Literal["layer", "rms"] = setting("layer", "LayerNorm or RMSNorm.")
+    norm_bias: bool = setting(True, "Whether norms have a bias.")
+    first_norm: bool = setting(
+        True,
+        "Norm before the first attention; ModernBERT, whose embedding is normalised, has none.",
+    )
+    feature_count: int = setting(
+        0, "Precomputed vectors before the text (images, audio): their number and width; 0: none."
+    )
+    feature_width: int = setting(0, "Size of each of those vectors.")
+    embed_scale: bool = setting(False, "Token embeddings times √width (Vaswani et al. 2017 §3.4).")
+    embed_norm: bool = setting(False, "Norm after the embeddings.")
+    final_norm: bool = setting(True, "Norm after the last block.")
+    qk_norm: bool = setting(False, "Norms on queries and keys.")
+    eps: float = setting(1e-5, "Added to the variance in norms.")
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu"] = setting(
+        "gelu_tanh", "Activation of the MLP; swiglu and geglu are gated."
+    )
+    bias: bool = setting(True, "Whether linear layers have a bias.")
+    embedding_residual: bool = setting(
+        False, "Every block adds the token embeddings to its input and, projected, to its values."
+    )
+    skip_connections: bool = setting(
+        False,
+        "U-Net: each layer of the upper half adds the output of its mirror in the lower half.",
+    )
+    tied: bool = setting(True, "The vocabulary head reuses the token embedding.")
+    lm_bias: bool = setting(False, "The next token's scores have a bias (Marian).")
+    softcap: float = setting(
+        0.0, "Limits the logits over the vocabulary: cap·tanh(x / cap); 0: off."
+    )
+    mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = setting(
+        "", "Activation of the MLM head; empty: as in the blocks."
+    )
+    pool: Literal["first", "last", "mean"] = setting(
+        "last", "Which tokens' states a sequence head reads."
+    )
+    pooler: Literal["none", "tanh", "relu", "gelu"] = setting(
+        "none", "Activation of a dense layer before sequence heads."
+    )
+    head_transform: bool = setting(
+        False,
+        "Every head reads through a dense layer without bias, its activation and a norm "
+        "(ModernBERT).",
+    )
+    generator_share: float = setting(
+        0.25, "Width of ELECTRA's generator, as a share of the model's."
+    )
+    dropout: float = setting(0.1, "Dropout of embeddings and of what blocks add.", ge=0, lt=1)
+    attention_dropout: float = setting(0.1, "Dropout of attention weights.", ge=0, lt=1)
+    init: Literal["normal", "truncated", "xavier", "fan_in"] = setting(
+        "normal",
+        "Initial weights. xavier: by the sizes of each matrix, the embedding N(0, 1/√width) "
+        "(tensor2tensor).",
+    )
+    init_std: float = setting(0.02, "Standard deviation of initial weights.")
+    residual_init: Literal["same", "scaled", "zero"] = setting(
+        "same", "Initialisation of weights that write to the residual stream."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,31 +160,33 @@ class ModelConfig(Config):
                 largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
                 _require(
                     0 <= value <= largest,
-                    f"{name} must lie in [0, {largest:,}], not {shown(value)}.",
+                    "{name} must lie in [0, {largest:,}], not {value}.",
+                    name=name,
+                    largest=largest,
+                    value=shown(value),
                 )
-        for name in ("vocab", "context", "width", "depth", "heads", "rotary_base"):
-            _require(
-                getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."
-            )
-        for name in ("dropout", "attention_dropout"):
-            _require(
-                0 <= getattr(self, name) < 1,
-                f"{name} must lie in [0, 1), not {getattr(self, name)}.",
-            )
+        problem = find_problem(self)
+        _require(not problem, problem)
         _require(
             self.distinct <= self.depth,
-            f"{self.groups} groups are more than the depth {self.depth}.",
+            "{groups} groups are more than the depth {depth}.",
+            groups=self.groups,
+            depth=self.depth,
         )
 
     def _check_attention(self) -> None:
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
-            f"width {self.width} does not divide into {self.heads} heads; set head_width or change "
-            "one of them.",
+            "width {width} does not divide into {heads} heads; set head_width or change one "
+            "of them.",
+            width=self.width,
+            heads=self.heads,
         )
         _require(
             self.heads % self.key_heads == 0,
-            f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.",
+            "{heads} heads do not divide over {kv_heads} kv_heads.",
+            heads=self.heads,
+            kv_heads=self.kv_heads,
         )
         _require(
             bool(self.attention),
@@ -250,7 +194,8 @@ class ModelConfig(Config):
         )
         _require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
-            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
+            "its attention patterns are longer than {most:,} characters.",
+            most=MAX_PATTERN_CHARACTERS,
         )
         _require(
             self.mixer != "linear" or self.attention in (("causal",), ("full",)),
@@ -264,8 +209,9 @@ class ModelConfig(Config):
         )
         _require(
             not self.memory or self.positions == "relative",
-            f"{self.positions} positions end at the context and leave no room for a memory of "
+            "{positions} positions end at the context and leave no room for a memory of "
             "earlier segments: set positions=relative.",
+            positions=self.positions,
         )
         _require(
             self.positions != "relative"
@@ -274,8 +220,12 @@ class ModelConfig(Config):
         )
         _require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
-            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
+            "{positions} positions for a context of {context:,} tokens need a table of "
+            "{bytes}, above {most}.",
+            positions=self.positions,
+            context=self.context,
+            bytes=format_size(self._table_bytes),
+            most=format_size(MAX_POSITION_TABLE_BYTES),
         )
 
     def _check_parts(self) -> None:
@@ -286,8 +236,9 @@ class ModelConfig(Config):
         )
         _require(
             self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            f"two LSTMs need a width of twice embed_width, not {self.width} and "
-            f"{self.embed_width}.",
+            "two LSTMs need a width of twice embed_width, not {width} and {width2}.",
+            width=self.width,
+            width2=self.embed_width,
         )
         _require(
             not self.is_lstm or self.groups in (0, self.depth),
@@ -300,12 +251,14 @@ class ModelConfig(Config):
         _require(
             not self.feature_count
             or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            f"a model with features needs the pattern 'causal | prefix:{self.feature_count}'.",
+            "a model with features needs the pattern 'causal | prefix:{count}'.",
+            count=self.feature_count,
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             _require(
                 not (self.encoder_depth and getattr(self, name)),
-                f"an encoder-decoder cannot be combined with {name}.",
+                "an encoder-decoder cannot be combined with {name}.",
+                name=name,
             )
 
     @property
@@ -395,76 +348,3 @@ class ModelConfig(Config):
     def distinct(self) -> int:
         """Number of blocks with their own weights."""
         return self.groups or self.depth
-
-
-def field_types(cls: Any) -> dict[str, Any]:
-    """The annotation of every field of a record."""
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls)}
-
-
-def coerce(value: Any, kind: Any, where: str) -> Any:
-    """The value in its annotation's type (an int as a float, a list as a tuple), or an error."""
-    origin = get_origin(kind)
-    args = get_args(kind)
-    if origin is Literal:
-        if value not in args:
-            choices = ", ".join(map(repr, args))
-            hint = nearest(str(value), map(str, args))
-            raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
-        return value
-    if origin in (Union, UnionType):
-        inner = next(a for a in args if a is not type(None))
-        return None if value is None else coerce(value, inner, where)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(coerce(v, args[0], where) for v in value)
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        return kind.from_dict(value)  # type: ignore[union-attr]
-    if not is_a(value, origin or kind):
-        raise UsageError(f"{where} must be {_called(kind)}, not {shown(value)}.")
-    return float(value) if kind is float else value
-
-
-def _called(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    names[tuple] = "a list"
-    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
-
-
-def _read(text: str, kind: Any) -> Any:
-    """Parses command-line text as JSON unless the field is text; a list may omit its brackets."""
-    if kind is str or get_origin(kind) is Literal:
-        return text
-    if get_origin(kind) is tuple and not text.lstrip().startswith("["):
-        return [_read(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
-    try:
-        value = parse(text, "The value")
-    except MalmoiError:
-        words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
-        value = words[text.lower()] if text.lower() in words else parse_number(text)
-    # 1e5 for an integer
-    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
-
-
-def parse_number(text: str) -> float | str:
-    """Parses .5, 1e9, 10M, 1.5B; anything else stays text."""
-    scale = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
-    try:
-        return float(text if scale == 1 else text[:-1]) * scale
-    except ValueError:
-        return text
-
-
-def field_comments(record: type) -> dict[str, str]:
-    """The comments of a record's fields: beside each, or in the lines above it."""
-    source = inspect.getsource(record)
-    lines = source.splitlines()
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            before = (line.strip() for line in reversed(lines[: node.lineno - 1]))
-            above = [line[2:] for line in takewhile(lambda line: line.startswith("# "), before)]
-            beside = lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
-            comment = beside or " ".join(reversed(above))
-            found[node.target.id] = comment.partition("  # noqa")[0]
-    return found

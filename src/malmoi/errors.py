@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
 
+from malmoi.messages import msg
+
 # characters of a wrong name that are compared with known ones; the time grows with its square
 LONGEST_NAME = 100
 SHOWN_NAMES = 4  # that begin with an unknown one
@@ -21,6 +23,9 @@ class MalmoiError(Exception):
         malmoi.errors.MalmoiError: ...
     """
 
+    def __init__(self, sentence: str, /, **values: object) -> None:
+        super().__init__(msg(sentence, **values))
+
 
 class UsageError(MalmoiError):
     """The request is invalid: an unknown name, an impossible setting. Commands exit with 2.
@@ -33,15 +38,15 @@ class UsageError(MalmoiError):
         malmoi.errors.UsageError: generate has no setting 'temprature'. Did you mean 'temperature'?
     """
 
-    def __init__(self, sentence: str, *, code: str | None = None) -> None:
-        super().__init__(sentence)
+    def __init__(self, sentence: str, /, *, code: str | None = None, **values: object) -> None:
+        super().__init__(sentence, **values)
         self.code = code
 
 
-def require(what: str, condition: object, sentence: str) -> None:
+def require(what: str, condition: object, sentence: str, /, **values: object) -> None:
     """Raises a UsageError that begins with `what` unless the settings are consistent."""
     if not condition:
-        raise UsageError(f"{what}: {sentence}")
+        raise UsageError("{what}: {sentence}", what=msg(what), sentence=msg(sentence, **values))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -63,7 +68,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(islice(names, MOST_NAMES))
     if close := similar_names(name, known):
         return did_you_mean(close)
-    return f" Known: {', '.join(known)}." if 0 < len(known) <= 20 else ""
+    return msg(" Known: {known}.", known=", ".join(known)) if 0 < len(known) <= 20 else ""
 
 
 def similar_names(name: str, names: Iterable[str]) -> list[str]:
@@ -76,4 +81,4 @@ def similar_names(name: str, names: Iterable[str]) -> list[str]:
 
 def did_you_mean(names: Iterable[str]) -> str:
     """The question at the end of an error."""
-    return f" Did you mean {', '.join(map(repr, names))}?"
+    return msg(" Did you mean {names}?", names=", ".join(map(repr, names)))

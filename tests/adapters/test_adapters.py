@@ -28,8 +28,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import metric_names, named_task
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.generation.config import GenerationConfig
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.model import KVCache, Network, count_parameters, initialise, preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
@@ -545,7 +544,7 @@ def test_a_base_that_has_changed_is_refused(
         changed.network.trunk.blocks[1].mlp.up.bias[3] += 1e-4  # type: ignore[union-attr]
     write_checkpoint(changed, base)
     with pytest.raises(
-        MalmoiError, match=r"has changed since: 'trunk\.blocks\.1\.mlp\.up\.bias' has changed"
+        MalmoiError, match=r"has changed since: 'trunk\.blocks\.1\.mlp\.up\.bias' changed"
     ):
         malmoi.load(folder)
     name_base(folder, bases["llama"])

@@ -8,8 +8,9 @@ import pytest
 
 import malmoi
 from malmoi.cli.app import plugins_first, run_command
+from malmoi.evaluation.kinds import by_metric
 from malmoi.evaluation.tasks import TASKS
-from malmoi.metrics import METRICS
+from malmoi.metrics import METRICS, is_better
 from malmoi.model import PATTERNS
 from malmoi.system import plugins
 from malmoi.system.plugins import load_plugin
@@ -96,6 +97,17 @@ def test_a_registered_metric_selects(
         model, kind, rows, tmp_path / "again", rows, metric="always_half", steps=1, patience=1
     )
     assert next(iter(done.metrics)) == "always_half"
+
+
+def test_a_metric_says_which_tasks_it_suits(forgetting: Callable[[], None]) -> None:
+    def worst(gold: list[float], predicted: list[float]) -> float:
+        return max(abs(g - p) for g, p in zip(gold, predicted, strict=True))
+
+    malmoi.register_metric(worst, answers="numbers", lower_is_better=True)
+    assert by_metric(malmoi.custom_task("regression"), "worst").metrics[0] == "worst"
+    with pytest.raises(malmoi.UsageError, match="'worst' is not one of classification's"):
+        by_metric(malmoi.custom_task("classification"), "worst")
+    assert is_better("worst", 1.0, 2.0)
 
 
 def test_plugins_may_be_named_before_or_after_the_command() -> None:

@@ -15,9 +15,8 @@ from hf_models import BERT, VOCAB, assert_same_logits, make_hf, opened_by_transf
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
@@ -293,7 +292,7 @@ class PlainPositions(nn.Module):
 def test_tensors_that_a_module_computes_are_there_after_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.model.embedding.Sinusoid", PlainPositions)
+    monkeypatch.setattr("malmoi.model.positions.Sinusoid", PlainPositions)
     config = gpt2(vocab=60, width=16, depth=2, heads=2, context=24, positions="sinusoidal")
     network = initialise(Network(config, {"lm": 0}), 0).eval()
     write_checkpoint(Checkpoint(network), tmp_path)

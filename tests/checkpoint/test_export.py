@@ -26,8 +26,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import FeatureConfig, Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama, modernbert, roberta
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.gguf_read import read_vocabulary
-from malmoi.tokenizer.gguf_write import gguf_vocabulary
+from malmoi.tokenizer.gguf import gguf_vocabulary, read_vocabulary
 
 SIZES: dict[str, Any] = dict(vocab=352, context=40, width=32, depth=1, heads=4)
 Case = tuple[ModelConfig, dict[str, int], FeatureConfig | None]

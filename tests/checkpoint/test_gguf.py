@@ -24,7 +24,7 @@ import malmoi
 from malmoi.checkpoint.gguf import TENSOR_NAMES
 from malmoi.checkpoint.gguf_file import GGUFFile
 from malmoi.errors import MalmoiError
-from malmoi.tokenizer.gguf_read import PRE_TOKENIZERS, read_vocabulary
+from malmoi.tokenizer.gguf import PRE_TOKENIZERS, read_vocabulary
 
 TEXT = (
     'The King said: "don\'t go!" 12345 times, naïve café; 나는 학교에 간다.\n\n  Twice  the   '

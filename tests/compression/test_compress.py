@@ -26,10 +26,10 @@ from malmoi.compression.prune import prune_model, with_heads, with_layers, with_
 from malmoi.compression.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.kernels.int8 import QuantizedLinear, memory_of, pack_int8
+from malmoi.kernels.int8_row import why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
-from malmoi.model.int8 import QuantizedLinear, memory_of, pack_int8
-from malmoi.model.int8_row import why_not
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses import ForwardPass, lm
 from malmoi.training.losses.task import classification_loss

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.model import Network, initialise, preset
-from malmoi.model.families import bert, gpt2, llama
-from malmoi.model.int8 import (
+from malmoi.kernels.int8 import (
     INT8_MAX,
     QuantizedLinear,
     is_quantized,
@@ -24,7 +22,9 @@ from malmoi.model.int8 import (
     packed,
     quantize_int8,
 )
-from malmoi.model.int8_row import Packed, expanded, product, why_not
+from malmoi.kernels.int8_row import Packed, expanded, product, why_not
+from malmoi.model import Network, initialise, preset
+from malmoi.model.families import bert, gpt2, llama
 from malmoi.system.machine import detect, parse_machine, pretend
 from malmoi.tokenizer import train_tokenizer
 

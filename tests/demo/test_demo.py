@@ -21,7 +21,7 @@ from malmoi.demo.texts import (
     DemoText,
     plain_sentences,
 )
-from malmoi.system.language import language
+from malmoi.messages import language
 from malmoi.text.documents import read_documents
 from malmoi.training.recipe import read_recipe
 

@@ -30,14 +30,14 @@ from malmoi.evaluation.in_context.question import (
     parse_shots,
 )
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
-from malmoi.evaluation.in_context.templates import templated, templates
 from malmoi.evaluation.kinds import task_prompt
-from malmoi.evaluation.prompts import answer_cue
+from malmoi.evaluation.prompts import answer_cue, templated, templates
 from malmoi.evaluation.tasks import TASKS, Example, named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.zero_shot import first_sentences
-from malmoi.metrics import metric
+from malmoi.metrics.answers import match, span_exact
+from malmoi.metrics.overlap import bleu, chrf, rouge_l
 from malmoi.tokenizer import train_tokenizer
 
 TEXTS = [
@@ -429,8 +429,8 @@ def test_a_written_answer_is_what_greedy_decoding_says(gpt: Path, tmp_path: Path
 
 
 def test_a_sign_counts_in_a_sum_but_not_in_a_span() -> None:
-    assert metric("match")([["-19"]], ["19"]) == 0
-    assert metric("span_exact")([["-19"]], ["19"]) == 1
+    assert match([["-19"]], ["19"]) == 0
+    assert span_exact([["-19"]], ["19"]) == 1
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=40))
@@ -470,14 +470,14 @@ def test_bleu_and_rouge_match_reference_implementations() -> None:
             " ".join(w if rng.random() < 0.8 else rng.choice(vocabulary) for w in g.split())
             for g in golds
         ]
-        assert metric("bleu")([[g] for g in golds], said) == pytest.approx(
+        assert bleu([[g] for g in golds], said) == pytest.approx(
             sacrebleu.corpus_bleu(said, [golds]).score
         )
         expected = np.mean(
             [scorer.score(g, s)["rougeL"].fmeasure for g, s in zip(golds, said, strict=True)]
         )
-        assert metric("rouge_l")([[g] for g in golds], said) == pytest.approx(expected)
-        assert metric("chrf")([[g] for g in golds], said) == pytest.approx(
+        assert rouge_l([[g] for g in golds], said) == pytest.approx(expected)
+        assert chrf([[g] for g in golds], said) == pytest.approx(
             sacrebleu.corpus_chrf(said, [golds]).score
         )
 

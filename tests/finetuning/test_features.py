@@ -251,7 +251,7 @@ def test_cached_states_equal_computed_states(model: Path) -> None:
     network.load_state_dict(loaded.network.trunk.state_dict(), strict=False)
     network.trunk.load_state_dict(loaded.network.trunk.state_dict())
     rows = [loaded.tokenizer.encode(text) for text in [*TEXTS, "film"]]
-    found = frozen_features.HiddenStateCache.of(network.eval(), rows)
+    found = frozen_features.HiddenStateCache(network.eval(), rows)
     for row in rows:
         segments = torch.tensor([row.segments]) if loaded.config.segments else None
         wanted = network.trunk(torch.tensor([row.tokens]), segments=segments)[0]

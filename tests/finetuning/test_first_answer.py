@@ -16,9 +16,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import malmoi
-from malmoi.api.options import FinetuneOptions
 from malmoi.cli import run_command
-from malmoi.config import field_comments
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS, HeadKind
 from malmoi.finetuning import defaults
@@ -27,6 +25,7 @@ from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
 from malmoi.finetuning.linear_head import LOSSES, fit_head
 from malmoi.inference.predictors import LABEL_SET, NUMBER
 from malmoi.model import Network, preset
+from malmoi.settings import settings_of
 from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import Progress
 from malmoi.training.signals import Stopped
@@ -253,13 +252,13 @@ def test_help_says_the_defaults_that_are_used(capsys: pytest.CaptureFixture[str]
     }
     assert run_command(["finetune", "--help"]) == 0
     help_ = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    comments = field_comments(FinetuneOptions)
+    known = settings_of(FinetuneConfig)
     for name, values in used.items():
         bounds = f"{min(values):g}–{max(values):g}"
         assert f"[default: {bounds} by rows" in help_
-        assert f"default: {bounds} by rows" in comments[name]
+        assert known[name].shown.startswith(f"{bounds} by rows")
     minutes, gpu = (f"{defaults.MINUTES[kind]:g}" for kind in ("cpu", "cuda"))
     limit = f"ended after {minutes} minutes, on a GPU {gpu}"
     assert limit in help_
-    assert limit in comments["epochs"]
+    assert limit in known["epochs"].shown
     assert "5e-05" not in help_

@@ -15,7 +15,12 @@ from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.protocol import hold_out, judged_twins, selection_rows
-from malmoi.metrics import apply_temperature, best_temperature, calibration_bins, calibration_error
+from malmoi.metrics.calibration import (
+    apply_temperature,
+    best_temperature,
+    calibration_bins,
+    calibration_error,
+)
 from tiny_models import tiny_bert
 
 WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")

@@ -12,12 +12,11 @@ import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
-from malmoi.finetuning.comparison import Gain, paired_gain
+from malmoi.finetuning.candidates import Comparison, Fitted, Gain, paired_gain, read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run import run_trial
 from malmoi.finetuning.search import MIN_LAST_RUNS, Search
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import TrialRun, read_trials
 from malmoi.model import Network, preset
 from tiny_models import tiny_bert
 
@@ -36,7 +35,7 @@ class Trainer:
         self.dies_at = dies_at
         self.completed = completed
 
-    def __call__(self, settings: FinetuneConfig, folder: Path, seconds: float) -> TrialRun:
+    def __call__(self, settings: FinetuneConfig, folder: Path, seconds: float) -> Fitted:
         if len(self.asked) == self.dies_at:
             raise KeyboardInterrupt
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +45,7 @@ class Trainer:
         assert settings.seed == 7 or folder.name.startswith("last")
         value = 0.5 + faster * self.gains[folder.name.partition("-")[0]]
         outcome = Outcome({"accuracy": value}, [], [])
-        return TrialRun(Checkpoint(Network(tiny(), {}), None), outcome, 1, self.completed)
+        return Fitted(Checkpoint(Network(tiny(), {}), None), outcome, 1, self.completed)
 
 
 def tiny() -> Any:
@@ -59,7 +58,7 @@ def search_in(out: Path, train: Trainer, minutes: float = 1.0) -> Search:
     def gain(base: Outcome, other: Outcome) -> Gain:
         return Gain(other.metrics["accuracy"] - base.metrics["accuracy"], ERROR)
 
-    return Search(settings, 1, "accuracy", out, train, train, gain)
+    return Search(settings, 1, Comparison(out, "accuracy", gain), train, train)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +74,24 @@ def test_only_clear_gains_replace_the_defaults(
 ) -> None:
     search = search_in(tmp_path, Trainer(short, full))
     runs = search.run()
-    found = list(dict.fromkeys(trial.name.partition("-")[0] for trial in search.trials))
+    found = list(dict.fromkeys(trial.name.partition("-")[0] for trial in search.comparison.tried))
     assert found == ["last", *kinds]  # first of all a run of the defaults
-    last = [dict(trial.changes) for trial in search.trials if trial.name.startswith("last")]
+    last = [
+        dict(trial.changes) for trial in search.comparison.tried if trial.name.startswith("last")
+    ]
     assert last[0] == {}
     assert len(runs) == len(last) - bool(chosen)  # it is in the mean, unless something is better
     assert last[1] == chosen or {"lr": 2e-4} in last[1:]
     if "full" in kinds:
-        compared = [dict(t.changes) for t in search.trials if t.name.startswith("full")]
+        compared = [dict(t.changes) for t in search.comparison.tried if t.name.startswith("full")]
         assert compared == [{}, {"lr": 2e-4}]
-    assert list(read_trials(tmp_path).values()) == search.trials
+    assert list(read_tried(tmp_path).values()) == search.comparison.tried
 
 
 def test_the_runs_differ_in_settings_and_in_the_order_of_the_rows(tmp_path: Path) -> None:
     search = search_in(tmp_path, Trainer(-0.05))  # twice the rate is clearly worse
     search.run()
-    last = [trial for trial in search.trials if trial.name.startswith("last")]
+    last = [trial for trial in search.comparison.tried if trial.name.startswith("last")]
     assert dict(last[1].changes) == {"layer_decay": 0.8, "lr": 2e-4}
     assert {"lr": 2e-4} not in [dict(trial.changes) for trial in last]
     assert [trial.seed for trial in last] == list(range(7, 7 + len(last)))
@@ -100,7 +101,7 @@ def test_settings_that_cannot_be_compared_are_taken_untried(tmp_path: Path) -> N
     search = search_in(tmp_path, Trainer())
     search.compares = False
     assert len(search.run()) == MIN_LAST_RUNS
-    found = [dict(trial.changes) for trial in search.trials]
+    found = [dict(trial.changes) for trial in search.comparison.tried]
     assert found == [{}, {"layer_decay": 0.8, "lr": 2e-4}, {"lr": 5e-5}, {"lr": 2e-4}]
 
 
@@ -121,7 +122,7 @@ def test_a_killed_search_repeats_nothing(tmp_path: Path, dies_at: int) -> None:
     kept = {"short-0", "full-0", *(f"last-{i}" for i in range(8))}
     assert {name for name, _, _ in read} <= kept
     assert cut.asked + [one for one in rest.asked if one not in read] == whole.asked
-    assert [t.name for t in resumed.trials] == [t.name for t in done.trials]
+    assert [t.name for t in resumed.comparison.tried] == [t.name for t in done.comparison.tried]
 
 
 @pytest.mark.parametrize("seconds", [3, 14, 20, 45, 60, 100, 600])
@@ -130,7 +131,7 @@ def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sec
     monkeypatch.setattr("malmoi.finetuning.search.time.monotonic", lambda: now)
     train = Trainer(0.05, 0.05)
 
-    def take_time(settings: FinetuneConfig, folder: Path, limit: float) -> TrialRun:
+    def take_time(settings: FinetuneConfig, folder: Path, limit: float) -> Fitted:
         nonlocal now
         needed = 14 * settings.epochs / FinetuneConfig().epochs  # and a second to evaluate
         train.completed = min(1.0, limit / needed)
@@ -150,7 +151,9 @@ def test_a_short_budget_is_one_run_and_says_so(
 ) -> None:
     search = search_in(tmp_path, Trainer(completed=0.1), minutes=1e-9)
     search.run()
-    assert [(t.name, t.share, dict(t.changes)) for t in search.trials] == [("last-0", 0.1, {})]
+    assert [(t.name, t.share, dict(t.changes)) for t in search.comparison.tried] == [
+        ("last-0", 0.1, {})
+    ]
     assert "ended after 10% of the epochs of a single run; --minutes" in caplog.text
 
 
@@ -182,7 +185,7 @@ def rows_of(count: int) -> list[dict[str, str]]:
 def test_from_rows_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, set[tuple[int, int]]] = {}
 
-    def observed(work: FinetuneData, settings: Any, folder: Path, limit: float) -> TrialRun:
+    def observed(work: FinetuneData, settings: Any, folder: Path, limit: float) -> Fitted:
         kind = folder.name.partition("-")[0]
         sizes.setdefault(kind, set()).add((len(work.train), len(work.held)))
         return run_trial(work, settings, folder, limit)

@@ -13,7 +13,7 @@ import malmoi
 from live_server import Live
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.probe import read_examples
+from malmoi.interpret.probe import read_examples
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
 from malmoi.tokenizer import train_tokenizer

@@ -21,19 +21,18 @@ from malmoi.inference import Model
 from malmoi.inference.engine import Engine, GenerationJob, QueueFull
 from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.beam_search import beam_search
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import AllowedTokens
-from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
+from malmoi.inference.generation.decode_steps import STEPS_AHEAD
 from malmoi.inference.generation.grammar_constraint import grammar_constraint
-from malmoi.inference.generation.kv_slots import lazy_zeros
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
-from malmoi.inference.generation.sampling import Sampling
-from malmoi.inference.generation.steps import STEPS_AHEAD
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import MAX_SCORED_TOKENS, ScoredRow, score_separately
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.stream import TextChunk
+from malmoi.kernels.cuda_graphs import bucket_rows, bucket_width, record_graph
+from malmoi.kernels.kv_slots import lazy_zeros
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -423,7 +422,7 @@ def test_garbage_on_a_gpu_does_not_break_a_recording() -> None:
 def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(
     heads: int, shared: int, size: int
 ) -> None:
-    from malmoi.inference.generation.decode_kernel import decode_step
+    from malmoi.kernels.triton_attention import decode_step
 
     torch.manual_seed(0)
     lengths, spare = torch.tensor([0, 1, 63, 64, 149], device="cuda"), 150
@@ -639,7 +638,8 @@ def test_generate_takes_beams(pair) -> None:
     # transformers writes half a character at the end as U+FFFD; here it does not appear
     assert ours.tokenizer.decode(expected) in (text, text + "\ufffd")
     with pytest.raises(UsageError, match="temperature=0"):
-        ours.generate("the state of", beams=3)
+        ours.generate("the state of", beams=3, temperature=0.5)
+    assert ours.generate("the state of", max_new_tokens=9, beams=3) == text
     with pytest.raises(UsageError, match="'never'"):
         ours.generate("the state of", beams=3, temperature=0, early_stopping="always")
 

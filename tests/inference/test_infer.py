@@ -19,28 +19,28 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model, load
 from malmoi.inference.answer import _spans
 from malmoi.inference.engine import Engine
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
     StopFilter,
     TextWriter,
     detokenizer,
-    stop_strings,
 )
-from malmoi.inference.generation.fast_argmax import FastArgmax, column_major
 from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.options import GenerationConfig, Sampling, stop_strings
 from malmoi.inference.generation.sampling import (
     SAMPLING_RULES,
-    Sampling,
     TokenHistory,
+    apply_rules,
     random_generators,
     sample_token,
 )
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.precision import column_major
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import merge_tags
+from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.system.machine import detect, pretend
@@ -307,9 +307,8 @@ def test_rules_give_the_distribution_of_transformers(
     processors += [hf.TopPLogitsWarper(top_p)] if top_p else []
     processors += [hf.MinPLogitsWarper(min_p)] if min_p else []
     expected = processors(ids, logits.clone())
-    ours = Sampling(temperature, top_k, top_p, penalty, min_p, logit_bias=bias).apply(
-        logits, TokenHistory(seen, seen.float())
-    )
+    sampling = Sampling(temperature, top_k, top_p, penalty, min_p, logit_bias=bias)
+    ours = apply_rules(sampling, logits, TokenHistory(seen, seen.float()))
     assert torch.equal(ours, expected)
 
 

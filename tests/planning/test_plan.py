@@ -29,7 +29,7 @@ from malmoi.training.estimate import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective
 from malmoi.training.recipe import Recipe
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import resolve_recipe
 from tiny_runs import train, write_corpus
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi.inference import load
-from malmoi.server.registry import ServedModel
+from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 WORK: list[tuple[threading.Thread, int]] = []  # thread and characters of each tokenization

@@ -36,7 +36,7 @@ from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
 from malmoi.server.config import ServeConfig
-from malmoi.server.registry import ModelRegistry, distinct_names
+from malmoi.server.model_registry import ModelRegistry, distinct_names
 from malmoi.tokenizer import train_tokenizer
 
 torch.set_num_threads(1)
@@ -953,7 +953,7 @@ def test_without_the_extra_the_command_says_what_to_install(capsys: Any, tmp_pat
 
 
 def test_a_port_in_use_is_reported() -> None:
-    from malmoi.server.server import listen
+    from malmoi.server.listener import listen
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

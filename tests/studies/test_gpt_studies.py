@@ -8,11 +8,10 @@ from random import Random
 import pytest
 
 from malmoi.errors import UsageError
-from malmoi.studies.gpt3_scaling import fit_power_law
-from malmoi.studies.gpt3_sparse import patterns, training_flops
-from malmoi.studies.registry import named_study
 from malmoi.studies.run import StudyRunConfig, run_study
 from malmoi.studies.scale import SCALES
+from malmoi.studies.scaling import fit_power_law, patterns, training_flops
+from malmoi.studies.study import named_study
 
 
 def test_a_power_law_is_found_again_with_an_error_that_covers_it() -> None:

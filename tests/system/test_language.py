@@ -1,28 +1,44 @@
-"""The user's language: the catalogue belongs to the source, and reads as Korean."""
+"""The user's language: every message of the source has Korean, and reads as Korean."""
 
 import ast
+import pickle
 import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from conftest import environment
+from malmoi.adapters.config import AdapterConfig
+from malmoi.api.records import SETTINGS
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
-from malmoi.system.language import catalogue, language, setting_meaning, translate, with_particles
-from malmoi.training.recipes import named_recipe
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
+from malmoi.messages import (
+    catalogue,
+    joined,
+    language,
+    measured,
+    msg,
+    plural,
+    sections,
+    translate,
+)
+from malmoi.settings import settings_of
+from malmoi.text.rows import BadRow
+from malmoi.training.recipe import Recipe
 
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
-# sentences that typer says
-TYPER = re.compile(
-    r"Arguments|Options|\[|Show |Install |Missing |No such option|Option \{|Got unexpected"
-    r"|Invalid value|\{0\} is not (a valid|one of)"
-)
+# functions whose arguments are said to users
+DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
+DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
+DOORS |= {"info", "warning", "say", "note", "line"}
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
 # one word for one thing
@@ -38,8 +54,6 @@ CALQUES += (
 )
 # wrong after half of the values
 FIXED_PARTICLE = re.compile(r"\}[”'’]?(?:은|는|이|가|을|를|과|와|로|으로)(?![가-힣(])")
-# nothing but values: these would match any sentence
-TOO_GENERAL = {"{} has {}.{}", "{}:{}: {}. {}", "{} {}", "{}: {}"}
 
 
 @pytest.fixture
@@ -54,80 +68,85 @@ def nodes() -> list[ast.AST]:
     return [node for tree in trees for node in ast.walk(tree)]
 
 
-def template(node: ast.AST) -> str:
-    """The text of a string, with {} for the values of an f-string; "" for anything else."""
-    if isinstance(node, ast.JoinedStr):
-        parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
-        return "".join(str(part) for part in parts)
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return node.value if is_text else ""  # type: ignore[attr-defined]
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    for node in nodes():
+        if isinstance(node, ast.Call):
+            yield getattr(node.func, "id", getattr(node.func, "attr", "")), node
 
 
-def sentences() -> set[str]:
-    """Every string of the source; docstrings by paragraph."""
+def words_of(text: str) -> str:
+    """The text without its values."""
+    return "".join(words for words, *_ in Formatter().parse(text))
+
+
+def fields_of(text: str) -> set[str]:
+    return {name for _, name, *_ in Formatter().parse(text) if name is not None}
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def said() -> set[str]:
+    """Every text and template that is passed to a door, except for punctuation between values."""
+    found = set()
+    for name, call in calls():
+        for argument in call.args if name in DOORS else ():
+            chosen = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else []
+            found |= {one.value for one in (argument, *chosen) if is_text(one)}  # type: ignore[attr-defined]
+    return {text for text in found if re.search("[A-Za-z]{2,} [A-Za-z]", words_of(text))}
+
+
+def strings() -> set[str]:
+    """Every string of the source; docstrings by paragraph, metrics and counts with numbers."""
     tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
     found: set[str] = {track["about"] for track in tracks.values()}
     for node in nodes():
-        if text := template(node):
+        if is_text(node):
+            text: str = node.value  # type: ignore[attr-defined]
             found |= {text, *(" ".join(part.split()) for part in text.split("\n\n"))}
-            # a metric with its value, a number with its unit
             words = text.replace("_", " ")
-            if text.isidentifier():
-                measures = (words, f"{words} accuracy", f"{words} loss")  # the last two of a head
-                found |= {f"{{}} {words}", *measures, *(f"{name} {{}}" for name in measures)}
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "plural":
-            noun = template(node.args[1])
-            found |= {f"{{}} {noun}", f"{{}} {noun}s"}
-    return found
+            if text.isidentifier():  # a metric, also of a head, or a unit
+                measures = (words, f"{words} accuracy", f"{words} loss")
+                found |= {
+                    f"{{count}} {words}",
+                    *measures,
+                    *(f"{one} {{value}}" for one in measures),
+                }
+    return found | counts()
 
 
-def arguments_of(*names: str) -> set[str]:
-    """Every string of two words and more that is an argument of one of these calls."""
-    calls = (node for node in nodes() if isinstance(node, ast.Call))
-    said = {
-        template(value)
-        for call in calls
-        if getattr(call.func, "id", getattr(call.func, "attr", "")) in names
-        for value in call.args
-    }
-    return {text for text in said if " " in text}
+def counts() -> set[str]:
+    """What `plural` says: one row, many rows."""
+    nouns = {c.args[1].value for name, c in calls() if name == "plural" and is_text(c.args[1])}  # type: ignore[attr-defined]
+    return {f"{{count}} {noun}{end}" for noun in nouns for end in ("", "s")}
 
 
-def test_every_key_is_a_sentence_of_the_source() -> None:
-    known = sentences()
-    keys = {re.sub(r"\{\d\}", "{}", key) for key in catalogue() if not TYPER.match(key)}
-    assert keys - known == set()
+def test_everything_that_is_said_has_korean() -> None:
+    texts = said() | counts()
+    assert len(texts) > 1000
+    assert {text for text in texts if text not in catalogue()} == set()
+
+
+def test_every_key_is_a_text_of_the_source() -> None:
+    assert set(catalogue()) - strings() - set(sections()["typer"]) == set()
 
 
 def test_a_translation_keeps_the_values_and_is_no_calque() -> None:
-    # options and commands stay as they are typed
-    kept = re.compile(r"\{\d\}|--[a-z]+")
+    options = re.compile("--[a-z]+")  # stay as they are typed
     for english, korean in catalogue().items():
-        assert set(kept.findall(korean)) == set(kept.findall(english)), english
+        assert fields_of(korean) == fields_of(english), english
+        assert set(options.findall(korean)) == set(options.findall(english)), english
         assert not [calque for calque in CALQUES if calque in korean], korean
-        # a fixed particle would be wrong after half of the values
-        assert not re.search(r"\}[”'’]?(?:은|는|이|가|을|를|과|와|로|으로)(?![가-힣(])", korean), (
-            korean
-        )
+        assert not FIXED_PARTICLE.search(korean), korean
 
 
-def test_every_error_has_a_korean_sentence() -> None:
-    known = {re.sub(r"\{\d\}", "{}", key) for key in catalogue()}
-    said = arguments_of(
-        "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "_require", "require"
-    )
-    assert len(said) > 500
-    assert said - known - TOO_GENERAL == set()
-
-
-def test_every_setting_has_a_korean_meaning() -> None:
-    recipe = named_recipe("bert-tiny").to_dict()
-    parts = {part: fields for part, fields in recipe.items() if isinstance(fields, dict)}
-    names = {f"{part}.{name}" for part, fields in parts.items() for name in fields} | {"objective"}
-    with environment(MALMOI_LANG="ko"):
-        assert {name for name in names if not setting_meaning(name, "")} == set()
-        assert setting_meaning("train.clip", "0: off") != "0: off"
-    assert setting_meaning("train.clip", "0: off") == "0: off"
+def test_every_setting_has_a_korean_help() -> None:
+    records = (Recipe, AdapterConfig, GenerationConfig, ConstraintOptions)
+    known = [*SETTINGS.values(), *map(settings_of, records)]
+    said = {text for one in known for about in one.values() for text in (about.help, about.shown)}
+    words = {text for text in said if re.search("[a-z]", text)}
+    assert words - catalogue().keys() == set()
 
 
 def test_the_language_follows_the_locale() -> None:
@@ -136,54 +155,86 @@ def test_the_language_follows_the_locale() -> None:
     assert language({"LANG": "ko_KR.UTF-8", "MALMOI_LANG": "en"}) == "en"
 
 
-def test_sentences_are_translated_with_their_values(korean: None) -> None:
-    assert translate("There is no task 'sst'. Did you mean 'sst2'? `malmoi tasks` lists them.") == (
+def test_a_message_is_its_english_text_and_remembers_its_parts() -> None:
+    message = msg("There is no {what} {name!r}.", what="task", name="a.b")
+    assert message == "There is no task 'a.b'."
+    assert pickle.loads(pickle.dumps(message)).template == message.template
+    assert str(UsageError(message)) is message
+    error = MalmoiError(
+        "{place}: {error}", place="a.csv", error=BadRow("a.csv:3", "a text is empty")
+    )
+    assert str(error) == "a.csv: a.csv:3: a text is empty"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert msg("100 % of {}") == "100 % of {}"  # no values: no template
+
+
+def test_values_are_kept_as_they_are() -> None:
+    for name in ("no.such.csv", "runs", "the data", "이(가)", "{path}", "loss"):
+        error = UsageError("There is no file or folder {path!r}.{hint}", path=name, hint="")
+        assert translate(str(error), "ko") == f"{name!r}: 그런 파일이나 폴더가 없습니다."
+    assert translate("runs", "en") == "runs"
+
+
+def test_messages_in_messages_are_translated() -> None:
+    hint = nearest("sst", ["sst2"])
+    english = "There is no task {name!r}.{hint} `malmoi tasks` lists them."
+    assert translate(msg(english, name="sst", hint=hint), "ko") == (
         "'sst' 과제는 없습니다. 'sst2'를 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
     )
-    pace = "0.42 s per step: about 12 steps in your 3 minutes."
-    assert translate(f"{pace} That is too few to learn much: use --minutes 9.") == (
-        "스텝당 0.42초: 3분 동안 약 12스텝. 이 정도로는 배우기 어렵습니다. 권장: --minutes 9."
+    rows = (
+        BadRow(
+            "a.csv:3", "{fields} where there should be {names}", fields=plural(n, "field"), names=2
+        )
+        for n in (1, 4)
+    )
+    assert translate(joined("; ", map(str, rows)) + ".", "ko") == (
+        "a.csv:3: 필드가 2개여야 하는데 1개입니다; a.csv:3: 필드가 2개여야 하는데 4개입니다."
+    )
+    assert translate("step 3: " + measured({"valid_loss": 1.5, "mine": 2}), "ko") == (
+        "step 3: 검증 손실 1.5, mine 2"
     )
 
 
-def test_a_column_named_like_a_unit_is_no_count(korean: None) -> None:
-    assert translate("text = document") == "텍스트 = document"
-    assert translate("14,021 documents") == "문서 14,021개"
+def test_an_error_of_an_error_is_translated() -> None:
+    inner = MalmoiError("{path} must hold a JSON array.", path="a.json")
+    outer = MalmoiError(
+        "{path} does not describe a token store ({error}); build it again.", path="b", error=inner
+    )
+    assert "a.json에는 JSON 배열" in translate(str(outer), "ko")
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("written", "values", "read"),
     [
-        ("'한글'이(가) 말모이을(를)", "'한글'이 말모이를"),
-        ("3을(를) 5(으)로, 7(으)로", "3을 5로, 7로"),
-        ("0.3%을(를) data.csv(으)로", "0.3%를 data.csv로"),
-        ("model.json은(는) file(이)라", "model.json은 file이라"),
-        ("라벨(3개)과(와) NER(으)로", "라벨(3개)과 NER로"),
+        ("{a!r}이(가) {b}을(를)", ("한글", "말모이"), "'한글'이 말모이를"),
+        ("{a}을(를) {b}(으)로", (3, 5), "3을 5로"),
+        ("{a:.1%}을(를) {b}(으)로", (0.003, "data.csv"), "0.3%를 data.csv로"),
+        ("{a}은(는) {b}(이)라", ("model.json", "file"), "model.json은 file이라"),
+        ("라벨({a}개)과(와) {b}(으)로", (3, "NER"), "라벨(3개)과 NER로"),
     ],
 )
-def test_particles_follow_the_last_sound(written: str, read: str) -> None:
-    assert with_particles(written) == read
+def test_particles_follow_the_last_sound(written: str, values: tuple[Any, Any], read: str) -> None:
+    assert translate(msg(written, a=values[0], b=values[1]), "ko") == read
 
 
-def test_where_and_what_are_translated_apart(korean: None) -> None:
-    said = "Invalid recipe: train.lr must be positive, not -1."
-    assert translate(said) == "레시피가 잘못되었습니다: train.lr은 양수여야 합니다. 받은 값: -1."
-    said = "a.csv:3: the label in 'stars' is missing"
-    assert translate(said) == "a.csv:3: 'stars' 열에 라벨이 없습니다"
-    said = "a.csv:3: 1 field where there should be 2; a.csv:4: 4 fields where there should be 2."
-    fields = "필드가 2개여야 하는데"
-    assert translate(said) == f"a.csv:3: {fields} 1개입니다; a.csv:4: {fields} 4개입니다."
-
-
-def test_help_and_errors_are_korean(korean: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_errors_are_korean(
+    korean: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(["finetune", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "미세 조정합니다" in shown
     assert "최대 학습률." in shown
     assert run_command(["tasks", "sst"]) == 2
     assert "과제는 없습니다" in capsys.readouterr().err
+    assert run_command(["finetune", "no.such.csv"]) == 2
+    assert "'no.such.csv': 그런 파일이나 폴더가 없습니다." in capsys.readouterr().err
     assert run_command(["generate"]) == 2
     assert "옵션이 필요합니다: '--model' / '-m'. 도움말: malmoi" in capsys.readouterr().err
+    assert run_command(["pretrain", "a.txt", "--minutes", "soon"]) == 2
+    assert "'--minutes'의 값이 올바르지 않습니다: 'soon'은 3, 3m" in capsys.readouterr().err
+    (tmp_path / "rows.csv").write_text("text,label\na,x\nb,y\nc\n")
+    assert run_command(["evaluate", "-m", str(tmp_path), str(tmp_path / "runs")]) != 0
+    assert "없습니다" in capsys.readouterr().err
 
 
 def test_every_help_text_has_a_korean_one() -> None:
@@ -193,12 +244,11 @@ def test_every_help_text_has_a_korean_one() -> None:
             yield from every(inner)
 
     known = catalogue()
-    said = {
+    texts = {
         " ".join(part.split())
         for command in every(get_command(build_app()))
         for text in (command.help, *(getattr(one, "help", None) for one in command.params))
         for part in (text or "").split("\n\n")
     }
-    said = {text for text in said if re.search(r"[a-z]{3,} [a-z]", text)}
-    missing = {text for text in said if not text.startswith("Example") and text not in known}
-    assert missing == set()
+    texts = {text for text in texts if re.search(r"[a-z]{3,} [a-z]", text)}
+    assert {text for text in texts if not text.startswith("Example") and text not in known} == set()

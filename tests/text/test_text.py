@@ -17,7 +17,7 @@ from conftest import standard_input, without_package
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import read_documents
 from malmoi.text.formats import MAX_DOCUMENT_CHARACTERS, guess_rule
-from malmoi.text.lines import decode_lines
+from malmoi.text.lines import decode_blocks
 from malmoi.text.sentences import sentence_splitter, split_sentences
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -173,11 +173,12 @@ def test_mixed_and_broken_lines_are_counted(tmp_path: Path) -> None:
 def test_long_lines_come_in_pieces_and_whole(text: str, encoding: str) -> None:
     text = text.replace("é", "나") if encoding == "cp949" else text
     data = text.encode(encoding)
-    found = list(
-        decode_lines(io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad)), max_bytes=8)
+    blocks = decode_blocks(
+        io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad)), max_bytes=8
     )
-    assert "".join(piece + "\n" * ends for _, piece, ends in found) == text
-    assert all(len(piece) <= 16 for _, piece, _ in found)
+    found = [(piece, ends) for _, pieces, ends in blocks for piece in pieces]
+    assert "".join(piece + "\n" * ends for piece, ends in found) == text
+    assert all(len(piece) <= 16 for piece, _ in found)
 
 
 def test_an_endless_line_is_cut_at_spaces(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.extend import extend_tokenizer
 from malmoi.training.recipe import Recipe
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import resolve_recipe
 
 ENGLISH = ["the state of the union is strong", "free people work for peace and law"] * 3
 KOREAN = ["국회는 법률안을 의결한다. 국회의원은 법률안을 발의한다.", "법률안의 제안 이유"] * 4

@@ -8,12 +8,12 @@ import torch
 
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.training.budget import Budget, steps_per_sample
 from malmoi.training.feed import batch_sizes
-from malmoi.training.pace import Budget, steps_per_sample
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import rate_at
-from malmoi.training.state import Position
+from malmoi.training.state import RunState
 
 GPT3_TOKENS = 300e9
 # Brown et al. 2020 table 2.1: batch in tokens; ours: tokens over which it grows
@@ -159,7 +159,7 @@ def test_gpt3_keeps_the_shares_of_its_tokens_under_a_budget_in_minutes(name: str
 
     def rate(tokens: float) -> float:
         share = tokens / GPT3_TOKENS
-        progress = budget.progress(Position(step=7, seconds=1800 * share))
+        progress = budget.progress(RunState(step=7, seconds=1800 * share))
         assert progress == pytest.approx(share)
         return rate_at(round(updates * share), progress, recipe.train, updates)
 

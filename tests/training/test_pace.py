@@ -19,16 +19,15 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from malmoi import pretrain
 from malmoi.errors import UsageError
-from malmoi.system.language import plural
+from malmoi.messages import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
+from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.device import StepTimer, choose_execution
 from malmoi.training.estimate import estimate_run
-from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.recipe import TrainConfig
-from malmoi.training.recipes import RECIPES
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer
@@ -279,7 +278,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     took, executions = {False: 1000.0, True: 1000 * compiled}, []
     monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
-        "malmoi.training.trainer.compile_for",
+        "malmoi.training.loop.compile_for",
         lambda execution, judge, **_: executions.append(execution),
     )
     machine = replace(detect(), architecture="x86_64", compiler="/usr/bin/g++")
@@ -287,7 +286,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     with pretend(machine):
         with signalled(2), pytest.raises(Stopped):
             resume_tiny(corpus, tmp_path, steps=4, **settings)
-        assert "Compiling (once, about 20 s) and measuring whether it helps" in caplog.text
+        assert "Compiling once, which takes about 20 s …" in caplog.text
         assert calls == [False, True]
         assert executions[-1].compiled is pays
         resume_tiny(corpus, tmp_path, steps=4, **settings)

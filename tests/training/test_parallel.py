@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import malmoi
 from malmoi.errors import UsageError
 from malmoi.system.run_folder import read_metrics
-from malmoi.training import trainer
+from malmoi.training import loop
 from malmoi.training.parallel import ProcessGroup, gradient_sync
 from malmoi.training.prepare import check_request
 from malmoi.training.recipes import named_recipe
@@ -181,7 +181,7 @@ def test_a_step_has_one_last_pass(
         told.append(last)
         return gradient_sync(call, last=last)
 
-    monkeypatch.setattr(trainer, "gradient_sync", listening)
+    monkeypatch.setattr(loop, "gradient_sync", listening)
     train("gpt", corpus, tmp_path, **{**SETTINGS, "steps": 2, "train.micro": 3})
     assert told == [False, False, True] * 2
 

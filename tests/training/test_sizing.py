@@ -14,7 +14,7 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.language import translate
+from malmoi.messages import translate
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
@@ -22,9 +22,15 @@ from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.data.encode import build_stores
 from malmoi.training.data.pairs import Pairs
-from malmoi.training.measuring import Speed, measure_text
 from malmoi.training.pretrain import explain_size
-from malmoi.training.sizing import MAX_EPOCHS, SizeChoice, choose_size, vocabulary_size
+from malmoi.training.sizing import (
+    MAX_EPOCHS,
+    SizeChoice,
+    Speed,
+    choose_size,
+    measure_text,
+    vocabulary_size,
+)
 from tiny_runs import write_corpus
 
 H200 = Speed(720e12, "cuda", half=True, name="H200")
@@ -174,7 +180,7 @@ def test_a_run_sizes_itself_and_resumes_with_the_same_size(
 def test_a_short_run_encodes_what_it_can_read_and_a_longer_one_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("malmoi.training.sized_recipe.MIN_ENCODED_BYTES", 20_000)
+    monkeypatch.setattr("malmoi.training.sizing.MIN_ENCODED_BYTES", 20_000)
     corpus = write_corpus(tmp_path / "text.txt", documents=1200)
     settings = {"model.context": 16, "train.batch": 4, "train.compile": False}
 

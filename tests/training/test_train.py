@@ -35,24 +35,23 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.system.machine import pretend, this_machine
 from malmoi.system.run_folder import read_metrics
+from malmoi.training.budget import Budget
 from malmoi.training.data.loader import LMBatches
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, batch_sizes
 from malmoi.training.log import RunLog
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
-from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig, read_recipe
-from malmoi.training.recipes import RECIPES
-from malmoi.training.resolve import resolve_recipe
+from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
 from malmoi.training.state import (
     CorruptState,
-    Position,
+    RunState,
     latest_state,
-    position_of,
     prune_states,
+    read_state,
     save_state,
 )
 from malmoi.training.trainer import Trainer
@@ -350,10 +349,10 @@ def test_twenty_kills_at_random_moments(kind: str, corpus: Path, tmp_path: Path)
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     tensors = {"weights.x": torch.arange(6.0)}
-    save_state(tmp_path, Position(step=3), tensors, ProcessGroup())
+    save_state(tmp_path, RunState(step=3), tensors, ProcessGroup())
     (tmp_path / "step-3").rename(tmp_path / ".step-3.old")
     assert latest_state(tmp_path, print, ProcessGroup()) == tmp_path / "step-3"
-    save_state(tmp_path, Position(step=3, tokens=9), tensors, ProcessGroup())
+    save_state(tmp_path, RunState(step=3, tokens=9), tensors, ProcessGroup())
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     assert json.loads((tmp_path / "step-3" / "state.json").read_text())["position"]["tokens"] == 9
 
@@ -362,7 +361,7 @@ def test_the_last_states_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, loss in enumerate([3.0, 1.0, 2.0, None, 2.5]):
         save_state(
             tmp_path,
-            Position(step=step, valid_loss=loss),
+            RunState(step=step, valid_loss=loss),
             {"weights.x": torch.ones(2)},
             ProcessGroup(),
         )
@@ -525,14 +524,14 @@ def test_every_bit_of_a_states_json_is_checked(corpus: Path, tmp_path: Path) -> 
     settings = begun(corpus, tmp_path)
     root = tmp_path / "train_state"
     text = (root / "step-8" / "state.json").read_bytes()
-    whole = position_of(root / "step-8")
+    whole = read_state(root / "step-8")
     chance = random.Random(0)
     for _ in range(300):
         at = chance.randrange(len(text))
         flipped = bytes([text[at] ^ 1 << chance.randrange(8)])
         (root / "step-8" / "state.json").write_bytes(text[:at] + flipped + text[at + 1 :])
         with suppress(CorruptState):  # a flip that is not noticed changes nothing that is read
-            assert position_of(root / "step-8") == whole
+            assert read_state(root / "step-8") == whole
     (root / "step-8" / "state.json").write_bytes(text.replace(b'"seconds": ', b'"seconds": 1'))
     train("gpt", corpus, tmp_path, **settings)
     assert (root / "damaged-step-8").is_dir()
@@ -606,7 +605,7 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
 
 
 def test_a_loss_spike_is_an_outlier() -> None:
-    position, noise = Position(), random.Random(0)
+    position, noise = RunState(), random.Random(0)
     for step in range(1, 200):
         position.step = step
         # early losses fall too fast to tell
@@ -624,7 +623,7 @@ def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as bad:
-        spoil(bad, lambda trainer, call: trainer.position.step == 9, "nan")
+        spoil(bad, lambda trainer, call: trainer.state.step == 9, "nan")
         with pytest.raises(MalmoiError, match=r"4th time.*last good state.*train\.lr"):
             train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
     assert all(value.isfinite().all() for value in weights(tmp_path).values())

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from malmoi.config import Config
 from malmoi.errors import require
+from malmoi.settings import Config, find_problem, setting
 
 _require = partial(require, "Invalid adapter settings")
 
@@ -14,22 +14,22 @@ _require = partial(require, "Invalid adapter settings")
 class AdapterConfig(Config):
     """LoRA (Hu et al. 2021), prompt (Lester et al. 2021) or prefix tuning (Li & Liang 2021)."""
 
-    kind: Literal["none", "lora", "prompt", "prefix"] = "none"
-    rank: int = 8  # of LoRA's update B·A
-    alpha: float = 16.0  # the update is scaled by alpha / rank
-    targets: tuple[str, ...] = ("query", "value")  # the linear maps to adapt (Hu et al. 2021 §7.1)
-    dropout: float = 0.0  # on the input of A
-    tokens: int = 20  # soft tokens of a prompt, or positions of a prefix
-    init: str = ""  # text to initialise them from; empty: words drawn from the vocabulary
+    kind: Literal["none", "lora", "prompt", "prefix"] = setting(
+        "none", "Train only an adapter: lora, prompt or prefix."
+    )
+    rank: int = setting(8, "Rank of LoRA's update B·A.", gt=0)
+    alpha: float = setting(16.0, "The update is scaled by alpha / rank.", gt=0)
+    targets: tuple[str, ...] = setting(
+        ("query", "value"), "The linear maps to adapt (Hu et al. 2021 §7.1)."
+    )
+    dropout: float = setting(0.0, "Dropout on the input of A.", ge=0, lt=1)
+    tokens: int = setting(20, "Soft tokens of a prompt, or positions of a prefix.", gt=0)
+    init: str = setting("", "Text to initialise them from; empty: words drawn from the vocabulary.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rank", "alpha", "tokens"):
-            _require(
-                getattr(self, name) > 0,
-                f"adapter.{name} must be positive, not {getattr(self, name)}.",
-            )
-        _require(0 <= self.dropout < 1, f"adapter.dropout must lie in [0, 1), not {self.dropout}.")
+        problem = find_problem(self, "adapter.")
+        _require(not problem, problem)
         _require(
             bool(self.targets), "adapter.targets needs at least one linear layer, such as query."
         )

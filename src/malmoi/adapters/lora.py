@@ -105,7 +105,9 @@ def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generato
     for name in adapter.targets:
         if name not in known:
             raise UsageError(
-                f"There is no linear layer {name!r} for adapter.targets.{nearest(name, known)}"
+                "There is no linear layer {name!r} for adapter.targets.{hint}",
+                name=name,
+                hint=nearest(name, known),
             )
     for i in range(len(network.trunk.blocks)):
         for name in adapter.targets:
@@ -122,7 +124,7 @@ def patched(network: Network, path: str) -> LoRALinear:
     """The linear map at `path`, replaced by a `LoRALinear` if it is not one yet."""
     found = network.get_submodule(path)
     if not isinstance(found, nn.Linear):
-        raise UsageError(f"{path} is not a linear layer, so LoRA cannot change it.")
+        raise UsageError("{path} is not a linear layer, so LoRA cannot change it.", path=path)
     if isinstance(found, LoRALinear):
         return found
     added = LoRALinear(found)

@@ -147,8 +147,9 @@ def put_lora(
     changed = [name for name, plain in usual if config.get(name, plain) != plain]
     if changed:
         raise MalmoiError(
-            f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not "
-            "support."
+            "This LoRA has {changed}={config}, which Malmoi does not support.",
+            changed=changed[0],
+            config=shown(config[changed[0]]),
         )
     known = {place.theirs: place for place in places(network, table)}
     keys = [key for key in tensors if ".lora_A." in key]
@@ -160,7 +161,8 @@ def put_lora(
         pair = key, key.replace(".lora_A.", ".lora_B.")
         if place is None or pair[1] not in tensors:
             raise MalmoiError(
-                f"This LoRA changes {name}, which is not a linear layer in its base's blocks."
+                "This LoRA changes {name}, which is not a linear layer in its base's blocks.",
+                name=name,
             )
         _put(network, place, tensors[pair[0]], tensors[pair[1]], config, alphas[name])
         used.update(pair)
@@ -175,8 +177,12 @@ def _put(
     flat = a.dim() == b.dim() == 2
     if not flat or [b.size(0), a.size(1)] != wanted or not b.size(1) == a.size(0) > 0:
         raise MalmoiError(
-            f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do "
-            f"not fit the base's layer {wanted}; it was trained on another model."
+            "This LoRA's matrices for {theirs}, {shape} and {shape2}, do not fit the base's "
+            "layer {wanted}; it was trained on another model.",
+            theirs=place.theirs,
+            shape=list(a.shape),
+            shape2=list(b.shape),
+            wanted=wanted,
         )
     rank = len(a)
     scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank
@@ -194,7 +200,9 @@ def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
         found = (_matched if simple else match_patterns)(patterns, list(names))
     except Refused as error:
         raise MalmoiError(
-            f"{config.where}: alpha_pattern has an invalid regular expression: {error}."
+            "{where}: alpha_pattern has an invalid regular expression: {error}.",
+            where=config.where,
+            error=error,
         ) from None
     usual = config.number("lora_alpha", default=8)
     return {
@@ -251,7 +259,8 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
         )
     if SOFT_TENSOR not in tensors:
         raise MalmoiError(
-            f"The adapter's weights have no {SOFT_TENSOR}; they do not match its config."
+            "The adapter's weights have no {tensor}; they do not match its config.",
+            tensor=SOFT_TENSOR,
         )
     c = network.config
     found = tensors[SOFT_TENSOR].to(network.device, network.dtype)
@@ -259,8 +268,10 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
     wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
     if found.dim() != 2 or found.size(1) != wanted:
         raise MalmoiError(
-            f"Soft tokens of shape {list(found.shape)} do not fit a base model that needs "
-            f"{wanted} numbers each."
+            "Soft tokens of shape {shape} do not fit a base model that needs {wanted} numbers "
+            "each.",
+            shape=list(found.shape),
+            wanted=wanted,
         )
     if prefix:
         shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)

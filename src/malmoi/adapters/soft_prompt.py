@@ -45,7 +45,7 @@ def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tens
     tokens = tokenizer.encode(adapter.init, specials=False).tokens
     if not tokens:
         raise UsageError(
-            f"adapter.init={adapter.init!r} leaves no token of this model's vocabulary."
+            "adapter.init={init!r} leaves no token of this model's vocabulary.", init=adapter.init
         )
     return torch.tensor((tokens * (n // len(tokens) + 1))[:n])
 
@@ -67,8 +67,10 @@ def check_soft_tokens(network: Network, n: int) -> None:
     context = network.config.context
     if n >= context:
         raise UsageError(
-            f"{n} soft tokens leave no room for text in this model's context of {context}; use "
-            "fewer."
+            "{n} soft tokens leave no room for text in this model's context of {context}; use "
+            "fewer.",
+            n=n,
+            context=context,
         )
 
 

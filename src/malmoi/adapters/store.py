@@ -32,10 +32,12 @@ from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
 from malmoi.checkpoint.weights import read_file, write_tensors
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
+from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.untrusted import JsonObject
 from malmoi.system.untrusted import named as explained
 from malmoi.tokenizer import Tokenizer
@@ -66,11 +68,16 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
     if fields:
         name = fields[0]
-        return f"its {shown(name)} is {shown(now['model'].get(name))} and was {shown(model[name])}"
+        return msg(
+            "its {name} is {model} and was {model2}",
+            name=shown(name),
+            model=shown(now["model"].get(name)),
+            model2=shown(model[name]),
+        )
     changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
     if changed:
-        more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
-        return f"{shown(changed[0])}{more} {'have' if more else 'has'} changed"
+        more = msg(" and {count} more tensors", count=len(changed) - 1) if changed[1:] else ""
+        return msg("{name}{more} changed", name=shown(changed[0]), more=more)
     return ""
 
 
@@ -79,13 +86,8 @@ def _plain(value: Any) -> Any:
 
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_RECORD = "adapter.json"
 PEFT_TYPES = ("LORA", "PROMPT_TUNING", "PREFIX_TUNING", "MALMOI_PROMPT")
-
-
-def is_adapter(source: str | Path) -> bool:
-    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()
 
 
 # ------------------------------------------------------------------ writing
@@ -187,11 +189,17 @@ def _open(folder: Path) -> AdapterFolder:
     kind = config.text("peft_type", default="")
     if kind not in PEFT_TYPES:
         raise MalmoiError(
-            f"{config.where} says peft_type {shown(kind)}, which Malmoi does not "
-            f"support.{nearest(kind, PEFT_TYPES)}"
+            "{where} says peft_type {kind}, which Malmoi does not support.{hint}",
+            where=config.where,
+            kind=shown(kind),
+            hint=nearest(kind, PEFT_TYPES),
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise MalmoiError(f"{folder} is an adapter without weights: {ADAPTER_WEIGHTS} is missing.")
+        raise MalmoiError(
+            "{folder} is an adapter without weights: {weights} is missing.",
+            folder=folder,
+            weights=ADAPTER_WEIGHTS,
+        )
     tensors = read_file(folder / ADAPTER_WEIGHTS)
     for name, tensor in tensors.items():
         check_type(tensor, name, folder)
@@ -207,22 +215,36 @@ def _base(found: AdapterFolder) -> Checkpoint:
     if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
         raise found.config.wrong("base_model_name_or_path", "the path of a folder")
     where = found.folder / named if (found.folder / named).is_dir() and named else named
-    mend = f"Set base_model_name_or_path to its current path in {found.folder / ADAPTER_CONFIG}."
+    mend = msg(
+        "Set base_model_name_or_path to its current path in {folder}.",
+        folder=found.folder / ADAPTER_CONFIG,
+    )
     if not named:
-        raise MalmoiError(f"{found.folder} is an adapter that does not name its base. {mend}")
+        raise MalmoiError(
+            "{folder} is an adapter that does not name its base. {mend}",
+            folder=found.folder,
+            mend=mend,
+        )
     try:
         base = read_checkpoint(where)
     except MalmoiError as error:
         raise MalmoiError(
-            f"{found.folder} is an adapter of {named}, which cannot be opened: {error} {mend}"
+            "{folder} is an adapter of {named}, which cannot be opened: {error} {mend}",
+            folder=found.folder,
+            named=named,
+            error=error,
+            mend=mend,
         ) from error
     then = found.record.object("base", default={})
     base = _as_trained(base, then)
     changed = difference(then, base_fingerprint(base)) if then else ""
     if changed:
         raise MalmoiError(
-            f"{found.folder} was trained on the model in {named}, which has changed since: "
-            f"{changed}. Restore that model, or train the adapter again."
+            "{folder} was trained on the model in {named}, which has changed since: "
+            "{changed}. Restore that model, or train the adapter again.",
+            folder=found.folder,
+            named=named,
+            changed=changed,
         )
     return base
 
@@ -256,8 +278,10 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     for name, tensor in weights.items():
         if shapes.get(name) != tensor.shape:
             raise MalmoiError(
-                f"{found.folder / ADAPTER_WEIGHTS}: {name} {list(tensor.shape)} does not belong to "
-                "this base."
+                "{folder}: {name} {shape} does not belong to this base.",
+                folder=found.folder / ADAPTER_WEIGHTS,
+                name=name,
+                shape=list(tensor.shape),
             )
     network.load_state_dict(weights, strict=False)
 
@@ -271,8 +295,10 @@ def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None)
     if head is None or weight not in new or not new[weight].dim():
         first = next(iter(new), "nothing new")
         raise MalmoiError(
-            f"{found.folder / ADAPTER_WEIGHTS} holds {first}, which the task {shown(task)} does "
-            "not use."
+            "{folder} holds {first}, which the task {task} does not use.",
+            folder=found.folder / ADAPTER_WEIGHTS,
+            first=first,
+            task=shown(task),
         )
     return {head: new[weight].size(0)}
 
@@ -288,4 +314,6 @@ def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
 def check_target(folder: Path) -> None:
     """Refuses to write an adapter over a whole model."""
     if (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds a full model; choose another folder for the adapter.")
+        raise UsageError(
+            "{folder} holds a full model; choose another folder for the adapter.", folder=folder
+        )

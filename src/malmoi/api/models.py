@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, over
 from malmoi.system.progress import ProgressCallback, listening
 
 if TYPE_CHECKING:
-    from malmoi.evaluation.probe import Probe, ProbeRow
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
-    from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
+    from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
     from malmoi.inference.model import Asked, ManyAsked, Model, Predicted
     from malmoi.inference.score import Score
+    from malmoi.interpret.probe import Probe, ProbeRow
     from malmoi.tokenizer.chat_template import Messages
 
 AnyModel: TypeAlias = "Model | str | Path"
@@ -273,7 +273,7 @@ def probe(
         >>> [one.layer for one in found.layers]
         [0, 1, 2]
     """
-    from malmoi.evaluation.probe import probe_model, read_probe_rows
+    from malmoi.interpret.probe import probe_model, read_probe_rows
 
     def read(given: "Iterable[ProbeRow] | Path") -> "Iterable[ProbeRow]":
         return read_probe_rows(given, label) if isinstance(given, Path) else given

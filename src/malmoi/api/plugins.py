@@ -40,11 +40,14 @@ def register_task(task: "Task") -> "Task":
     return task
 
 
-def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metric:
+def register_metric(
+    function: Metric, *, answers: str = "", lower_is_better: bool = False
+) -> Metric:
     """Registers a metric, a function (gold, predicted) → number, under the function's name.
 
     Name it as `metric` of `finetune` (`--metric`), or in a task's `metrics`; the first of them
-    selects the best checkpoint.
+    selects the best checkpoint. With `answers` (names, numbers, ranks, tags, spans or texts) it is
+    refused for tasks of other answers; otherwise it suits every task.
 
     Examples:
         >>> @malmoi.register_metric
@@ -54,11 +57,10 @@ def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metri
         >>> malmoi.evaluate("runs/reviews", task, "reviews.csv")
         {'accuracy': ..., 'share_of_good': ..., 'examples': 12}
     """
-    from malmoi.metrics import LOWER_IS_BETTER, METRICS
+    from malmoi.metrics.registry import METRICS
+    from malmoi.metrics.registry import Metric as Record
 
-    METRICS.register(function.__name__, function)
-    if lower_is_better:
-        LOWER_IS_BETTER.add(function.__name__)
+    METRICS.register(function.__name__, Record(function, answers, lower_is_better))
     return function
 
 
@@ -102,8 +104,9 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
 
     if {"query", "key", "q", "k"}.intersection(signature(make).parameters):
         raise UsageError(
-            f"{make.__name__} is a predicate, not a function that returns one: write def "
-            f"{make.__name__}(at): return lambda batch, head, query, key: …"
+            "{type} is a predicate, not a function that returns one: write def {type}(at): "
+            "return lambda batch, head, query, key: …",
+            type=make.__name__,
         )
     PATTERNS.register(make.__name__, make)
     return make
@@ -139,7 +142,11 @@ def register_objective(
     from malmoi.training.recipe import OBJECTIVE_SAMPLES
 
     if samples not in OBJECTIVE_SAMPLES:
-        raise UsageError(f"samples is one of {', '.join(OBJECTIVE_SAMPLES)}, not {samples!r}.")
+        raise UsageError(
+            "samples is one of {samples}, not {samples2!r}.",
+            samples=", ".join(OBJECTIVE_SAMPLES),
+            samples2=samples,
+        )
 
     def register(make: "Callable[[], Objective]") -> "Callable[[], Objective]":
         OBJECTIVE_SAMPLES.register(make.__name__, samples)

@@ -5,19 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from malmoi.api.checks import check_options, lists_options, merge_settings
 from malmoi.api.models import AnyModel, as_model
 from malmoi.api.options import (
     ColumnOptions,
     DetailedEvaluateOptions,
     EvaluateOptions,
-    Files,
     FinetuneOptions,
     PretrainOptions,
     StudyOptions,
-    check_options,
-    lists_options,
-    merge_settings,
 )
+from malmoi.api.records import Files
 from malmoi.errors import UsageError
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
@@ -34,7 +32,7 @@ Metrics = dict[str, float]
 logger = logging.getLogger(__name__)
 
 
-@lists_options(PretrainOptions)
+@lists_options(PretrainOptions, defaults=False)
 def pretrain(
     recipe: "str | Recipe",
     *,
@@ -139,7 +137,7 @@ def _task(
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
         if named:
-            raise UsageError(f"A Task has its own columns; leave {named[0]}= out.")
+            raise UsageError("A Task has its own columns; leave {named}= out.", named=named[0])
         return task
     found, guessed = guess_task(task, data, **columns)
     if guessed is not None:
@@ -265,8 +263,8 @@ def study(
         Traceback (most recent call last):
         malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
-    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
+    from malmoi.studies.study import named_study
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):

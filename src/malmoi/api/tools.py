@@ -5,19 +5,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from malmoi.api.checks import check_options, lists_options, merge_settings
 from malmoi.api.models import AnyModel
 from malmoi.api.options import (
     CorpusOptions,
     DistilOptions,
-    Files,
     PlanOptions,
+    PruneOptions,
+    QuantizeOptions,
     ServeOptions,
+    ShareOptions,
     TokenizerOptions,
-    check_options,
-    lists_options,
-    merge_settings,
 )
-from malmoi.compression.options import PruneOptions, QuantizeOptions, ShareOptions
+from malmoi.api.records import Files
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
@@ -101,7 +101,9 @@ def compress(
         True
     """
     if method not in METHODS:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
+        raise UsageError(
+            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, METHODS)
+        )
     name, known = METHODS[method]
     check_options(f"compress {method}", options, known)
     if method == "distil":
@@ -165,7 +167,7 @@ def plan(
     """
     from malmoi.planning.gpus import find_gpu
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
 
     check_options("plan", options, PlanOptions)
     given: dict[str, Any] = dict(options)
@@ -282,7 +284,7 @@ def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOption
         malmoi.errors.UsageError: serve has no option 'prot'. Did you mean 'port'?
     """
     from malmoi.server.config import ServeConfig
-    from malmoi.server.serve import serve_models
+    from malmoi.studio.serve import serve_models
 
     check_options("serve", options, ServeOptions)
     listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]

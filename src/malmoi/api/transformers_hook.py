@@ -13,6 +13,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from malmoi.messages import msg
+
 if TYPE_CHECKING:
     from importlib.abc import Loader  # importing it takes a third of malmoi's import time
 
@@ -70,4 +72,9 @@ def _register(name: str) -> None:
         for auto_name, model in AUTO_CLASSES.items():
             getattr(loaded, auto_name).register(MalmoiConfig, model, exist_ok=True)
     except Exception as error:  # transformers of another version, or a broken torch
-        logger.warning(f"transformers cannot open folders of the model type malmoi here: {error}")
+        logger.warning(
+            msg(
+                "transformers cannot open folders of the model type malmoi here: {error}",
+                error=error,
+            )
+        )

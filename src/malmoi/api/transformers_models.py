@@ -26,6 +26,7 @@ from transformers.utils import ModelOutput
 from malmoi.api.transformers_config import MalmoiConfig
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network, initialise
 from malmoi.system.machine import pick_device
 
@@ -49,10 +50,12 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         self.checkpoint = checkpoint or Checkpoint(_new_network(config))
         self.network = self.checkpoint.network
         if self.needs_head and self.needs_head not in self._reader.heads:
-            have = ", ".join(self.network.heads) or "none"
+            have = ", ".join(self.network.heads) or msg("none")
             raise UsageError(
-                f"{type(self).__name__} needs a {self.needs_head} head, and this folder has: "
-                f"{have}."
+                "{type} needs a {needs_head} head, and this folder has: {have}.",
+                type=type(self).__name__,
+                needs_head=self.needs_head,
+                have=have,
             )
 
     @property
@@ -71,8 +74,8 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         unknown = [name for name, value in options.items() if name not in HARMLESS and value]
         if unknown or isinstance(device, dict):
             raise UsageError(
-                f"A folder of Malmoi's own model type is opened without {unknown or 'a device_map'}"
-                ": leave it out."
+                "A folder of Malmoi's own model type is opened without {unknown}: leave it out.",
+                unknown=unknown or "a device_map",
             )
         if device == "auto":
             device = pick_device()

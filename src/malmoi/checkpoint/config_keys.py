@@ -11,6 +11,7 @@ from typing import Any
 
 from malmoi.checkpoint.table import Table
 from malmoi.errors import MalmoiError, nearest
+from malmoi.messages import msg
 
 HARMLESS = {
     "names, classes and labels": "_name_or_path name_or_path model_type architectures id2label "
@@ -56,8 +57,10 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     """
     if "auto_map" in theirs and _is_foreign(table, theirs):
         raise MalmoiError(
-            f"{where} asks for code of its own (auto_map), which Malmoi does not run: its class "
-            f"{theirs['architectures'][0]} is none of transformers."
+            "{where} asks for code of its own (auto_map), which Malmoi does not run: its "
+            "class {architectures} is none of transformers.",
+            where=where,
+            architectures=theirs["architectures"][0],
         )
     unknown = [
         name
@@ -69,7 +72,12 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     hint = nearest(unknown[0], table.known)
     names = ", ".join(unknown[:4])
     return (
-        f"config.json has settings that no {table.model_type} of transformers has: {names}.{hint}",
+        msg(
+            "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
+            model_type=table.model_type,
+            names=names,
+            hint=hint,
+        ),
     )
 
 

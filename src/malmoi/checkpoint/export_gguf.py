@@ -13,17 +13,18 @@ from malmoi.checkpoint.folder import Checkpoint
 from malmoi.checkpoint.gguf import ROPE_FACTORS
 from malmoi.checkpoint.gguf_file import gguf_package
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
-from malmoi.checkpoint.quantized import dense
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
+from malmoi.checkpoint.weights import dense
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.kernels.int8 import is_quantized
+from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.model.int8 import is_quantized
-from malmoi.model.rotary import rotary_frequencies
+from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress
-from malmoi.tokenizer.gguf_write import gguf_vocabulary
+from malmoi.tokenizer.gguf import gguf_vocabulary
 
 # dtype → general.file_type
 GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
@@ -71,8 +72,10 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
     """Writes weights, config and tokenizer to one file; norms and biases stay in f32."""
     if dtype not in GGUF_DTYPES:
         raise UsageError(
-            f"GGUF files are written as {', '.join(GGUF_DTYPES)}, not "
-            f"{dtype!r}.{nearest(dtype, GGUF_DTYPES)}"
+            "GGUF files are written as {dtypes}, not {dtype!r}.{hint}",
+            dtypes=", ".join(GGUF_DTYPES),
+            dtype=dtype,
+            hint=nearest(dtype, GGUF_DTYPES),
         )
     network = checkpoint.network
     name = _kind(network)
@@ -94,13 +97,14 @@ def _kind(network: Network) -> str:
     """The architecture that computes exactly this network; if there is none, raises with why."""
     if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
         what = (
-            "int8 weights"
+            msg("int8 weights")
             if is_quantized(network)
-            else f"the heads {', '.join(network.heads) or 'none'}"
+            else msg("the heads {heads}", heads=", ".join(network.heads) or msg("none"))
         )
         raise UsageError(
-            f"GGUF is for language models with their own weights; this one has {what}. Export it "
-            "to ONNX."
+            "GGUF is for language models with their own weights; this one has {what}. Export "
+            "it to ONNX.",
+            what=what,
         )
     if network.trunk.has_soft_tokens:
         raise UsageError(
@@ -111,8 +115,10 @@ def _kind(network: Network) -> str:
     if apart[near]:
         fields = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
         raise UsageError(
-            f"llama.cpp does not support this model, which differs from {near}: {fields}. Export "
-            "it to ONNX."
+            "llama.cpp does not support this model, which differs from {near}: {fields}. "
+            "Export it to ONNX.",
+            near=near,
+            fields=fields,
         )
     return near
 

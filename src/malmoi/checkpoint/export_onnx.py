@@ -18,10 +18,10 @@ from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
 from malmoi.model.features import BiLSTM
 from malmoi.model.heads import HEADS, POOLED_HEADS
-from malmoi.model.int8 import is_quantized
 from malmoi.system.files import replace_file, scratch_folder
 from malmoi.system.progress import Progress, report_progress
 
@@ -155,8 +155,9 @@ def export_onnx(
         far = _distance(graph, made)
         if dtype == "fp32" and not far < MAX_SCORE_DIFFERENCE:
             raise MalmoiError(
-                f"ONNX Runtime's scores differ from ours by {far:.1g}, so {path.name} was not "
-                "written."
+                "ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written.",
+                far=far,
+                path=path.name,
             )
         for file in sorted(made.parent.iterdir(), reverse=True):  # NAME.onnx.data before NAME.onnx
             replace_file(path.parent / file.name, file.replace)
@@ -166,8 +167,10 @@ def export_onnx(
 def _check(network: Network, dtype: str) -> None:
     if dtype not in ONNX_DTYPES:
         raise UsageError(
-            f"ONNX files are written as {' or '.join(ONNX_DTYPES)}, not "
-            f"{dtype!r}.{nearest(dtype, ONNX_DTYPES)}"
+            "ONNX files are written as {dtypes}, not {dtype!r}.{hint}",
+            dtypes=" or ".join(ONNX_DTYPES),
+            dtype=dtype,
+            hint=nearest(dtype, ONNX_DTYPES),
         )
     if is_quantized(network):
         raise UsageError(
@@ -198,7 +201,7 @@ def _exporter() -> Iterator[None]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MalmoiError(
-            f"Writing ONNX needs {error.name}: pip install onnx onnxscript onnxruntime."
+            "Writing ONNX needs {error}: pip install onnx onnxscript onnxruntime.", error=error.name
         ) from error
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -232,7 +235,9 @@ def _program(graph: OnnxModel) -> Any:
     except Exception as error:  # torch has its own exception hierarchy for what it cannot trace
         reason = str(error).strip().partition("\n")[0]
         raise MalmoiError(
-            f"This model cannot be turned into ONNX: {type(error).__name__}: {reason}"
+            "This model cannot be turned into ONNX: {type}: {reason}",
+            type=type(error).__name__,
+            reason=reason,
         ) from error
 
 

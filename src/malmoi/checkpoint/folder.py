@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.quantized import Weight, bits_of, read_quantized, unpacked
 from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.translate import (
@@ -18,15 +17,18 @@ from malmoi.checkpoint.translate import (
     is_same,
     is_tied,
 )
-from malmoi.checkpoint.weights import read_weights
+from malmoi.checkpoint.weights import Weight, read_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
-from malmoi.model import FeatureConfig, Network
+from malmoi.model import Network
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.paths import local_model, similar_path
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
+
+if TYPE_CHECKING:
+    from malmoi.model import FeatureConfig
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
@@ -58,6 +60,13 @@ class Checkpoint:
         return self.generation.get(name, self.source_config.get(name))
 
     @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+        own = None if self.tokenizer is None else self.tokenizer.specials.eos
+        ends = self.generation.get("eos_token_id", own)
+        return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+
+    @property
     def required_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise UsageError(
@@ -75,8 +84,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Opens a folder written by us or by transformers, a GGUF file, or a hub id.
 
-    With `packed`, a quantised folder's weights stay quantised; otherwise they are unpacked and can
-    be trained.
+    With `packed`, a quantised folder's weights stay quantised if this machine has a kernel for
+    them; otherwise they are unpacked and can be trained.
     """
     file = Path(source).expanduser()
     if file.suffix == ".gguf" and file.is_file():
@@ -89,19 +98,28 @@ def read_checkpoint(
     if kind != OWN_MODEL_TYPE and kind not in FAMILY_TABLES:
         hint = nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE])
         raise MalmoiError(
-            f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}"
+            "{where} says model_type {kind}, which Malmoi does not know.{hint}",
+            where=config.where,
+            kind=shown(kind),
+            hint=hint,
         )
     tensors = read_weights(folder)
+    weights: dict[str, Weight] = {**tensors}
+    quantization = config.get("quantization_config")
+    if quantization:
+        from malmoi.checkpoint import quantized
+
+        packed = packed and quantized.has_kernel()
     check_memory(tensors, dtype, folder, packed=packed)
     with memory_explained(folder):
-        weights = read_quantized(tensors, config, folder)
-        weights = weights if packed else unpacked(weights)
+        if quantization:
+            weights = quantized.read_quantized(tensors, config, folder)
+            weights = weights if packed else quantized.unpacked(weights)
         if kind == OWN_MODEL_TYPE:
             network, notes = _read_own(folder, config, weights)
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
-    quantization = config.get("quantization_config")
     checkpoint = Checkpoint(
         network,
         _read_tokenizer(folder),
@@ -113,7 +131,7 @@ def read_checkpoint(
         extra=_extra(config),
         source=folder.absolute(),
         source_config=_kept_config(config),
-        bits=bits_of(quantization, folder) if quantization else 0,
+        bits=quantized.bits_of(quantization, folder) if quantization else 0,
         sentence=read_sentence_pooling(folder),
     )
     _check_fit(checkpoint, folder)
@@ -181,8 +199,7 @@ def _read_own(
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
         check_sizes(config, weights, values.where)
-        given = values.get("features")
-        features = FeatureConfig.from_dict(values.object("features")) if given else None
+        features = _feature_config(values) if values.get("features") else None
         pooler = values.flag("pooler", default=False)
         network = empty(config, classes, pooler=pooler, features=features)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
@@ -192,10 +209,18 @@ def _read_own(
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
     if wrong:
         raise MalmoiError(
-            f"{folder}: the tensor {wrong[0]} does not fit config.json; they belong to different "
-            "models."
+            "{folder}: the tensor {wrong} does not fit config.json; they belong to different "
+            "models.",
+            folder=folder,
+            wrong=wrong[0],
         )
     return network, fill_network(network, weights, folder, {})
+
+
+def _feature_config(values: JsonObject) -> "FeatureConfig":
+    from malmoi.model import FeatureConfig
+
+    return FeatureConfig.from_dict(values.object("features"))
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -207,8 +232,11 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
     vocab = checkpoint.network.config.vocab
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise MalmoiError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
-            f"{vocab}; they do not belong together."
+            "{folder}: the tokenizer has {vocab_size} tokens but the model only {vocab}; they "
+            "do not belong together.",
+            folder=folder,
+            vocab_size=tokenizer.vocab_size,
+            vocab=vocab,
         )
 
 
@@ -217,7 +245,9 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     if path.is_file():
         return read_object(path)
     if required:
-        raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
+        raise UsageError(
+            "{parent} is not a model folder: it has no {path}.", parent=path.parent, path=path.name
+        )
     return JsonObject({}, str(path))
 
 
@@ -231,7 +261,8 @@ def find_on_hub(source: str | Path) -> Path:
         return _download(str(source))
     if folder.is_file():
         raise UsageError(
-            f"{source} is a file; give the folder that holds config.json and the weights."
+            "{source} is a file; give the folder that holds config.json and the weights.",
+            source=source,
         )
     return folder
 
@@ -242,13 +273,18 @@ def _download(name: str) -> Path:
     except ImportError as error:
         hint = "install it with: pip install huggingface_hub"
         raise MalmoiError(
-            f"There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}."
+            "There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}.",
+            name=name,
+            hint=hint,
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
-            f"There is no folder {name!r}, and it could not be downloaded from the hub "
-            f"({first_line(error)}).{similar_path(Path(name))}"
+            "There is no folder {name!r}, and it could not be downloaded from the hub "
+            "({error}).{hint}",
+            name=name,
+            error=first_line(error),
+            hint=similar_path(Path(name)),
         ) from error

@@ -14,10 +14,10 @@ from malmoi.checkpoint.hf_tables import LLAMA_TABLE
 from malmoi.checkpoint.sizes import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model.rotary import rotary_frequencies
+from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.limits import shown
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.gguf_read import read_vocabulary
+from malmoi.tokenizer.gguf import read_vocabulary
 
 GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
     "context_length": "max_position_embeddings",
@@ -71,8 +71,9 @@ def read_gguf(path: Path) -> GGUFContents:
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
         raise MalmoiError(
-            f"{path} holds a model of the kind {shown(architecture)}; Malmoi reads llama from GGUF "
-            "files."
+            "{path} holds a model of the kind {architecture}; Malmoi reads llama from GGUF files.",
+            path=path,
+            architecture=shown(architecture),
         )
     config = read_gguf_config(file)
     # bytes once unpacked to fp32
@@ -93,12 +94,15 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     missing = [name for name in GGUF_FIELDS if name not in meta]
     if missing:
         raise MalmoiError(
-            f"{file.path} does not say llama.{missing[0]}, which is needed to build the model."
+            "{path} does not say llama.{missing}, which is needed to build the model.",
+            path=file.path,
+            missing=missing[0],
         )
     if meta.get("expert_count"):
         raise MalmoiError(
-            f"{file.path} holds a mixture of {meta['expert_count']} experts, which Malmoi does "
-            "not support."
+            "{path} holds a mixture of {count} experts, which Malmoi does not support.",
+            path=file.path,
+            count=meta["expert_count"],
         )
     named = {
         theirs: _number(file.path, ours, meta[ours])
@@ -106,7 +110,9 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
         if ours in meta
     }
     if "token_embd.weight" not in file.tensors:
-        raise MalmoiError(f"{file.path} holds no token_embd.weight: it is not a whole model.")
+        raise MalmoiError(
+            "{path} holds no token_embd.weight: it is not a whole model.", path=file.path
+        )
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **named}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -124,7 +130,9 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
         return
     *place, part, end = name.split(".")
     if part not in TENSOR_NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
-        raise MalmoiError(f"{path} holds {shown(name)}, which Malmoi's llama does not use.")
+        raise MalmoiError(
+            "{path} holds {name}, which Malmoi's llama does not use.", path=path, name=shown(name)
+        )
     queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
     rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": c.mlp_width}
     rows |= {"ffn_up": c.mlp_width, "token_embd": c.vocab, "output": c.vocab}
@@ -133,8 +141,11 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
     want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
     if shape != want:
         raise MalmoiError(
-            f"{path}: {shown(name)} has the shape {list(shape)} where its sizes require "
-            f"{list(want)}."
+            "{path}: {name} has the shape {shape} where its sizes require {want}.",
+            path=path,
+            name=shown(name),
+            shape=list(shape),
+            want=list(want),
         )
 
 
@@ -143,8 +154,10 @@ def _number(path: Path, name: str, value: Any) -> Any:
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise MalmoiError(
-                f"{path}: llama.{name} differs between layers, but Malmoi supports one value for "
-                "all of them."
+                "{path}: llama.{name} differs between layers, but Malmoi supports one value "
+                "for all of them.",
+                path=path,
+                name=name,
             )
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value
@@ -172,7 +185,8 @@ def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
     )
     if factors.shape != plain.shape or not torch.allclose(plain / scaled, factors, rtol=1e-3):
         raise MalmoiError(
-            f"{file.path}: its rotary positions are scaled by factors that are not LLaMA 3's."
+            "{path}: its rotary positions are scaled by factors that are not LLaMA 3's.",
+            path=file.path,
         )
     return rule
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import shown
 
 MAGIC = b"GGUF"
@@ -39,7 +40,12 @@ class Cursor:
         if size > len(self.data) - self.at:
             raise damaged_file(
                 self.path,
-                f"the value at byte {self.at} has {size} bytes, but only {len(self.data)} are left",
+                msg(
+                    "the value at byte {at} has {size} bytes, but only {data} are left",
+                    at=self.at,
+                    size=size,
+                    data=len(self.data),
+                ),
             )
         self.at += size
         return self.data[self.at - size : self.at]
@@ -51,14 +57,21 @@ class Cursor:
         try:
             return str(self.take(self.number("Q")), "utf-8")
         except UnicodeDecodeError:
-            raise damaged_file(self.path, f"the text before byte {self.at} is not UTF-8") from None
+            raise damaged_file(
+                self.path, msg("the text before byte {at} is not UTF-8", at=self.at)
+            ) from None
 
     def count(self, what: str, smallest: int) -> int:
         """The number of entries that follow; refused if the file has no room for them."""
         count = int(self.number("Q"))
         if count * smallest > len(self.data) - self.at:
             raise damaged_file(
-                self.path, f"it declares {count} {what} but is too short to hold them"
+                self.path,
+                msg(
+                    "it declares {count} {what} but is too short to hold them",
+                    count=count,
+                    what=what,
+                ),
             )
         return count
 
@@ -70,7 +83,15 @@ class Cursor:
             return [self.text() for _ in range(self.count("texts", 8))] if several else self.text()
         if kind not in NUMBER_FORMATS:
             what = "list" if several else "value"
-            raise damaged_file(self.path, f"there is no type {kind} for a {what} at byte {self.at}")
+            raise damaged_file(
+                self.path,
+                msg(
+                    "there is no type {kind} for a {what} at byte {at}",
+                    kind=kind,
+                    what=what,
+                    at=self.at,
+                ),
+            )
         format = NUMBER_FORMATS[kind]
         if not several:
             return self.number(format)
@@ -103,7 +124,7 @@ class GGUFFile:
         found = dict(self._entry(cursor) for _ in range(tensors))
         step = self.metadata.get("general.alignment", 32)
         if not isinstance(step, int) or step < 1:
-            raise damaged_file(path, f"an alignment of {shown(step)} is impossible")
+            raise damaged_file(path, msg("an alignment of {step} is impossible", step=shown(step)))
         start = -(-cursor.at // step) * step
         self.tensors = {
             name: StoredTensor(t.shape, t.kind, start + t.start) for name, t in found.items()
@@ -113,11 +134,15 @@ class GGUFFile:
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
         if bytes(cursor.take(4)) != MAGIC:
-            raise MalmoiError(f"{self.path} is not a GGUF file: it does not begin with GGUF.")
+            raise MalmoiError(
+                "{path} is not a GGUF file: it does not begin with GGUF.", path=self.path
+            )
         version = cursor.number("I")
         if version not in VERSIONS:
             raise MalmoiError(
-                f"{self.path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3."
+                "{path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.",
+                path=self.path,
+                version=version,
             )
         # by the bytes of the smallest possible entry
         return cursor.count("tensors", 24), cursor.count("metadata", 13)
@@ -126,7 +151,14 @@ class GGUFFile:
         name = cursor.text()
         dimensions = cursor.number("I")
         if dimensions > MAX_DIMENSIONS:
-            raise damaged_file(self.path, f"the tensor {shown(name)} has {dimensions} dimensions")
+            raise damaged_file(
+                self.path,
+                msg(
+                    "the tensor {name} has {dimensions} dimensions",
+                    name=shown(name),
+                    dimensions=dimensions,
+                ),
+            )
         shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
         return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
@@ -139,18 +171,32 @@ class GGUFFile:
         except (ValueError, KeyError):
             raise damaged_file(
                 self.path,
-                f"{shown(name)} is stored in a format (type {stored.kind}) that is unknown here",
+                msg(
+                    "{name} is stored in a format (type {kind}) that is unknown here",
+                    name=shown(name),
+                    kind=stored.kind,
+                ),
             ) from None
         if not stored.shape or stored.shape[-1] % block:
             raise damaged_file(
                 self.path,
-                f"the shape {list(stored.shape)} of {shown(name)} does not divide into blocks of "
-                f"{block}",
+                msg(
+                    "the shape {shape} of {name} does not divide into blocks of {block}",
+                    shape=list(stored.shape),
+                    name=shown(name),
+                    block=block,
+                ),
             )
         end = stored.start + prod(stored.shape) // block * size
         if end > len(self.data):
             raise damaged_file(
-                self.path, f"{shown(name)} ends at byte {end} of a file of {len(self.data)}"
+                self.path,
+                msg(
+                    "{name} ends at byte {end} of a file of {data}",
+                    name=shown(name),
+                    end=end,
+                    data=len(self.data),
+                ),
             )
         return self.data[stored.start : end]
 
@@ -166,8 +212,10 @@ class GGUFFile:
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
             raise MalmoiError(
-                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be "
-                "dequantised here."
+                "{path}: {name} is packed as {kind}, which cannot be dequantised here.",
+                path=self.path,
+                name=shown(name),
+                kind=kind.name,
             ) from None
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
 
@@ -175,12 +223,16 @@ class GGUFFile:
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise MalmoiError(f"{path} is empty; copy or download it again.")
+            raise MalmoiError("{path} is empty; copy or download it again.", path=path)
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def damaged_file(path: Path, reason: str) -> MalmoiError:
-    return MalmoiError(f"{path} is cut short or damaged: {reason}. Copy or download it again.")
+    return MalmoiError(
+        "{path} is cut short or damaged: {reason}. Copy or download it again.",
+        path=path,
+        reason=reason,
+    )
 
 
 def gguf_package() -> Any:

@@ -18,10 +18,11 @@ from malmoi.checkpoint.table import (
     Via,
     affine,
 )
-from malmoi.config import ModelConfig, coerce
+from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import families
-from malmoi.model.embedding import sinusoid_table
+from malmoi.model.position_tables import sinusoid_table
+from malmoi.settings import coerce
 from malmoi.system.limits import MAX_LAYERS, shown
 from malmoi.system.untrusted import is_a
 
@@ -46,8 +47,9 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
     kind = given.get("rope_type", "default")
     if kind not in ("default", *SCALING_NUMBERS):
         raise MalmoiError(
-            f"config.json asks for the rotary positions {shown(kind)}; Malmoi supports default, "
-            f"{', '.join(SCALING_NUMBERS)}."
+            "config.json asks for the rotary positions {kind}; Malmoi supports default, {numbers}.",
+            kind=shown(kind),
+            numbers=", ".join(SCALING_NUMBERS),
         )
     if kind == "default":
         return {"rotary_scaling": ""}
@@ -63,8 +65,9 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
     ]
     if wrong:
         raise MalmoiError(
-            f"config.json asks for the rotary positions {kind!r} but gives no number for "
-            f"{wrong[0]}."
+            "config.json asks for the rotary positions {kind!r} but gives no number for {wrong}.",
+            kind=kind,
+            wrong=wrong[0],
         )
     numbers = (repr(float(given[name])).removesuffix(".0") for name in SCALING_NUMBERS[kind])
     return {"rotary_scaling": f"{kind}:{','.join(numbers)}"}
@@ -279,8 +282,10 @@ def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
     )
     if not 0 <= pad < rows - 1:
         raise MalmoiError(
-            f"config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
-            "positions begin after the padding id, so none is left."
+            "config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
+            "positions begin after the padding id, so none is left.",
+            pad=pad,
+            rows=rows,
         )
     return {"context": rows - pad - 1, "position_offset": pad + 1}
 
@@ -401,8 +406,9 @@ def _albert(**fields: Any) -> ModelConfig:
     config = families.albert(**fields)
     if config.token_width == config.width:
         raise MalmoiError(
-            f"config.json says embedding_size = hidden_size = {config.width}; Malmoi supports "
-            "only narrower ones in albert."
+            "config.json says embedding_size = hidden_size = {width}; Malmoi supports only "
+            "narrower ones in albert.",
+            width=config.width,
         )
     return config
 
@@ -510,8 +516,10 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     )
     if attention != mlp:
         raise MalmoiError(
-            f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
-            "supports biases in both or in neither."
+            "config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
+            "supports biases in both or in neither.",
+            attention=attention,
+            mlp=mlp,
         )
     return {"bias": attention}
 
@@ -602,8 +610,12 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
     patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
     if len(kinds) != depth or not patterns.keys() >= set(kinds):
         raise MalmoiError(
-            f"config.json says layer_types = {shown(kinds)}; it must name {FULL_LAYER} or "
-            f"{LOCAL_LAYER} for each of the {depth} layers."
+            "config.json says layer_types = {kinds}; it must name {full_layer} or {layer} for "
+            "each of the {depth} layers.",
+            kinds=shown(kinds),
+            full_layer=FULL_LAYER,
+            layer=LOCAL_LAYER,
+            depth=depth,
         )
     lengths = range(1, depth + 1)
     cycle = next(n for n in lengths if all(k == kinds[i % n] for i, k in enumerate(kinds)))
@@ -615,8 +627,8 @@ def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
     windows = {text.removeprefix("local:") for text in patterns if text != "full"}
     if len(windows) > 1 or not all(window.isdecimal() for window in windows):
         raise MalmoiError(
-            "Hugging Face's ModernBERT does not support the attention pattern "
-            f"{', '.join(patterns)}."
+            "Hugging Face's ModernBERT does not support the attention pattern {patterns}.",
+            patterns=", ".join(patterns),
         )
     kinds = [FULL_LAYER if text == "full" else LOCAL_LAYER for text in patterns]
     window = 2 * (int(windows.pop()) - 1) if windows else LOCAL_WINDOW
@@ -732,8 +744,12 @@ def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
     for one, (other, _) in _MARIAN_SIDES.items():
         if theirs.get(one, theirs.get(other)) != theirs.get(other):
             raise MalmoiError(
-                f"config.json says {one} = {shown(theirs[one])} and {other} = "
-                f"{shown(theirs.get(other))}; Malmoi has marian only with the same in both."
+                "config.json says {one} = {theirs} and {other} = {theirs2}; Malmoi has marian "
+                "only with the same in both.",
+                one=one,
+                theirs=shown(theirs[one]),
+                other=other,
+                theirs2=shown(theirs.get(other)),
             )
     return {}
 

@@ -5,7 +5,7 @@ with the numbers side by side, each plus half the range; `weight_scale` [O, I / 
 with one scale per row; and `weight_shape`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
+from malmoi.checkpoint.weights import Quantized, Weight, dense
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.kernels.int8 import TINY, QuantizedLinear, plain_state
+from malmoi.kernels.int8_row import Packed, bf16, fits, kernels
+from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.model.int8 import TINY, QuantizedLinear
-from malmoi.model.int8_row import Packed, bf16, expanded, fits
 from malmoi.system.limits import shown
 
 QUANT_METHOD = "compressed-tensors"
@@ -30,57 +32,38 @@ PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
 CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A weight [O, I] as integers with a scale per group of inputs: int8 [O, I] and [O, G]."""
-
-    numbers: Tensor
-    scale: Tensor
-    bits: int
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.numbers.shape
-
-    def dense(self) -> Tensor:
-        """In fp32, which holds number · scale exactly."""
-        return expanded(self.numbers, self.scale)
-
-    def cpu(self) -> "Quantized":
-        return Quantized(self.numbers.cpu(), self.scale.cpu(), self.bits)
-
-    def packed(self) -> Packed | None:
-        """Laid out for the kernel; None if it lacks such groups or would round the scales."""
-        scale = self.scale.to(bf16())
-        if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(
-            scale.float(), self.scale.float()
-        ):
-            return None
-        return Packed.of(self.numbers, scale, self.bits)
-
-    @classmethod
-    def of(cls, weight: Packed) -> "Quantized":
-        return cls(*weight.signed(), weight.bits)
+def packed(weight: Quantized) -> Packed | None:
+    """A weight laid out for the kernel; None if it lacks such groups or would round the scales."""
+    scale = weight.scale.to(bf16())
+    exact = torch.equal(scale.float(), weight.scale.float())
+    if not exact or not fits(weight.numbers.size(1), scale.size(1)):
+        return None
+    return Packed.of(weight.numbers, scale, weight.bits)
 
 
-Weight = Tensor | Quantized
+def state_of(network: Network) -> dict[str, Weight]:
+    """A network's weights by name, with quantized ones as numbers and scales."""
+    found: dict[str, Weight] = {}
+    for name, weight in plain_state(network).items():
+        if isinstance(weight, Packed):
+            kept = Quantized(*weight.signed(), weight.bits)
+            found[name] = kept if name.startswith(BLOCK_PREFIX) else kept.dense()
+        else:
+            found[name] = weight
+    return found
 
 
-def dense(weight: Weight) -> Tensor:
-    """A quantised weight in fp32; any other unchanged."""
-    return weight.dense() if isinstance(weight, Quantized) else weight
+def place_quantized(network: Network, name: str, weight: Quantized, bias: Tensor | None) -> bool:
+    """Replaces a plain map by a quantised one; False if there is no kernel for this weight."""
+    laid_out = packed(weight)
+    if laid_out is not None:
+        network.set_submodule(name, QuantizedLinear(laid_out, bias))
+    return laid_out is not None
 
 
-def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
-    """Applies a change of whole rows (join, split, reorder) to plain or quantized weights alike."""
-    some = [weight for weight in weights if isinstance(weight, Quantized)]
-    if len(some) < len(weights):
-        return change(*map(dense, weights))
-    numbers = change(*(one.numbers for one in some))
-    scales = change(*(one.scale for one in some))
-    if isinstance(numbers, Tensor):
-        return Quantized(numbers, scales, some[0].bits)
-    return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
+def has_kernel() -> bool:
+    """Whether this machine computes with packed weights."""
+    return kernels() is not None
 
 
 @dataclass(frozen=True)
@@ -128,8 +111,11 @@ class Packing:
         rows, columns = weight.shape
         if self.group and columns % self.group:
             raise UsageError(
-                f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose "
-                "another --group."
+                "Groups of {group} do not divide the {columns} inputs of {name}; choose "
+                "another --group.",
+                group=self.group,
+                columns=columns,
+                name=name,
             )
         numbers, scale = (
             (weight.numbers, weight.scale)
@@ -201,7 +187,7 @@ def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Rounds rows [N, I] to integers, with the bf16 scales [N] that give the least squared error.
 
     At 8 bits nothing is clipped: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds
-    to 127. The largest weight is therefore always 127 steps, and `malmoi.model.int8.pack_int8`
+    to 127. The largest weight is therefore always 127 steps, and `malmoi.kernels.int8.pack_int8`
     finds the same numbers again.
     """
     scale = clipped_scales(rows, bits)
@@ -260,8 +246,10 @@ def read_quantized(
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:
         raise MalmoiError(
-            f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or "
-            "reordering."
+            "{folder} has {strange}: Malmoi reads packed weights without zero points or "
+            "reordering.",
+            folder=folder,
+            strange=strange[0],
         )
     stems = sorted({name.rpartition(".")[0] for name in parts})
     plain: dict[str, Weight] = {
@@ -280,7 +268,7 @@ def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
 
 def bits_of(settings: Any, folder: Path) -> int:
     """Bits per packed weight; refuses any other quantization with an explanation."""
-    where = f"{folder / 'config.json'} says that the weights are quantised"
+    where = msg("{folder} says that the weights are quantised", folder=folder / "config.json")
     try:
         method = settings.get("quant_method")
         kind = settings.get("format")
@@ -289,16 +277,22 @@ def bits_of(settings: Any, folder: Path) -> int:
         }
     except (AttributeError, KeyError, TypeError) as error:
         raise MalmoiError(
-            f"{where}, but not how: its quantization_config is not understood."
+            "{where}, but not how: its quantization_config is not understood.", where=where
         ) from error
     if (method, kind) != (QUANT_METHOD, PACK_FORMAT):
         raise MalmoiError(
-            f"{where} by {shown(method)} ({shown(kind)}); Malmoi reads {QUANT_METHOD!r} with the "
-            f"format {PACK_FORMAT!r}."
+            "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
+            where=where,
+            method=shown(method),
+            kind=shown(kind),
+            method2=QUANT_METHOD,
+            format=PACK_FORMAT,
         )
     if bits not in ({4}, {8}):
         raise MalmoiError(
-            f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all."
+            "{where} to {bits} bits; Malmoi reads 8 or 4, the same for all.",
+            where=where,
+            bits=sorted(bits, key=str),
         )
     return int(bits.pop())
 
@@ -308,13 +302,20 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
     missing = [name for name in names if name not in tensors]
     if missing:
         raise MalmoiError(
-            f"{folder}: {missing[0]} is missing, so {prefix}.weight cannot be dequantised."
+            "{folder}: {missing} is missing, so {prefix}.weight cannot be dequantised.",
+            folder=folder,
+            missing=missing[0],
+            prefix=prefix,
         )
     words, scale, shape = (tensors[name] for name in names)
     if not _fits(words, scale, shape, bits):
         raise MalmoiError(
-            f"{folder}: the packed weight {prefix} ({list(words.shape)}), its scales "
-            f"({list(scale.shape)}) and its shape do not fit together; the folder is damaged."
+            "{folder}: the packed weight {prefix} ({shape}), its scales ({shape2}) and its "
+            "shape do not fit together; the folder is damaged.",
+            folder=folder,
+            prefix=prefix,
+            shape=list(words.shape),
+            shape2=list(scale.shape),
         )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 

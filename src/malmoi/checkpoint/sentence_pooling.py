@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.files import write_json
 from malmoi.system.limits import MAX_CONTEXT_TOKENS, shown
 from malmoi.system.untrusted import JsonObject, parse, read_object, read_text
@@ -46,13 +47,17 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
         return None
     found = parse(read_text(path), str(path))
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise MalmoiError(f"{path} must hold a list of modules, not {shown(found)}.")
+        raise MalmoiError(
+            "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
+        )
     modules = [JsonObject(one, str(path)) for one in found]
     names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise MalmoiError(
-            f"{path} lists the modules {', '.join(names)[:80] or 'none'}; Malmoi supports "
-            "Transformer, Pooling and Normalize. Remove that file to load only the encoder."
+            "{path} lists the modules {names}; Malmoi supports Transformer, Pooling and "
+            "Normalize. Remove that file to load only the encoder.",
+            path=path,
+            names=", ".join(names)[:80] or msg("none"),
         )
     inner = modules[1].text("path")
     if Path(inner).name != inner or not inner:
@@ -81,7 +86,9 @@ def _mode(path: Path) -> PooledTokens:
     modes = given if isinstance(given, list) else [given]
     if len(modes) != 1 or modes[0] not in POOLED_TOKENS:
         raise MalmoiError(
-            f"{path} pools by {shown(given)}; Malmoi supports one of mean, cls and lasttoken."
+            "{path} pools by {given}; Malmoi supports one of mean, cls and lasttoken.",
+            path=path,
+            given=shown(given),
         )
     return POOLED_TOKENS[modes[0]]
 

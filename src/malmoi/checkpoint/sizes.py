@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.quantized import Weight
+from malmoi.checkpoint.weights import Weight
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.system.limits import format_size
@@ -23,15 +23,21 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
-            f"{where} says that the model has {config.distinct:,} layers, but the weights have "
-            f"only {len(weights):,} tensors; they belong to different models, or are damaged."
+            "{where} says that the model has {distinct:,} layers, but the weights have only "
+            "{weights:,} tensors; they belong to different models, or are damaged.",
+            where=where,
+            distinct=config.distinct,
+            weights=len(weights),
         )
     needed = least_numbers(config)
     stored = sum(weight.shape.numel() for weight in weights.values())
     if needed > stored + FEW_NUMBERS:
         raise MalmoiError(
-            f"{where} describes a model of at least {needed:,} numbers, but the weights hold "
-            f"{stored:,}; they belong to different models, or are damaged."
+            "{where} describes a model of at least {needed:,} numbers, but the weights hold "
+            "{stored:,}; they belong to different models, or are damaged.",
+            where=where,
+            needed=needed,
+            stored=stored,
         )
 
 
@@ -57,9 +63,11 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     if needed > free:
         raise MalmoiError(
-            f"The model in {where} needs {format_size(needed)} of memory, but "
-            f"{format_size(free)} is free: close other programs, or use a smaller model or one "
-            "with fewer bits."
+            "The model in {where} needs {needed} of memory, but {free} is free: close other "
+            "programs, or use a smaller model or one with fewer bits.",
+            where=where,
+            needed=format_size(needed),
+            free=format_size(free),
         )
 
 
@@ -79,7 +87,8 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            f"The model in {where} does not fit into memory, of which "
-            f"{format_size(free_memory())} is free: close other programs, or use a smaller model "
-            "or one with fewer bits."
+            "The model in {where} does not fit into memory, of which {memory} is free: close "
+            "other programs, or use a smaller model or one with fewer bits.",
+            where=where,
+            memory=format_size(free_memory()),
         ) from error

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from malmoi.config import ModelConfig, coerce, field_types
+from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import Network
+from malmoi.settings import coerce, field_types
 from malmoi.system.limits import shown
-from malmoi.system.run_folder import flat_settings
-from malmoi.system.untrusted import JsonObject, named
+from malmoi.system.untrusted import JsonObject, flat_settings, named
 
 
 class Via(NamedTuple):
@@ -71,21 +71,31 @@ class Field(NamedTuple):
     def read(self, value: Any) -> Any:
         if self.names and (not isinstance(value, str) or value not in self.names):
             raise MalmoiError(
-                f"config.json says {self.theirs} = {shown(value)}, which Malmoi does not "
-                f"support; it supports {', '.join(self.names)}."
+                "config.json says {theirs} = {value}, which Malmoi does not support; it "
+                "supports {names}.",
+                theirs=self.theirs,
+                value=shown(value),
+                names=", ".join(self.names),
             )
         return self.names[value] if self.names else value
 
     def write(self, value: Any) -> Any:
         if self.at_least is not None and value < self.at_least:
-            raise MalmoiError(f"Hugging Face has no model with {self.theirs} = {value!r}.")
+            raise MalmoiError(
+                "Hugging Face has no model with {theirs} = {value!r}.",
+                theirs=self.theirs,
+                value=value,
+            )
         if not self.names:
             return value
         for theirs, ours in self.names.items():
             if ours == value:
                 return theirs
         raise MalmoiError(
-            f"Hugging Face has no equivalent of {self.ours} = {value!r} in {self.theirs}."
+            "Hugging Face has no equivalent of {ours} = {value!r} in {theirs}.",
+            ours=self.ours,
+            value=value,
+            theirs=self.theirs,
         )
 
 
@@ -144,8 +154,13 @@ class Table:
             said = given.get(name, theirs.get(name))
             if said is not None and said != value:
                 raise MalmoiError(
-                    f"{where} says {name} = {shown(said)}, and Malmoi has {self.model_type} "
-                    f"only with {value!r}."
+                    "{where} says {name} = {said}, and Malmoi has {model_type} only with "
+                    "{value!r}.",
+                    where=where,
+                    name=name,
+                    said=shown(said),
+                    model_type=self.model_type,
+                    value=value,
                 )
         known = {**self.defaults, **given}
         kinds = field_types(ModelConfig)
@@ -170,8 +185,13 @@ class Table:
             first = found.setdefault(today, value)
             if first is not value and first != value:
                 raise MalmoiError(
-                    f"{where} says {said[today]} = {shown(first)} and {name} = "
-                    f"{shown(value)}, which are two names of one setting; remove one of them."
+                    "{where} says {said} = {first} and {name} = {value}, which are two names "
+                    "of one setting; remove one of them.",
+                    where=where,
+                    said=said[today],
+                    first=shown(first),
+                    name=name,
+                    value=shown(value),
                 )
             said.setdefault(today, name)
         return found
@@ -194,7 +214,10 @@ class Table:
                 continue
             if top in objects:
                 raise MalmoiError(
-                    f"{where} says {name} = {shown(value)}, which Malmoi does not support."
+                    "{where} says {name} = {value}, which Malmoi does not support.",
+                    where=where,
+                    name=name,
+                    value=shown(value),
                 )
             unread.append(top)
         return list(dict.fromkeys(unread))

@@ -3,41 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint.config_keys import check_keys
-from malmoi.checkpoint.quantized import Quantized, Weight, by_rows, dense
 from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
+from malmoi.checkpoint.weights import Quantized, Weight, by_rows, dense
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model import FeatureConfig, Network, initialise
+from malmoi.messages import msg
+from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
-from malmoi.model.int8 import QuantizedLinear, plain_state
-from malmoi.model.int8_row import Packed
 from malmoi.system.limits import MAX_WEIGHT
 from malmoi.system.untrusted import JsonObject, named
+
+if TYPE_CHECKING:
+    from malmoi.model import FeatureConfig
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: TID251  # on the disk
 
 
-def state_of(network: Network) -> dict[str, Weight]:
-    """A network's weights by name, with quantized ones as numbers and scales."""
-    found: dict[str, Weight] = {}
-    for name, weight in plain_state(network).items():
-        if isinstance(weight, Packed):
-            kept = Quantized.of(weight)
-            found[name] = kept if name.startswith("trunk.blocks.") else kept.dense()
-        else:
-            found[name] = weight
-    return found
-
-
 def to_hf(table: Table, network: Network, like: Sequence[str] = ()) -> dict[str, Weight]:
     """The tensors of their class of such a network; `like` are classes to prefer."""
+    from malmoi.checkpoint.quantized import state_of
+
     ours = state_of(network)
     c = network.config
     theirs: dict[str, Weight] = {}
@@ -64,7 +56,12 @@ def from_hf(
     heads = _heads(table, architectures, weights, table.free if config.tied and not matrix else ())
     if matrix and VOCABULARY_HEADS & heads.keys():
         config = replace(config, tied=False)
-        notes += (f"read as untied: {matrix} is not the embedding, although config.json ties them",)
+        notes += (
+            msg(
+                "read as untied: {matrix} is not the embedding, although config.json ties them",
+                matrix=matrix,
+            ),
+        )
     with named(theirs.where):
         network = empty(config, heads, pooler=_has_pooler(table, weights))
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
@@ -82,7 +79,7 @@ def _dead_twins(
     """Notes names that transformers would tie but for their values, and then ignores."""
     pairs = [both for both in table.twins.items() if config.tied and weights.keys() >= {*both}]
     return tuple(
-        f"not used, as in transformers: {other} differs from {one}"
+        msg("not used, as in transformers: {other} differs from {one}", other=other, one=one)
         for one, other in pairs
         if not is_same(weights[one], weights[other])
     )
@@ -110,8 +107,10 @@ def _under_current_names(
         first = renamed.setdefault(table.copies.get(today, today), tensor)
         if not is_same(first, tensor):
             raise MalmoiError(
-                f"{folder}: {key} is not equal to its copy under another name; Malmoi has one "
-                "weight for both, and cannot know which is meant."
+                "{folder}: {key} is not equal to its copy under another name; Malmoi has one "
+                "weight for both, and cannot know which is meant.",
+                folder=folder,
+                key=key,
             )
     for one, other in (*table.copies.items(), *table.twins.items()):
         if one in renamed or other in renamed:
@@ -153,14 +152,20 @@ def _unused_heads(
         constant = next((v for end, v in table.constants.items() if name.endswith(end)), None)
         if constant is None and name not in idle and not f".{name}".endswith(table.buffers):
             raise MalmoiError(
-                f"{folder} holds {name}, which a {table.model_type} with this config.json does "
-                "not have, so that the results could be others. If it is no part of the model, "
-                "open the folder with transformers and save it again."
+                "{folder} holds {name}, which a {model_type} with this config.json does not "
+                "have, so that the results could be others. If it is no part of the model, "
+                "open the folder with transformers and save it again.",
+                folder=folder,
+                name=name,
+                model_type=table.model_type,
             )
         if constant is not None and not _is_close(dense(weight), constant(network.config)):
             raise MalmoiError(
-                f"{folder}: {name} is not the table that every {table.model_type} has; Malmoi "
-                "has no other one."
+                "{folder}: {name} is not the table that every {model_type} has; Malmoi has no "
+                "other one.",
+                folder=folder,
+                name=name,
+                model_type=table.model_type,
             )
     left = [name for name in unused if name in idle]
     return (listing("not used, since its class has no such head", left),) if left else ()
@@ -221,10 +226,13 @@ def _translate(
         tensor = by_rows(rule.via.load, *given) if joinable else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
-                f"{folder}: {rule.theirs[0]} has the shape "
-                f"{list(weights[rule.theirs[0]].shape)}, but config.json asks for "
-                f"{list(shapes[name])} in {name}; the weights and the config belong to different "
-                "models."
+                "{folder}: {theirs} has the shape {shape}, but config.json asks for {shapes} "
+                "in {name}; the weights and the config belong to different models.",
+                folder=folder,
+                theirs=rule.theirs[0],
+                shape=list(weights[rule.theirs[0]].shape),
+                shapes=list(shapes[name]),
+                name=name,
             )
         found[name] = tensor
     return found
@@ -235,7 +243,7 @@ def empty(
     heads: Mapping[str, int],
     *,
     pooler: bool,
-    features: FeatureConfig | None = None,
+    features: "FeatureConfig | None" = None,
 ) -> Network:
     """A network without memory for its weights, to be filled with those of a file."""
     with torch.device("meta"):
@@ -274,8 +282,11 @@ def fill_network(
     lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
     if lost:
         raise MalmoiError(
-            f"{folder}: {len(lost)} weights of the model are missing, starting with {lost[0]}; "
-            "it cannot be used."
+            "{folder}: {lost} weights of the model are missing, starting with {first}; it "
+            "cannot be used.",
+            folder=folder,
+            lost=len(lost),
+            first=lost[0],
         )
     fresh = _fresh_heads(network) if missing else {}
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
@@ -296,8 +307,11 @@ def _of_one_type(
             check_finite(tensor, name, folder)
         elif tensor.dtype != wanted[name]:
             raise MalmoiError(
-                f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}, not as "
-                f"{_called(wanted[name])}."
+                "{folder}: the weight {name} is kept as {called}, not as {called2}.",
+                folder=folder,
+                name=name,
+                called=_called(tensor.dtype),
+                called2=_called(wanted[name]),
             )
     own = [name for name in found if wanted[name] == torch.float32]
     types = {found[name].dtype for name in own}
@@ -305,15 +319,20 @@ def _of_one_type(
         return found, ()
     mixed = {name: found[name].to(torch.float32) for name in own}
     names = ", ".join(sorted(map(_called, types)))
-    return {**found, **mixed}, (f"converted to float32: the weights have the types {names}",)
+    return {**found, **mixed}, (
+        msg("converted to float32: the weights have the types {names}", names=names),
+    )
 
 
 def check_type(tensor: Tensor, name: str, folder: Path) -> None:
     """Refuses dtypes that cannot be weights: integers and 8-bit types."""
     if tensor.dtype not in FLOATS:
         raise MalmoiError(
-            f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}; Malmoi reads "
-            f"{', '.join(map(_called, FLOATS))} there."
+            "{folder}: the weight {name} is kept as {called}; Malmoi reads {floats} there.",
+            folder=folder,
+            name=name,
+            called=_called(tensor.dtype),
+            floats=", ".join(map(_called, FLOATS)),
         )
 
 
@@ -322,7 +341,10 @@ def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     classes = next((n for name, n in network.classes.items() if name in LABEL_HEADS), None)
     if labels and classes is not None and classes != len(labels):
         raise MalmoiError(
-            f"{where} names {len(labels)} labels, and the model has {classes} classes."
+            "{where} names {labels} labels, and the model has {classes} classes.",
+            where=where,
+            labels=len(labels),
+            classes=classes,
         )
 
 
@@ -339,8 +361,11 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
         return
     if not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()):
         raise MalmoiError(
-            f"{folder}: the weight {name} holds values that are NaN or beyond {MAX_WEIGHT:g}; it "
-            "is damaged."
+            "{folder}: the weight {name} holds values that are NaN or beyond {most:g}; it is "
+            "damaged.",
+            folder=folder,
+            name=name,
+            most=MAX_WEIGHT,
         )
 
 
@@ -355,14 +380,15 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
         if not isinstance(weight, Quantized):
             plain[name] = weight
             continue
+        from malmoi.checkpoint.quantized import place_quantized
+
         check_type(weight.scale, name, folder)
         check_finite(weight.scale, name, folder)
-        packed = weight.packed()
         where = name.removesuffix(".weight")
-        if packed is None:
-            plain[name] = weight.dense()
+        if place_quantized(network, where, weight, plain.get(f"{where}.bias")):
+            plain.pop(f"{where}.bias", None)
         else:
-            network.set_submodule(where, QuantizedLinear(packed, plain.pop(f"{where}.bias", None)))
+            plain[name] = weight.dense()
     return plain
 
 
@@ -380,5 +406,5 @@ def is_tied(name: str) -> bool:
 
 
 def listing(what: str, names: list[str]) -> str:
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"{what}: {shown}"
+    more = msg(" and {count} more", count=len(names) - 4) if len(names) > 4 else ""
+    return msg("{what}: {names}{more}", what=msg(what), names=", ".join(names[:4]), more=more)

@@ -1,8 +1,10 @@
 """Weights on disk: safetensors (one file or shards), or torch's format through its safe loader."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +22,47 @@ TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """A weight [O, I] as integers with a scale per group of inputs: int8 [O, I] and [O, G]."""
+
+    numbers: Tensor
+    scale: Tensor
+    bits: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dense(self) -> Tensor:
+        """number · scale, in fp32, which holds it exactly."""
+        grouped = self.numbers.reshape(len(self.numbers), self.scale.size(1), -1).float()
+        return (grouped * self.scale.float()[..., None]).flatten(1)
+
+    def cpu(self) -> "Quantized":
+        return Quantized(self.numbers.cpu(), self.scale.cpu(), self.bits)
+
+
+Weight = Tensor | Quantized
+
+
+def dense(weight: Weight) -> Tensor:
+    """A quantised weight in fp32; any other unchanged."""
+    return weight.dense() if isinstance(weight, Quantized) else weight
+
+
+def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
+    """Applies a change of whole rows (join, split, reorder) to plain or quantized weights alike."""
+    some = [weight for weight in weights if isinstance(weight, Quantized)]
+    if len(some) < len(weights):
+        return change(*map(dense, weights))
+    numbers = change(*(one.numbers for one in some))
+    scales = change(*(one.scale for one in some))
+    if isinstance(numbers, Tensor):
+        return Quantized(numbers, scales, some[0].bits)
+    return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by their stored names; safetensors are memory-mapped, not copied."""
     for name, index in ((WEIGHTS_FILE, WEIGHTS_INDEX), (TORCH_FILE, TORCH_INDEX)):
@@ -28,7 +71,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if (folder / index).is_file():
             return _read_shards(folder / index)
     raise MalmoiError(
-        f"{folder} holds no weights: expected {WEIGHTS_FILE}, {WEIGHTS_INDEX} or {TORCH_FILE}."
+        "{folder} holds no weights: expected {file}, {index} or {torch_file}.",
+        folder=folder,
+        file=WEIGHTS_FILE,
+        index=WEIGHTS_INDEX,
+        torch_file=TORCH_FILE,
     )
 
 
@@ -39,20 +86,28 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name in names if name not in present]
     if missing:
         raise MalmoiError(
-            f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy "
-            "is incomplete."
+            "{index} names {missing}, which is not in the folder: the download or copy is "
+            "incomplete.",
+            index=index,
+            missing=shown(missing[0]),
         )
     tensors: dict[str, Tensor] = {}
     for name in names:
         for key, tensor in read_file(index.parent / name).items():
             first = tensors.setdefault(key, tensor)
             if first is not tensor and not torch.equal(first, tensor):
-                raise MalmoiError(f"{index.parent}: two of its files hold a different {key}.")
+                raise MalmoiError(
+                    "{parent}: two of its files hold a different {key}.",
+                    parent=index.parent,
+                    key=key,
+                )
     lost = next((key for key in places if key not in tensors), None)
     if lost is not None:
         raise MalmoiError(
-            f"{index} names the tensor {shown(lost)}, which is in none of its files: the download "
-            "or copy is incomplete."
+            "{index} names the tensor {lost}, which is in none of its files: the download or "
+            "copy is incomplete.",
+            index=index,
+            lost=shown(lost),
         )
     return tensors
 
@@ -70,12 +125,16 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
         raise MalmoiError(
-            f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again."
+            "{path} is truncated or damaged: {reason}. Copy or download it again.",
+            path=path,
+            reason=_reason(error),
         ) from error
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
         raise MalmoiError(
-            f"{path} is not a plain file of tensors and is not opened: {_reason(error)}."
+            "{path} is not a plain file of tensors and is not opened: {reason}.",
+            path=path,
+            reason=_reason(error),
         ) from error
 
 
@@ -89,7 +148,7 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
         isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
     ):
         raise MalmoiError(
-            f"{path} holds something other than named tensors; it is not a weights file."
+            "{path} holds something other than named tensors; it is not a weights file.", path=path
         )
     return dict(found)
 

@@ -11,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import wraps
 from importlib import import_module
-from inspect import cleandoc, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
@@ -23,11 +24,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from malmoi import __version__
-from malmoi.cli.options import option
+from malmoi.cli.options import RecordOptions, option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
+from malmoi.messages import Message, language, msg, sections, translate
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
-from malmoi.system.language import language, translate
 from malmoi.system.paths import local_model, require_path
 from malmoi.system.plugins import load_plugin
 from malmoi.system.threads import sleep_soon
@@ -80,7 +81,11 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(f"There is no command {args[0]!r}.{nearest(args[0], self.commands)}")
+            raise UsageError(
+                "There is no command {args!r}.{hint}",
+                args=args[0],
+                hint=nearest(args[0], self.commands),
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -96,7 +101,7 @@ def _tidy(param: Any) -> Any:
     param.help = translate(getattr(param, "help", None) or "")
     shown = getattr(param, "show_default", None)
     if isinstance(shown, str):
-        param._get_default_string = lambda **_: default_words(shown)
+        param._get_default_string = lambda **_: translate(shown)
     argument = param.param_type_name == "argument"
     if argument or param.is_flag:  # its name already describes it
         param.display_type_rich = lambda ctx: ""
@@ -106,15 +111,6 @@ def _tidy(param: Any) -> Any:
         param.type = copy(param.type)
         param.type.get_metavar = lambda **_: ""
     return param
-
-
-def default_words(shown: str) -> str:
-    """The text itself; for "module:Class.field", the default of that field."""
-    found = re.fullmatch(r"(malmoi\.[\w.]+):(\w+)\.(\w+)", shown)
-    if found is None:
-        return translate(shown)
-    module, owner, field = found.groups()
-    return f"{getattr(getattr(import_module(module), owner), field):g}"
 
 
 def build_app() -> typer.Typer:
@@ -140,8 +136,7 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         for key, verb in vars(module).items()
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
-    for verb in verbs:
-        _declare(verb)
+    verbs = [_declare(_with_record_options(verb)) for verb in verbs]
     settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
@@ -157,6 +152,30 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
     for verb in verbs:
         group.command(verb.__name__.removesuffix(SUFFIX), cls=Command, help=_about(verb))(verb)
     app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+def _with_record_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of its records instead of the parameters that stand for them."""
+    own = signature(verb).parameters
+    records = {
+        name: one.default for name, one in own.items() if isinstance(one.default, RecordOptions)
+    }
+    if not records:
+        return verb
+    spread = [
+        one
+        for name, parameter in own.items()
+        for one in (records[name].parameters() if name in records else [parameter])
+    ]
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        collected = {name: one.collect(values) for name, one in records.items()}
+        verb(**values, **collected)
+
+    keyword = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in spread]
+    command.__signature__ = Signature(keyword)  # type: ignore[attr-defined]
+    return command
 
 
 def _declare(verb: Callable[..., None]) -> Callable[..., None]:
@@ -300,11 +319,12 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if hasattr(error, "format_message"):  # typer's own: a missing option, a value of the wrong type
         context = getattr(error, "ctx", None)
-        return (
-            f"{error.format_message().rstrip('.')}. See: "
-            f"{context.command_path if context else 'malmoi'} --help"
+        return msg(
+            "{message}. See: {path} --help",
+            message=_from_typer(error.format_message().rstrip("."), getattr(error, "message", "")),
+            path=context.command_path if context else "malmoi",
         )
-    if explained := disk_error(error, "the output"):
+    if explained := disk_error(error, msg("the output")):
         return str(explained)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
@@ -314,7 +334,24 @@ def _sentence(error: Exception) -> str:
             "Out of memory: close other programs, or use a smaller model, shorter texts or a "
             "smaller batch."
         )
-    return f"Internal error: {type(error).__name__}: {error} (run malmoi --debug … to see where)."
+    return msg(
+        "Internal error: {type}: {error} (run malmoi --debug … to see where).",
+        type=type(error).__name__,
+        error=error,
+    )
+
+
+def _from_typer(text: str, problem: str) -> str:
+    """What typer said as a message; the problem with a value may be one of ours."""
+    if isinstance(problem, Message) and text == problem:
+        return problem
+    for template in sorted(sections()["typer"], key=len, reverse=True):
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
+        if match := re.fullmatch(pattern, text):
+            return msg(
+                template, **{n: _from_typer(v, problem) for n, v in match.groupdict().items()}
+            )
+    return msg(text)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:

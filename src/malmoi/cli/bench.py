@@ -1,5 +1,6 @@
 """`malmoi bench`: Malmoi and other libraries, measured in one run."""
 
+import ast
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+FOLDER = Path(__file__).parents[3] / "bench"  # beside src/, in a copy of the repository alone
 
 
 def bench_command(
@@ -32,42 +34,57 @@ def bench_command(
 
     The other libraries must be installed: pip install transformers accelerate
 
-    Example: malmoi bench decode --tokens 32
+    Example: malmoi bench decode --quick
     """
-    known = scripts()
+    known = benchmarks()
     if list_:
-        for script in known.values():
-            typer.echo(f"{script.stem}\t{_about(script)}")
+        for each, about in known.items():
+            typer.echo(f"{each}\t{about}")
         return
     # without a name, the table's first option is read as one
-    given = [*filter(None, [name]), *ctx.args]
-    named = bool(given) and not given[0].startswith("-")
-    chosen = given.pop(0) if named else "gpu_table" if gpu else "table"
-    if chosen not in known:
+    arguments = [*filter(None, [name]), *ctx.args]
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if named and named not in known:
         raise UsageError(
-            f"There is no benchmark {chosen!r}.{nearest(chosen, known)} `malmoi bench --list` "
-            "lists them."
+            "There is no benchmark {chosen!r}.{hint} `malmoi bench --list` lists them.",
+            chosen=named,
+            hint=nearest(named, known),
         )
     if find_spec("transformers") is None:
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"
         )
     if named:
-        say(f"{chosen}: {_about(known[chosen])}")
-    raise typer.Exit(
-        subprocess.run([sys.executable, known[chosen], *given], check=False).returncode
-    )
+        say(f"{named}: {known[named]}")
+    command = [sys.executable, *_script(named, arguments, gpu)]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-def scripts() -> dict[str, Path]:
-    """The benchmark scripts by name, in the package or next to its sources."""
-    package = Path(__file__).parents[1]
-    folder = next(
-        place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir()
-    )
-    return {script.stem: script for script in sorted(folder.glob("[!_]*.py"))}
+def _script(named: str, arguments: list[str], gpu: bool) -> list[str]:
+    """The script to run and its arguments: a script of that name, or a row of the table."""
+    table = str(FOLDER / ("gpu_table.py" if gpu else "table.py"))
+    script = FOLDER / f"{named}.py"
+    if named and script.is_file():
+        return [str(script), *arguments[1:], *(["--gpu"] if gpu else [])]
+    return [table, *(["--rows"] if named else []), *arguments]
 
 
-def _about(script: Path) -> str:
-    """The first line of a benchmark's docstring."""
-    return script.read_text("utf-8").split('"""')[1].partition("\n")[0]
+def benchmarks() -> dict[str, str]:
+    """What can be run and what it measures: the scripts of bench/, and the rows of its table."""
+    if not FOLDER.is_dir():
+        raise UsageError(
+            "The benchmarks are not part of the installed package: run this command in a copy of "
+            "the repository, installed with pip install --editable ."
+        )
+    trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in FOLDER.glob("[!_]*.py")}
+    found = {name: _first_line(tree) for name, tree in sorted(trees.items())}
+    rows = (part for part in trees["table"].body if isinstance(part, ast.FunctionDef))
+    return found | {
+        row.name.removesuffix("_rows"): _first_line(row)
+        for row in rows
+        if row.name.endswith("_rows") and row.name.removesuffix("_rows") not in found
+    }
+
+
+def _first_line(tree: ast.Module | ast.FunctionDef) -> str:
+    return (ast.get_docstring(tree) or "").partition("\n")[0]

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import given, open_model
-from malmoi.cli.options import argument, count, option
+from malmoi.cli.inputs import open_model
+from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
+from malmoi.inference.generation.options import GenerationConfig
 
 
 def chat_command(
@@ -16,12 +18,12 @@ def chat_command(
         None, "Your messages in order; omit them to type interactively.", metavar="TEXT…"
     ),
     system: str | None = option(None, "System prompt."),
-    max_new_tokens: int = count(256, "Maximum tokens per reply."),
-    temperature: float = option(0.7, "0 is greedy; above 1 is more random."),
-    top_p: float | None = option(
-        None, "Sample from the smallest set of tokens whose probabilities reach p."
+    options: dict[str, Any] = options_of(
+        GenerationConfig,
+        names="max_new_tokens temperature top_p seed",
+        max_new_tokens=256,
+        temperature=0.7,
     ),
-    seed: int | None = option(None, "Random seed.", shown="random"),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,
@@ -31,7 +33,6 @@ def chat_command(
     Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of
     France?"
     """
-    options = given(locals(), "max_new_tokens", "temperature", "top_p", "seed")
     lm = open_model(model, device, dtype)
     messages = [{"role": "system", "content": system}] if system else []
     for message in texts or _typed():

@@ -3,39 +3,38 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, given, given_columns, load_torch
-from malmoi.cli.options import described, option
+from malmoi.cli.inputs import changes_of, load_torch, parsed_columns
+from malmoi.cli.options import described, option, options_of
 from malmoi.cli.output import note, print_facts, print_json, print_result
+from malmoi.compression.options import (
+    DistilOptions,
+    JudgedOptions,
+    PruneOptions,
+    QuantizeOptions,
+    ShareOptions,
+)
 from malmoi.errors import UsageError
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.messages import msg
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
-    from malmoi.compression.options import JudgedOptions
     from malmoi.compression.result import CompressionResult
     from malmoi.evaluation.tasks import Task
-
-JudgedOption = Annotated[
-    Path | None, described("Text, or rows of the task, to evaluate on before and after.", "--data")
-]
 
 
 def quantize_command(
     model: opt.Model,
     out: opt.Out,
-    bits: int = option(8, "Bits per weight: 8 or 4."),
-    group: int = option(0, "Inputs that share a scale; 0: a whole row, or 32 at 4 bits."),
+    options: dict[str, Any] = options_of(QuantizeOptions),
     method: Literal["round", "gptq"] = option(
         "round", "round to nearest, or gptq, which is more accurate at 4 bits."
     ),
-    calibration: Path | None = option(
-        None, "Calibration text for GPTQ, similar to the model's input."
-    ),
     task: opt.Task = None,
-    data: JudgedOption = None,
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
+    judged: dict[str, Any] = options_of(JudgedOptions),
+    columns: dict[str, Any] = options_of(ColumnOptions, names="text pair label"),
     device: opt.Device = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
@@ -48,11 +47,10 @@ def quantize_command(
     from malmoi.compression.quantize import quantize_model
 
     require_free(out, overwrite=overwrite)
-    named = _task(task, given_columns(locals()))
-    if (method == "gptq") != (calibration is not None):
+    if (method == "gptq") != ("calibration" in options):
         raise UsageError("--method gptq needs --calibration FILE, and no other method uses it.")
-    judged: JudgedOptions = {"task": named, "data": data, "device": device}
-    found = quantize_model(model, out, bits=bits, group=group, calibration=calibration, **judged)
+    options |= {**judged, "task": _task(task, columns), "device": device}
+    found = quantize_model(model, out, **options)
     _show(found, json)
     _remark(out)
 
@@ -60,19 +58,10 @@ def quantize_command(
 def prune_command(
     model: opt.Model,
     out: opt.Out,
-    sparsity: float | None = option(None, "Fraction of the weights to set to zero."),
-    pattern: str | None = option(None, "Sparsity pattern: 2:4 keeps two of every four weights."),
-    layers: str | None = option(None, "Layers to keep, e.g. 0,2,4.", metavar="N,…"),
-    heads: float | None = option(None, "Fraction of each layer's heads to keep."),
-    neurons: float | None = option(None, "Fraction of each MLP's neurons to keep."),
-    train: Path | None = option(
-        None, "Text, or rows of the task, to measure which heads or neurons matter least."
-    ),
+    options: dict[str, Any] = options_of(PruneOptions),
     task: opt.Task = None,
-    data: JudgedOption = None,
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
+    judged: dict[str, Any] = options_of(JudgedOptions),
+    columns: dict[str, Any] = options_of(ColumnOptions, names="text pair label"),
     device: opt.Device = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
@@ -85,12 +74,9 @@ def prune_command(
     from malmoi.compression.prune import prune_model
 
     require_free(out, overwrite=overwrite)
-    ways: dict[str, Any] = dict(
-        sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons
-    )
-    named = _task(task, given_columns(locals()))
-    _show(prune_model(model, out, **ways, train=train, task=named, data=data, device=device), json)
-    blind = train is None and (heads or neurons)
+    blind = "train" not in options and ("heads" in options or "neurons" in options)
+    options |= {**judged, "task": _task(task, columns), "device": device}
+    _show(prune_model(model, out, **options), json)
     ranked = [
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
         "far less quality."
@@ -107,19 +93,9 @@ def distil_command(
     out: opt.Out,
     task: opt.Task = None,
     dev: list[Path] | None = option(None, "Evaluation rows.", shown="a tenth of --data"),
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
-    layers: int | None = option(None, "Layers of the student.", shown="half the teacher's"),
-    student: str | None = option(None, "Student with a different architecture.", metavar="DIR"),
-    temperature: float = option(2.0, "Softmax temperature of the teacher."),
-    soft: float | None = option(
-        None,
-        "Weight of the distillation loss; the labels get the rest.",
-        shown="5/7 for text, 1/2 for a task",
-    ),
-    minutes: opt.Minutes = None,
-    seed: opt.Seed = None,
+    columns: dict[str, Any] = options_of(ColumnOptions, names="text pair label"),
+    options: dict[str, Any] = options_of(DistilOptions),
+    budget: dict[str, Any] = options_of(FinetuneConfig, names="minutes seed"),
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
@@ -135,23 +111,16 @@ def distil_command(
     load_torch()
     from malmoi.compression.distil import distil_model
 
-    ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
-    changes = {**changes_of(settings), **given(locals(), "minutes", "seed"), "overwrite": overwrite}
-    named = _task(task, given_columns(locals()))
-    _show(
-        distil_model(
-            model, out, data, task=named, dev=dev or None, **ways, device=device, **changes
-        ),
-        json,
-    )
+    options |= {**changes_of(settings), **budget, "overwrite": overwrite, "device": device}
+    options |= {"task": _task(task, columns), "dev": dev or None}
+    _show(distil_model(model, out, data, **options), json)
     _remark(out)
 
 
 def share_command(
     model: opt.Model,
     out: opt.Out,
-    groups: int = option(1, "Distinct blocks, shared over the depth."),
-    embedding: int = option(0, "Width of a factorised embedding; 0: unchanged."),
+    options: dict[str, Any] = options_of(ShareOptions),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -166,10 +135,14 @@ def share_command(
     from malmoi.compression.share import share_layers
 
     require_free(out, overwrite=overwrite)
-    _show(share_layers(model, out, groups=groups, embedding=embedding), json)
+    _show(share_layers(model, out, **options), json)
     model_type = read_model_json(out / "config.json")["model_type"]
     again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
-    _remark(out, f"It is written as a model of type {model_type}, in fp32.", again)
+    _remark(
+        out,
+        msg("It is written as a model of type {model_type}, in fp32.", model_type=model_type),
+        again,
+    )
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
@@ -179,7 +152,7 @@ def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
         raise UsageError(
             "--text, --pair and --label are columns of a task's rows: name the --task too."
         )
-    return task_on_columns(name, **columns) if name else None
+    return task_on_columns(name, **parsed_columns(columns)) if name else None
 
 
 def _remark(out: Path, *others: str) -> None:

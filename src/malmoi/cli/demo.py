@@ -9,8 +9,8 @@ from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError, nearest
-from malmoi.system.language import LANGUAGES, translate
-from malmoi.system.language import language as user_language
+from malmoi.messages import LANGUAGES, translate
+from malmoi.messages import language as user_language
 
 
 def demo_command(
@@ -20,7 +20,7 @@ def demo_command(
     language: str | None = option(
         None, "Text, messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
-    seed: opt.Seed = None,
+    seed: int | None = option(None, "Random seed.", shown="0"),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -34,7 +34,11 @@ def demo_command(
     """
     if language is not None:
         if language not in LANGUAGES:
-            raise UsageError(f"There is no demo in {language!r}.{nearest(language, LANGUAGES)}")
+            raise UsageError(
+                "There is no demo in {language!r}.{hint}",
+                language=language,
+                hint=nearest(language, LANGUAGES),
+            )
         os.environ["MALMOI_LANG"] = language
     load_torch()
     from malmoi.demo.demo import run_demo

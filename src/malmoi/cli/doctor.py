@@ -12,7 +12,7 @@ from pathlib import Path
 from malmoi import __version__
 from malmoi.cli import options as opt
 from malmoi.cli.output import print_facts, print_json
-from malmoi.system.language import translate
+from malmoi.messages import joined, msg, plural
 from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
@@ -41,7 +41,10 @@ def doctor_command(json: opt.Json = False) -> None:
         return
     print_facts(
         ("what", "found"),
-        [*found.items(), *((f"extra {name}", status) for name, status in extras.items())],
+        [
+            *found.items(),
+            *((msg("extra {name}", name=name), status) for name, status in extras.items()),
+        ],
     )
 
 
@@ -57,9 +60,8 @@ def _torch() -> str:
 
 def _processor() -> str:
     machine = this_machine()
-    instructions = ", ".join(sorted(machine.features)) or "no known vector instructions"
-    cores = translate("1 core" if machine.cores == 1 else f"{machine.cores} cores")
-    return f"{machine.architecture}, {cores}, {instructions}"
+    instructions = ", ".join(sorted(machine.features)) or msg("no known vector instructions")
+    return joined(", ", (machine.architecture, plural(machine.cores, "core"), instructions))
 
 
 def _precision() -> str:
@@ -67,16 +69,26 @@ def _precision() -> str:
     machine = this_machine()
     kind = machine.default_device()
     if machine.fast_bf16(kind):
-        return f"bf16 on the {NAMES[kind]}'s matrix units"
+        return msg("bf16 on the {names}'s matrix units", names=msg(NAMES[kind]))
     if machine.native_bf16(kind):
-        return f"fp32 for training; bf16 weights are used as they are on the {NAMES[kind]}"
-    return f"fp32: the {NAMES[kind]} has no bf16 units, and emulated bf16 is many times slower"
+        return msg(
+            "fp32 for training; bf16 weights are used as they are on the {names}",
+            names=msg(NAMES[kind]),
+        )
+    return msg(
+        "fp32: the {names} has no bf16 units, and emulated bf16 is many times slower",
+        names=msg(NAMES[kind]),
+    )
 
 
 def _int8() -> str:
     machine = this_machine()
     if machine.int8_instructions:
-        return f"a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
+        return msg(
+            "a kernel for {instructions}, compiled with {compiler}",
+            instructions=machine.int8_instructions,
+            compiler=machine.compiler,
+        )
     if machine.compiler is None:
         return "slower than fp32 here: no C compiler to build the kernel with"
     return "slower than fp32 here: no int8 dot-product instructions"
@@ -87,25 +99,47 @@ def _compiler() -> str:
     if machine.compiler is None:
         return "none; torch.compile is not used on the processor"
     pays = machine.compile_pays(machine.default_device(), math.inf)
-    return f"{machine.compiler}; torch.compile is {'used in long runs' if pays else 'not used'}"
+    return msg(
+        "{compiler}; torch.compile is {runs}",
+        compiler=machine.compiler,
+        runs=msg("used in long runs" if pays else "not used"),
+    )
 
 
 def _gpu() -> str:
     found = this_machine().accelerators
     if not found:
         return "none; models run on the processor"
-    return "; ".join(
-        f"{gpu.count} × {gpu.name}, {gpu.memory / GIB:.0f} GiB each ({gpu.kind})" for gpu in found
+    return joined(
+        "; ",
+        (
+            msg(
+                "{count} × {gpu}, {memory:.0f} GiB each ({kind})",
+                count=gpu.count,
+                gpu=gpu.name,
+                memory=gpu.memory / GIB,
+                kind=gpu.kind,
+            )
+            for gpu in found
+        ),
     )
 
 
 def _memory() -> str:
-    return f"{this_machine().memory / GIB:.1f} GiB, {free_memory() / GIB:.1f} GiB free"
+    return msg(
+        "{memory:.1f} GiB, {memory2:.1f} GiB free",
+        memory=this_machine().memory / GIB,
+        memory2=free_memory() / GIB,
+    )
 
 
 def _disk() -> str:
     usage = shutil.disk_usage(Path.cwd())
-    return f"{usage.free / 2**30:.0f} of {usage.total / 2**30:.0f} GiB free here"
+    return msg(
+        "{free:.0f} of {total:.0f} GiB free here",
+        free=usage.free / 2**30,
+        total=usage.total / 2**30,
+    )
 
 
 def _tested() -> str:
@@ -131,7 +165,11 @@ def _extras() -> dict[str, str]:
     found = {}
     for name, modules in EXTRAS.items():
         missing = [part for part in modules if find_spec(part) is None and _exists_here(part)]
-        found[name] = f"missing: pip install {' '.join(missing)}" if missing else "installed"
+        found[name] = (
+            msg("missing: pip install {missing}", missing=" ".join(missing))
+            if missing
+            else "installed"
+        )
     return found
 
 

@@ -61,7 +61,7 @@ def _layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}."
+            "--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}.", text=text
         ) from None
 
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from malmoi.api.records import SETTINGS, ColumnOptions, EvaluateSettings
 from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
-from malmoi.cli.inputs import complete_tasks, given, given_columns, load_torch, open_model
-from malmoi.cli.options import argument, count, option
+from malmoi.cli.inputs import complete_tasks, load_torch, open_model, parsed_columns
+from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.errors import UsageError
+from malmoi.messages import joined, msg, plural
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
@@ -33,36 +35,16 @@ def evaluate_command(
     shots: str | None = option(
         None, "Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
     ),
-    train: list[Path] | None = option(None, "Rows to draw the examples from."),
-    seed: int | None = option(None, "Random seed of the examples."),
-    limit: int | None = count(None, "Evaluate at most this many items."),
-    score: str | None = option(
-        None,
-        "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…",
-    ),
-    template: str | None = option(None, "Another prompt template, by name or from a .toml file."),
-    beams: int | None = option(None, "Beams of a translation model; 1 is greedy.", shown="4"),
-    reading: str | None = option(
-        None, "Reading mode of a model trained both ways: causal or masked."
+    asked: dict[str, Any] = options_of(
+        EvaluateSettings, names="train seed limit score template beams reading skip_bad harness out"
     ),
     show: int = option(0, "Print the first N prompts as the model saw them."),
-    harness: str | None = option(None, "Evaluate with lm-eval; TASK may be one of its YAML files."),
-    out: Path | None = option(
-        None, "Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR"
-    ),
     overwrite: opt.Overwrite = False,
     metric: str | None = option(None, "Primary metric: f1_macro, mcc, bleu…"),
     contamination: list[str] | None = option(
-        None,
-        "Training text; items that overlap with it are scored separately (GPT-3 §4).",
-        metavar="CORPUS",
+        None, SETTINGS["DetailedEvaluateOptions"]["contamination"].help, metavar="CORPUS"
     ),
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
-    choices: opt.Choices = None,
-    separator: opt.Separator = None,
-    skip_bad: opt.SkipBad = False,
+    columns: dict[str, Any] = options_of(ColumnOptions),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,
@@ -77,10 +59,9 @@ def evaluate_command(
 
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
-    asking = given(
-        locals(), "shots", "train", "seed", "limit", "score", "template", "reading", "beams"
-    )
-    columns = given_columns(locals())
+    out, harness = asked.pop("out", None), asked.pop("harness", None)
+    skip_bad = asked.pop("skip_bad", False)
+    asking = asked if shots is None else {"shots": shots, **asked}
     if out is not None:
         require_free(out, overwrite=overwrite)
     find = _overlaps_with(contamination)
@@ -92,10 +73,10 @@ def evaluate_command(
 
     opened = open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
-    chosen = harnessed or _task(opened, name, rows, columns, metric)
+    chosen = harnessed or _task(opened, name, rows, parsed_columns(columns), metric)
     if opened.config.encoder_depth:
         show_facts(evaluate_model(opened, chosen, rows, **asking, **found), json)
-    elif beams is not None:
+    elif "beams" in asking:
         raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
     elif harness is not None or isinstance(chosen, str):
         asking |= found | {"skip_bad": skip_bad, "harness": harness}
@@ -128,8 +109,14 @@ def _print_contamination(found: dict[str, Any] | None) -> None:
     if found is None:
         return
     print_result(
-        f"\n{found['dirty']:,} of {found['items']:,} items share a run of {found['words']} words "
-        f"with the corpus; {found['short']:,} have no such run and count as clean."
+        msg(
+            "\n{dirty:,} of {items:,} items share a run of {words} words with the corpus; "
+            "{short:,} have no such run and count as clean.",
+            dirty=found["dirty"],
+            items=found["items"],
+            words=found["words"],
+            short=found["short"],
+        )
     )
     columns = ("all", "clean", "dirty", "clean_minus_all")
     rows = [
@@ -149,8 +136,9 @@ def _task(
     if not name and tuned_task(model) is None:
         folder = model.checkpoint.source
         raise UsageError(
-            f"Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
-            f"classification rows.csv --model {folder}."
+            "Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
+            "classification rows.csv --model {folder}.",
+            folder=folder,
         )
     task, found = evaluated_task(model, name or None, rows, columns)
     for sentence in found.sentences() if found is not None else ():
@@ -173,13 +161,21 @@ def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
 
 
 def _print_items(shown: list[dict[str, Any]]) -> None:
-    from malmoi.evaluation.in_context.question import plural_examples
 
     for one in shown:
-        print_result(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
         print_result(
-            f"    choices: {one['choices']}\n    label: {one['right']!r}, prediction: "
-            f"{one['said']!r}\n"
+            joined(
+                "",
+                (f"--- {one['place']}, ", plural(one["shots"], "example"), f"\n{one['prompt']}⟨…⟩"),
+            )
+        )
+        print_result(
+            msg(
+                "    choices: {choices}\n    label: {right!r}, prediction: {said!r}\n",
+                choices=one["choices"],
+                right=one["right"],
+                said=one["said"],
+            )
         )
 
 

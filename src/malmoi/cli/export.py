@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from malmoi.cli import options as opt
 from malmoi.cli.options import described, option
 from malmoi.cli.output import print_result
+from malmoi.messages import joined, msg
 from malmoi.report.console import waiting
-from malmoi.system.language import translate
 
 OutFileOption = Annotated[Path, described("Output file.", "--out", "-o")]
 
@@ -47,5 +47,5 @@ def _export(
         from malmoi.inference.export import export_model
     done = export_model(model, out, format=format, dtype=dtype, overwrite=overwrite)
     far = done.max_difference
-    compared = "" if far is None else ", " + translate(f"scores within {far:.1g} of ours")
-    print_result(f"{out}: {done.bytes / 1e6:.3g} MB{compared}")
+    compared = "" if far is None else msg(", scores within {far:.1g} of ours", far=far)
+    print_result(joined("", (f"{out}: {done.bytes / 1e6:.3g} MB", compared)))

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_tasks, given, given_columns, load_torch
-from malmoi.cli.options import count, option
+from malmoi.cli.inputs import changes_of, complete_tasks, load_torch, parsed_columns
+from malmoi.cli.options import option, options_of
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
-from malmoi.system.language import plural
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.messages import joined, msg, plural
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
 
@@ -62,54 +64,9 @@ def finetune_command(
         "--test",
         shown="a tenth of the rows",
     ),
-    text: opt.Text = None,
-    pair: opt.Pair = None,
-    label: opt.Label = None,
-    choices: opt.Choices = None,
-    separator: opt.Separator = None,
-    epochs: float | None = option(
-        None,
-        "Passes over the rows.",
-        shown="2–30 by rows, ended after 4 minutes, on a GPU 10",
-    ),
-    steps: opt.Steps = None,
-    minutes: opt.Minutes = None,
-    lr: float | None = option(None, "Peak learning rate.", shown="by model and kind"),
-    batch: int | None = count(None, "Examples per step.", shown="8–64 by rows and kind"),
-    length: int | None = count(None, "Maximum tokens per row.", shown="the context, at most 512"),
-    seed: opt.Seed = None,
-    seeds: int | None = option(
-        None, "Repeat with N seeds and report mean ± standard deviation; the first run is kept."
-    ),
-    metric: str | None = option(
-        None, "Metric for model selection: accuracy, f1_macro, mcc…", shown="the task's"
-    ),
-    best: bool = option(
-        False,
-        "Spend --minutes: compare settings, then train on all rows several times and average.",
-        "--best",
-    ),
-    grid: bool = option(
-        False, "Search BERT's grid of learning rates, batches and epochs.", "--grid"
-    ),
-    freeze: bool = option(False, "Train only the new output layer.", "--freeze"),
-    features: str | None = option(
-        None,
-        "Train a small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
-        metavar="LAYERS",
-    ),
-    adapter: str | None = option(
-        None, "Train only an adapter: lora, prompt or prefix.", metavar="KIND"
-    ),
-    lm: float | None = option(
-        None, "λ of GPT-1's auxiliary language model.", shown="0.5 for a GPT, else 0"
-    ),
-    from_scratch: bool = option(
-        False, "Start from random weights, as a baseline.", "--from-scratch"
-    ),
-    track: opt.Track = None,
+    columns: dict[str, Any] = options_of(ColumnOptions),
+    changes: dict[str, Any] = options_of(FinetuneConfig),
     settings: opt.Set = None,
-    skip_bad: opt.SkipBad = False,
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     json: opt.Json = False,
@@ -124,32 +81,28 @@ def finetune_command(
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
-    options = dict(locals())  # by the names of settings
     name, files = task_and_files(arguments, data)
     if not files:
         raise UsageError(
-            f"The task {name} needs rows: malmoi finetune {name} train.csv --model DIR"
+            "The task {name} needs rows: malmoi finetune {name} train.csv --model DIR", name=name
         )
     rows = files[0] if len(files) == 1 else files
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind
 
-    task, found = guess_task(name or None, rows, **given_columns(options))
+    task, found = guess_task(name or None, rows, **parsed_columns(columns))
     for sentence in found.sentences() if found is not None else ():
         say(sentence)
     base = model or newest_model(files[0], writes=head_kind(task).writes)
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
-        say(f"model = {base}, out = {folder}")
+        say(msg("model = {base}, out = {folder}", base=base, folder=folder))
 
     load_torch()
-    from malmoi.finetuning.config import FinetuneConfig
     from malmoi.finetuning.finetune import run_finetuning
 
-    changes = given(options, *FinetuneConfig.__dataclass_fields__) | changes_of(settings)
-    done = run_finetuning(
-        base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
-    )
+    changes |= {"device": device, "overwrite": overwrite, **changes_of(settings)}
+    done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:
@@ -168,7 +121,9 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
     for file in files:
         if not named and not file.suffix and not file.exists():
             hint = similar_path(file) or nearest(str(file), known)
-            raise UsageError(f"There is no task and no file {str(file)!r}.{hint}")
+            raise UsageError(
+                "There is no task and no file {file!r}.{hint}", file=str(file), hint=hint
+            )
         require_path(file)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
@@ -183,8 +138,10 @@ def newest_model(file: Path, *, writes: bool = False) -> str:
         rows = shlex.quote(str(file))
         raise UsageError(
             "There is no pre-trained model here to start from. Make one, from these rows or "
-            f"better from more text: malmoi pretrain {family} {rows} -o runs/{family} --minutes "
-            f"10. Or name one: malmoi finetune {rows} --model DIR."
+            "better from more text: malmoi pretrain {family} {rows} -o runs/{family} "
+            "--minutes 10. Or name one: malmoi finetune {rows} --model DIR.",
+            family=family,
+            rows=rows,
         )
     return str(found[-1].parent)
 
@@ -213,7 +170,14 @@ def _next_lines(task: "Task", out: Path) -> None:
         use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
     elif output is SENTENCE or "{pair}" in task.prompt:
         use = f'malmoi predict -m {folder} --pairs "…" "…"'
-    say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
+    say(
+        msg(
+            "Next: {use}, malmoi serve -m {folder}, {out}/report.html",
+            use=use,
+            folder=folder,
+            out=out,
+        )
+    )
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
@@ -221,11 +185,16 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
     if len(rows) < FEW_ROWS:
         shown = plural(len(rows), "row")
-        note(f"Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.")
+        note(
+            msg(
+                "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
+                shown=shown,
+            )
+        )
         return
     report = loads((out / "report.json").read_text("utf-8"))
     if doubt := _doubt([loads(row)["label"] for row in rows], report, metrics):
-        note(f"{doubt} {_advice(out, report)}")
+        note(joined(" ", (doubt, _advice(out, report))))
 
 
 def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
@@ -237,15 +206,21 @@ def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, fl
     measure, value = next(iter(metrics.items()))
     accuracy = metrics.get("accuracy", math.inf)
     if accuracy <= share:
-        return (
-            f"This model is no better than always predicting {label!r}, which is right for "
-            f"{share:.0%} of the evaluation rows."
+        return msg(
+            "This model is no better than always predicting {label!r}, which is right for "
+            "{share:.0%} of the evaluation rows.",
+            label=label,
+            share=share,
         )
     if words is not None and accuracy <= words and accuracy < 1:
-        return f"Counting words (naive Bayes) is at least as good: right for {words:.1%}."
+        return msg(
+            "Counting words (naive Bayes) is at least as good: right for {words:.1%}.", words=words
+        )
     if measure.endswith("f1") and value < LEARNT_F1:
         name = measure.replace("_", " ")
-        return f"This model has learnt next to nothing ({name} {value:.2f})."
+        return msg(
+            "This model has learnt next to nothing ({name} {value:.2f}).", name=name, value=value
+        )
     return ""
 
 
@@ -254,13 +229,14 @@ def _advice(out: Path, report: Mapping[str, Any]) -> str:
     read = report["steps"] * report["settings"]["batch"] / report["protocol"]["trained_on"]
     losses = [row["loss"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row]
     if 0 < read < 1:
-        return (
-            f"It has read only {read:.0%} of the training rows: give it more --epochs, --steps or "
-            "--minutes."
+        return msg(
+            "It has read only {read:.0%} of the training rows: give it more --epochs, "
+            "--steps or --minutes.",
+            read=read,
         )
     if not losses or losses[-1] < KNOWN_LOSS * losses[0]:
-        return "More epochs would not help: try more rows, or a model pre-trained for longer."
-    return "Try more --epochs, a higher --lr, or a model that was pre-trained for longer."
+        return msg("More epochs would not help: try more rows, or a model pre-trained for longer.")
+    return msg("Try more --epochs, a higher --lr, or a model that was pre-trained for longer.")
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:

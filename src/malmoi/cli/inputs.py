@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from malmoi.cli.options import duration
 from malmoi.cli.output import note
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.report.console import waiting
 
 if TYPE_CHECKING:
@@ -19,13 +20,12 @@ def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: v for name, v in found.items() if v is not None and v is not False}
 
 
-def given_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+def parsed_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that were given; several choices or labels are comma-separated."""
-    found = given(values, "text", "pair", "label", "choices", "separator")
-    if "choices" in found:
-        found["choices"] = tuple(found["choices"].split(","))
-    if "," in found.get("label", ""):
-        found["label"] = tuple(found["label"].split(","))
+    found = dict(columns)
+    for name in ("choices", "label"):
+        if name == "choices" in found or "," in found.get(name, ""):
+            found[name] = tuple(found[name].split(","))
     return found
 
 
@@ -54,7 +54,7 @@ def load_torch() -> None:
 
 def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
     """Loads a model and prints the notes of loading on stderr."""
-    with waiting(f"Loading {path}"):
+    with waiting(msg("Loading {path}", path=path)):
         from malmoi.inference import load
 
         model = load(path, device=device, dtype=dtype)
@@ -70,7 +70,7 @@ def changes_of(settings: list[str] | None) -> dict[str, str]:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
             raise UsageError(
-                f"--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4."
+                "--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4.", text=text
             )
         name, value = name.strip(), value.strip()
         changes[name] = f"{duration(value):g}" if name == "train.minutes" else value
@@ -96,7 +96,9 @@ def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tu
     """Arguments two by two; else lines of two texts with a tab between."""
     if texts and texts != ["-"]:
         if len(texts) % 2:
-            raise UsageError(f"Pairs need an even number of texts; there are {len(texts)}.")
+            raise UsageError(
+                "Pairs need an even number of texts; there are {texts}.", texts=len(texts)
+            )
         return list(zip(texts[::2], texts[1::2], strict=True))
     return [
         _pair(number, line) if line.strip() else ("", "")
@@ -109,7 +111,8 @@ def _pair(number: int, line: str) -> tuple[str, str]:
     first, tab, second = line.partition("\t")
     if not tab:
         raise UsageError(
-            f"Line {number} of standard input has no tab; write two texts with a tab between them."
+            "Line {number} of standard input has no tab; write two texts with a tab between them.",
+            number=number,
         )
     return first, second
 
@@ -125,6 +128,8 @@ def _standard_input() -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UsageError(
-            f"Standard input is not UTF-8: byte 0x{content[error.start]:02x} in line {line}; "
-            "convert it first, for example with: iconv -f EUC-KR -t UTF-8"
+            "Standard input is not UTF-8: byte 0x{content:02x} in line {line}; convert it "
+            "first, for example with: iconv -f EUC-KR -t UTF-8",
+            content=content[error.start],
+            line=line,
         ) from error

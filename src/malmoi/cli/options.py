@@ -1,12 +1,18 @@
 """How commands declare options, and the options that several of them share."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from malmoi.config import parse_number
+from malmoi.api.records import LoadOptions, RunOptions
+from malmoi.messages import msg
+from malmoi.settings import Setting, parse_number, settings_of
 
 MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0, "d": 1440.0}
 
@@ -15,7 +21,9 @@ def whole_number(text: object) -> int:
     """250000, 10M, 1.5B or 1e9."""
     value = parse_number(str(text))
     if not isinstance(value, float) or not value.is_integer():
-        raise typer.BadParameter(f"{text!r} is not a whole number such as 250000, 10M or 1.5B.")
+        raise typer.BadParameter(
+            msg("{text!r} is not a whole number such as 250000, 10M or 1.5B", text=text)
+        )
     return int(value)
 
 
@@ -25,7 +33,9 @@ def duration(text: object) -> float:
     unit = MINUTES.get(match[2] or "m") if match else None
     value = parse_number(match[1]) if match else ""
     if unit is None or not isinstance(value, float):
-        raise typer.BadParameter(f"{text!r} is not a duration such as 3, 3m, 90s or 1.5h.")
+        raise typer.BadParameter(
+            msg("{text!r} is not a duration such as 3, 3m, 90s or 1.5h", text=text)
+        )
     return value * unit
 
 
@@ -54,78 +64,100 @@ def described(help_: str, *names: str, shown: str | None = None, **settings: Any
     return typer.Option(*names, help=help_, show_default=shown or True, **settings)
 
 
+@dataclass(frozen=True)
+class RecordOptions:
+    """The options of a record's settings, in the place of one parameter of a command."""
+
+    settings: Mapping[str, Setting]
+    defaults: Mapping[str, Any]  # the command's own
+
+    def parameters(self) -> list[Parameter]:
+        return [
+            Parameter(
+                one.name,
+                Parameter.KEYWORD_ONLY,
+                annotation=_typed(one),
+                default=False if one.kind is bool else None,
+            )
+            for one in self.settings.values()
+        ]
+
+    def collect(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Removes the options from a command's values, and returns those that were given."""
+        found = dict(self.defaults)
+        for name, one in self.settings.items():
+            value = values.pop(name)
+            if value is not None and value != [] and (value is not False or one.kind is not bool):
+                found[name] = tuple(value) if isinstance(value, list) else value
+        return found
+
+
+def options_of(*records: type, names: str = "", **defaults: Any) -> Any:
+    """The options of records: those of their settings that are options, or the ones named.
+
+    The parameter that has it as its default gets a dict of the options that were given;
+    `defaults` are the command's own.
+    """
+    known = settings_of(*records)
+    chosen = names.split() or [name for name, one in known.items() if one.option]
+    found = {name: known[name] for name in chosen}
+    own = {n: replace(found[n], default=value, shown="") for n, value in defaults.items() if value}
+    return RecordOptions(found | own, defaults)
+
+
+def _typed(one: Setting) -> Any:
+    kind = one.typed or _value_type(one.kind)
+    return Annotated[kind if one.kind is bool else kind | None, _option(one)]
+
+
+def declared(record: type, name: str) -> Any:
+    """An option in a type, as a record declares it."""
+    return _option(settings_of(record)[name])
+
+
+def _option(one: Setting) -> Any:
+    """An option's names, help and default in words."""
+    more: dict[str, Any] = {"metavar": one.metavar or one.unit.upper() or None}
+    if one.env:
+        more |= {"envvar": one.env, "show_envvar": True}
+    if one.unit:
+        more["parser"] = duration if one.unit == "minutes" else seconds
+    elif (one.typed or _value_type(one.kind)) is int:
+        more["parser"] = whole_number
+    elif get_origin(one.kind) is Literal:
+        more["autocompletion"] = _completion(get_args(one.kind))
+    names = one.flags or (f"--{one.name.replace('_', '-')}",)
+    return typer.Option(*names, help=one.help, show_default=one.shown_default or False, **more)
+
+
+def _value_type(kind: Any) -> Any:
+    """The type of one value on the command line: of X | None, X; of a tuple of X, a list of X."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is tuple:
+        return list[get_args(kind)[0]]  # type: ignore[misc]
+    return str if get_origin(kind) is Literal else kind
+
+
+def _completion(choices: tuple[str, ...]) -> Any:
+    return lambda incomplete: [one for one in choices if one.startswith(incomplete)]
+
+
 Model = Annotated[str, described("Model folder, or a hub id.", "--model", "-m", metavar="DIR")]
 Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
-Overwrite = Annotated[bool, described("Overwrite --out if it exists.", "--overwrite")]
-Device = Annotated[
-    str | None,
-    described(
-        "cpu, cuda, cuda:1… or mps.", "--device", shown="a GPU if there is one", metavar="NAME"
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    described("fp32, bf16, fp16, or int8 on a CPU.", "--dtype", shown="as stored", metavar="NAME"),
-]
+Overwrite = Annotated[bool, declared(RunOptions, "overwrite")]
+Device = Annotated[str | None, declared(LoadOptions, "device")]
+Dtype = Annotated[str | None, declared(LoadOptions, "dtype")]
 Json = Annotated[bool, described("Print JSON, one object per line.", "--json")]
-Seed = Annotated[int | None, described("Random seed.", "--seed", shown="0")]
-Track = Annotated[
-    list[str] | None,
-    described(
-        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.",
-        "--track",
-        metavar="NAME",
-    ),
-]
 Set = Annotated[
     list[str] | None,
     described("Change any other setting; repeatable.", "--set", metavar="NAME=VALUE"),
-]
-Minutes = Annotated[
-    float | None,
-    described("Budget as a time: 3, 90s, 2h.", "--minutes", parser=duration, metavar="MINUTES"),
-]
-Steps = Annotated[
-    int | None, described("Budget in steps.", "--steps", parser=whole_number, metavar="N")
-]
-Epochs = Annotated[
-    float | None, described("Budget in epochs of the text.", "--epochs", metavar="N")
-]
-Tokens = Annotated[
-    int | None, described("Budget in tokens.", "--tokens", parser=whole_number, metavar="N")
 ]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT…", help="Texts; omit them, or pass -, to read standard input."),
 ]
-
-# ------------------------------------------------------------------ rows of a task
-
 Task = Annotated[
     str | None,
     described("Task of the rows in --data (see malmoi tasks).", "--task", metavar="TASK"),
-]
-Text = Annotated[str | None, described("Column of the text.", "--text", metavar="COLUMN")]
-Pair = Annotated[
-    str | None, described("Column of a second text or a context.", "--pair", metavar="COLUMN")
-]
-Label = Annotated[
-    str | None,
-    described(
-        "Column of the label; for multilabel also A,B,… holding 0 and 1.",
-        "--label",
-        metavar="COLUMN",
-    ),
-]
-Separator = Annotated[
-    str | None,
-    described(
-        "Separator between a row's labels (multilabel).", "--separator", shown=",", metavar="TEXT"
-    ),
-]
-Choices = Annotated[
-    str | None, described("Columns of the choices, comma-separated.", "--choices", metavar="A,B,…")
-]
-SkipBad = Annotated[
-    bool, described("Skip bad rows instead of stopping at the first.", "--skip-bad")
 ]

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from malmoi.messages import Message, msg, translate
 from malmoi.report.console import end_status
-from malmoi.system.language import translate
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def note(sentence: str) -> None:
 def print_result(text: object, end: str = "\n") -> None:
     """Prints a result on a line of its own, below a progress bar that is still on the terminal."""
     end_status()
-    print(text, end=end)
+    print(translate(text) if isinstance(text, Message) else text, end=end)
 
 
 def print_json(value: Any) -> None:
@@ -85,7 +85,11 @@ def format_count(count: float) -> str:
 
 def format_span(seconds: float) -> str:
     """A time in words."""
-    for span, length in (("{} days", 86_400), ("{} hours", 3600), ("{} minutes", 60)):
+    for span, length in (
+        ("{count} days", 86_400),
+        ("{count} hours", 3600),
+        ("{count} minutes", 60),
+    ):
         if seconds >= 2 * length:
-            return span.format(f"{seconds / length:,.{int(seconds < 10 * length)}f}")
-    return f"{seconds:.0f} seconds"
+            return msg(span, count=f"{seconds / length:,.{int(seconds < 10 * length)}f}")
+    return msg("{seconds:.0f} seconds", seconds=seconds)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
-from malmoi.cli.options import argument, option
+from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
+from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import format_count, format_span, print_facts, print_json, print_table
-from malmoi.system.language import translate
+from malmoi.messages import joined, msg, translate
+from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
 from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:
@@ -33,18 +34,7 @@ def plan_command(
     ),
     gpus: int = option(1, "Number of GPUs.", metavar="N"),
     gpu: str = option("h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."),
-    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", metavar="GB"),
-    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", metavar="TFLOP/s"),
-    gpu_watts: float | None = option(None, "Power of one GPU in watts.", metavar="W"),
-    utilisation: float | None = option(
-        None, "Fraction of the peak FLOP/s.", shown="malmoi.planning.plan:Fleet.utilisation"
-    ),
-    price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out."),
-    pue: float | None = option(
-        None,
-        "Power usage effectiveness (PUE) of the data centre.",
-        shown="malmoi.planning.plan:Fleet.pue",
-    ),
+    assumed: dict[str, Any] = options_of(PlanSettings),
     gradient_checkpointing: bool = option(
         False,
         "Recompute activations in the backward pass instead of storing them.",
@@ -57,27 +47,23 @@ def plan_command(
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
-    from malmoi.planning.gpus import find_gpu
-
     if recipe is None:
         _list(json)
         return
-    one = find_gpu(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
+    figures = {name: assumed.pop(f"gpu_{name}", None) for name in ("memory", "tflops", "watts")}
+    one = find_gpu(gpu, **figures)
     load_torch()  # the network is built, on the meta device
     from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
 
     changes = changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
-    fleet = Fleet(one, gpus, price=price, **given(locals(), "utilisation", "pue"))
-    made = plan_run(resolve_recipe(recipe, changes), fleet)
+    made = plan_run(resolve_recipe(recipe, changes), Fleet(one, gpus, **assumed))
     print_json(made.to_dict()) if json else _tell(made)
 
 
 def _list(json: bool) -> None:
-    from malmoi.planning.gpus import GPUS
-
     if json:
         for gpu in GPUS.values():
             print_json(asdict(gpu))
@@ -104,32 +90,63 @@ def _tell(made: "RunPlan") -> None:
 def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
     fleet = made.fleet
     f = made.flops
-    yield "recipe", f"{made.recipe.name} on {fleet.gpus:,} × {fleet.gpu.name}"
+    yield (
+        "recipe",
+        msg(
+            "{recipe} on {gpus:,} × {gpu}",
+            recipe=made.recipe.name,
+            gpus=fleet.gpus,
+            gpu=fleet.gpu.name,
+        ),
+    )
     yield "parameters", f"{made.parameters:,}"
-    yield "of them", f"embedding {made.embedding:,}, blocks {made.blocks:,}, head {made.head:,}"
-    in_steps = f"{made.tokens:,} in {made.steps:,} steps"
+    yield (
+        "of them",
+        msg(
+            "embedding {embedding:,}, blocks {blocks:,}, head {head:,}",
+            embedding=made.embedding,
+            blocks=made.blocks,
+            head=made.head,
+        ),
+    )
+    in_steps = msg("{tokens:,} in {steps:,} steps", tokens=made.tokens, steps=made.steps)
     yield "tokens", in_steps if made.steps else f"{made.tokens:,}"
     yield "FLOPs, 6·N·D", f"{f.rule * made.tokens:.3g}"
-    again = f"; {f.again * made.tokens:.3g} more are recomputed" if f.again else ""
-    exact = f"{f.exact * made.tokens:.3g}: every product, attention too"
-    yield "FLOPs, exact", translate(exact) + translate(again)
+    again = msg("; {again:.3g} more are recomputed", again=f.again * made.tokens) if f.again else ""
+    exact = msg("{exact:.3g}: every product, attention too", exact=f.exact * made.tokens)
+    yield "FLOPs, exact", exact + again
     yield "tokens per parameter", _compared(made)
     yield "memory", _fit(made)
-    speed = f"{made.tokens / made.seconds:,.0f} tokens per second"
-    pace = f"at {fleet.utilisation:.0%} of {fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
-    yield "time", ", ".join(map(translate, (format_span(made.seconds), speed, pace)))
+    speed = msg("{tokens:,.0f} tokens per second", tokens=made.tokens / made.seconds)
+    pace = msg(
+        "at {utilisation:.0%} of {peak:,.4g} TFLOP/s",
+        utilisation=fleet.utilisation,
+        peak=fleet.peak(made.recipe) / 1e12,
+    )
+    yield "time", joined(", ", (format_span(made.seconds), speed, pace))
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
         yield (
             "energy",
-            f"{_short(made.kwh)} kWh at {fleet.gpu.watts:g} W per GPU and a PUE of {fleet.pue:g}",
+            msg(
+                "{kwh} kWh at {watts:g} W per GPU and a PUE of {pue:g}",
+                kwh=_short(made.kwh),
+                watts=fleet.gpu.watts,
+                pue=fleet.pue,
+            ),
         )
     if made.cost is not None:
-        yield "cost", f"{made.cost:,.2f} at {fleet.price:g} per GPU-hour"
+        yield (
+            "cost",
+            msg("{cost:,.2f} at {price:g} per GPU-hour", cost=made.cost, price=fleet.price),
+        )
     yield (
         "storage",
-        f"up to {format_size(made.storage)}: checkpoints of {format_size(made.state)} and the "
-        "model",
+        msg(
+            "up to {storage}: checkpoints of {state} and the model",
+            storage=format_size(made.storage),
+            state=format_size(made.state),
+        ),
     )
 
 
@@ -138,10 +155,14 @@ def _compared(made: "RunPlan") -> str:
     o = made.optimal
     if o is None:
         return ratio
-    return (
-        f"{ratio}; for this size Kaplan 2020 takes {format_count(o.kaplan)} tokens, Hoffmann "
-        f"2022 {format_count(o.hoffmann)} (20 per parameter); for these FLOPs "
-        f"{format_count(o.same_parameters)} parameters and {format_count(o.same_tokens)} tokens"
+    return msg(
+        "{ratio}; for this size Kaplan 2020 takes {count} tokens, Hoffmann 2022 {count2} "
+        "(20 per parameter); for these FLOPs {count3} parameters and {count4} tokens",
+        ratio=ratio,
+        count=format_count(o.kaplan),
+        count2=format_count(o.hoffmann),
+        count3=format_count(o.same_parameters),
+        count4=format_count(o.same_tokens),
     )
 
 
@@ -152,16 +173,22 @@ def _short(number: float) -> str:
 def _fit(made: "RunPlan") -> str:
     one = made.memory
     room = made.fleet.gpu.memory
-    how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes per step {one.passes}"
-    usage = translate(f"about {format_size(one.total)} of {room:g} GB ({translate(how)})")
+    how = msg(
+        "{names}, micro-batch {micro}, passes per step {passes}",
+        names=msg(LAYOUT_NAMES[one.way]),
+        micro=one.micro,
+        passes=one.passes,
+    )
+    total = format_size(one.total)
+    usage = msg("about {total} of {room:g} GB ({how})", total=total, room=room, how=how)
     if made.fits:
-        return f"fits: {usage}"
-    return f"{translate(f'does not fit: {usage}')}. {translate(made.help)}"
+        return msg("fits: {usage}", usage=usage)
+    return joined(". ", (msg("does not fit: {usage}", usage=usage), msg(made.help)))
 
 
 def _row(one: "MemoryUse", room: float) -> list[str]:
-    name = translate(LAYOUT_NAMES[one.way]) + (f" × {one.gpus}" if one.gpus > 1 else "")
-    name += translate(", checkpointed") if one.gradient_checkpointing else ""
+    name = msg(LAYOUT_NAMES[one.way]) + (f" × {one.gpus}" if one.gpus > 1 else "")
+    name += msg(", checkpointed") if one.gradient_checkpointing else ""
     model = sum(getattr(one, part) for part in MEMORY_PARTS)
     fits = "yes" if one.total <= room else "no"
     sizes = (model, one.activations, one.total)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, input_pairs, open_model
-from malmoi.cli.options import option
+from malmoi.cli.options import option, options_of
 from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.cli.prediction_file import (
     default_output,
@@ -15,8 +16,8 @@ from malmoi.cli.prediction_file import (
     prediction_facts,
 )
 from malmoi.errors import UsageError
+from malmoi.messages import plural
 from malmoi.system.files import require_free
-from malmoi.system.language import plural, translate
 from malmoi.system.paths import names_file, require_path
 from malmoi.system.result import plain
 
@@ -32,8 +33,7 @@ def predict_command(
         "-o",
         shown="next to the file",
     ),
-    text: opt.Text = None,
-    pair: opt.Pair = None,
+    columns: dict[str, Any] = options_of(ColumnOptions, names="text pair"),
     paired: bool = option(
         False,
         "Read texts in pairs (question, context…); tab-separated on standard input.",
@@ -66,7 +66,7 @@ def predict_command(
     Example: malmoi predict --model runs/sst2 new.csv --text review -o new.labelled.csv
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
-    if labels is not None and (paired or pair or choices):
+    if labels is not None and (paired or "pair" in columns or choices):
         raise UsageError(
             "--labels classifies single texts: leave --pair, --pairs and --choice out."
         )
@@ -78,9 +78,9 @@ def predict_command(
         # killed between writing the one and removing the other, the same command finishes it
         require_free(target, overwrite=overwrite or partial_file(target).is_file())
         opened = open_model(model, device, dtype)
-        count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
+        count = predict_file(opened, data, target, labels=names, **columns)
         result = {"file": str(target), "rows": count}
-        print_json(result) if json else print_result(f"{target}: {translate(plural(count, 'row'))}")
+        print_json(result) if json else print_result(f"{target}: " + plural(count, "row"))
         return
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines

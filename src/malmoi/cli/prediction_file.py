@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from malmoi.cli.output import note, one_line, say
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
@@ -75,7 +76,9 @@ def predict_file(
     With `labels` the rows are classified by the labels' names alone.
     """
     if out.suffix not in WRITERS:
-        raise UsageError(f"--out {out} should end in one of {' '.join(WRITERS)}.")
+        raise UsageError(
+            "--out {out} should end in one of {writers}.", out=out, writers=" ".join(WRITERS)
+        )
     given = {name: column for name, column in (("text", text), ("pair", pair)) if column}
     source = _table_source(data, {}, given) if labels else _source(model, data, given)
     total = sum(1 for _ in source.rows())
@@ -84,7 +87,7 @@ def predict_file(
     partial = partial_file(out)
     made = _resume(partial, _fingerprint(model, data, [*source.names, *labels]))
     if made:
-        say(f"Resuming after row {made:,} of {total:,}.")
+        say(msg("Resuming after row {made:,} of {total:,}.", made=made, total=total))
     with partial.open("a", encoding="utf-8") as file:
         rows = islice(source.rows(), made, None)
         while some := list(islice(rows, ROWS_AT_ONCE)):
@@ -135,22 +138,20 @@ class RowSource:
         try:
             return function(row)
         except BadRow as error:
-            raise MalmoiError(f"{error}.") from error
+            raise MalmoiError("{error}.", error=error) from error
 
 
 def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
     """The rows in the format of the model's own task, or of a table with the columns it reads."""
-    from malmoi.evaluation.guess import example_input, prediction_format
+    from malmoi.evaluation.guess import prediction_format
 
     task = None if given else prediction_format(model, data)
     if task is None:
         known = model.input_columns if "text" in given else _known_columns(model, data)
         return _table_source(data, known, given)
-    say(f"{data} has the format of {task.name}.")
+    say(msg("{data} has the format of {task}.", data=data, task=task.name))
     read, example = task.rows, task.example
-    return RowSource(
-        lambda: read(data), lambda row: example_input(example(row)), (f"task:{task.name}",)
-    )
+    return RowSource(lambda: read(data), lambda row: example(row).input, (f"task:{task.name}",))
 
 
 def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]) -> RowSource:
@@ -161,10 +162,11 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     rows = RowSource(lambda: any_rows(data, named), lambda row: row, ())
     first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
     if not first:
-        raise MalmoiError(f"There are no rows in {data}.")
+        raise MalmoiError("There are no rows in {data}.", data=data)
     if ".txt" in data.suffixes and len(first[0]) == 1:
         raise UsageError(
-            f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
+            "{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}",
+            data=data,
         )
     columns = _columns(first, data, known, given)
     return replace(
@@ -178,12 +180,17 @@ def _columns(
     """The columns that are read: those given, those that the model learnt from, or a guess."""
     taken = [name for name in ADDED if name in first[0]]
     if taken:
-        raise UsageError(f"{data} already has a column {taken[0]!r}; rename it first.")
+        raise UsageError(
+            "{data} already has a column {taken!r}; rename it first.", data=data, taken=taken[0]
+        )
     missing = [n for column in known.values() for n in column.split(",") if n not in first[0]]
     if missing and len(known) > 1 and not given:
         raise UsageError(
-            f"{data} has no column {missing[0]!r}, which this model reads; its columns are "
-            f"{', '.join(first[0])[:200]}. Name them: --text COLUMN --pair COLUMN."
+            "{data} has no column {missing!r}, which this model reads; its columns are "
+            "{first}. Name them: --text COLUMN --pair COLUMN.",
+            data=data,
+            missing=missing[0],
+            first=", ".join(first[0])[:200],
         )
     found = {name: column for name, column in known.items() if column not in missing}
     found |= given
@@ -192,12 +199,23 @@ def _columns(
         found = {"text": text_column(first, others, str(data))} | found
     for name in (found["text"], *([found["pair"]] if "pair" in found else [])):
         if name not in first[0]:
-            raise UsageError(f"{data} has no column {name!r}.{nearest(name, first[0])}")
+            raise UsageError(
+                "{data} has no column {name!r}.{hint}",
+                data=data,
+                name=name,
+                hint=nearest(name, first[0]),
+            )
     if "text" not in given:
         say(", ".join(f"{name} = {column}" for name, column in found.items()))
     empty = sum(not _has_text(row.get(found["text"])) for row in first)
     if empty:
-        note(f"{empty:,} of the first {len(first):,} rows have no text and get no prediction.")
+        note(
+            msg(
+                "{empty:,} of the first {first:,} rows have no text and get no prediction.",
+                empty=empty,
+                first=len(first),
+            )
+        )
     return found
 
 

@@ -8,15 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from malmoi.api.records import StartOptions
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
-from malmoi.cli.options import option
+from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
+from malmoi.cli.options import option, options_of
 from malmoi.cli.output import format_span, print_facts, print_json, print_result, say
 from malmoi.errors import UsageError, nearest
-from malmoi.system.language import plural, translate
+from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.untrusted import read_object
+from malmoi.training.recipe import BUDGETS, TrainConfig
 
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # the default budget
@@ -43,17 +45,9 @@ def pretrain_command(
     out: Path | None = option(
         None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"
     ),
-    minutes: opt.Minutes = None,
-    tokens: opt.Tokens = None,
-    epochs: opt.Epochs = None,
-    steps: opt.Steps = None,
-    seed: opt.Seed = None,
-    track: opt.Track = None,
+    budget: dict[str, Any] = options_of(TrainConfig),
     settings: opt.Set = None,
-    tokenizer: Path | None = option(
-        None, "Existing tokenizer.", shown="train a new one", metavar="DIR"
-    ),
-    start: str | None = option(None, "Model to continue from.", shown="new weights", metavar="DIR"),
+    origin: dict[str, Any] = options_of(StartOptions),
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     dry_run: bool = option(False, "Only estimate the cost of the run.", "--dry-run"),
@@ -71,10 +65,8 @@ def pretrain_command(
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
-    from malmoi.training.recipe import BUDGETS
     from malmoi.training.recipes import SIZED
 
-    budget = given(locals(), "minutes", "tokens", "epochs", "steps", "seed", "track")
     changes: dict[str, Any] = dict(changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
@@ -85,10 +77,10 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     load_torch()
     if dry_run and recipe in SIZED:
-        _explain(recipe, sources, changes, tokenizer, device, json)
+        _explain(recipe, sources, {**changes, **origin, "device": device}, json)
         return
     if dry_run:
-        _foresee(recipe, changes, tokenizer, start, device, json)
+        _foresee(recipe, changes, {**origin, "device": device}, json)
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
@@ -96,10 +88,18 @@ def pretrain_command(
             f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
             for name, value in changes.items()
         )
-        say(f"recipe = {recipe}, out = {folder}{', ' if shown else ''}{shown}")
+        say(
+            msg(
+                "recipe = {recipe}, out = {folder}{value}{shown}",
+                recipe=recipe,
+                folder=folder,
+                value=", " if shown else "",
+                shown=shown,
+            )
+        )
     from malmoi.training.pretrain import run_pretraining
 
-    changes |= dict(tokenizer=tokenizer, start=start, device=device, overwrite=overwrite)
+    changes |= {**origin, "device": device, "overwrite": overwrite}
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _tell(folder, json)
@@ -118,7 +118,7 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
         return {}
     note_missing_header(list(rows[0]), str(file))
     column = text_column(rows, list(rows[0]), str(file))
-    say(f"text = {column}")
+    say(msg("text = {column}", column=column))
     return {"data.text": column}
 
 
@@ -136,7 +136,7 @@ def recipe_and_sources(
         _check_source(source, named=True)
     sources = [*others, *(data or ())]
     if not sources:
-        raise UsageError(f"{recipe} needs text: malmoi pretrain {recipe} FILE…")
+        raise UsageError("{recipe} needs text: malmoi pretrain {recipe} FILE…", recipe=recipe)
     if sources.count("-") > 1:
         raise UsageError("- was given twice; standard input can be read only once.")
     return recipe, sources
@@ -160,57 +160,58 @@ def _check_source(word: str, *, named: bool) -> None:
     if named:
         require_path(Path(path))
     hint = similar_path(Path(path)) or nearest(word, RECIPES)
-    raise UsageError(f"There is no recipe, file or folder {word!r}.{hint}")
+    raise UsageError("There is no recipe, file or folder {word!r}.{hint}", word=word, hint=hint)
 
 
-def _explain(
-    kind: str,
-    data: list[str],
-    changes: dict[str, Any],
-    tokenizer: Path | None,
-    device: str | None,
-    json: bool,
-) -> None:
+def _explain(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
     """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
-    sized = explain_size(kind, data, tokenizer=tokenizer, device=device, **changes)
+    sized = explain_size(kind, data, **changes)
     if json:
         print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
     for sentence in sized.reasons:
-        print_result(translate(sentence))
+        print_result(msg(sentence))
 
 
-def _foresee(
-    name: str,
-    changes: dict[str, Any],
-    tokenizer: Path | None,
-    start: str | None,
-    device: str | None,
-    json: bool,
-) -> None:
+def _foresee(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
+    from malmoi.training.budget import FEW_UPDATES, smallest_batch
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
-    from malmoi.training.pace import FEW_UPDATES, smallest_batch
-    from malmoi.training.resolve import resolve_recipe
+    from malmoi.training.recipes import resolve_recipe
     from malmoi.training.trainer import SMALLER_RECIPES
 
-    recipe, made = estimate_run(
-        resolve_recipe(name, changes), tokenizer=tokenizer, start=start, device=device
-    )
+    recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:
         print_json({"recipe": recipe.to_dict(), **made.to_dict()})
         return
     parts = ("weights", "gradients", "optimizer", "activations")
-    memory = ", ".join(f"{translate(part)} {format_size(getattr(made, part))}" for part in parts)
-    speed = f"{EXPECTED_UTILISATION:.0%} of {made.ceiling / 1e12:.2f} TFLOP/s measured"
+    memory = joined(", ", (msg(part) + f" {format_size(getattr(made, part))}" for part in parts))
+    speed = msg(
+        "{utilisation:.0%} of {ceiling:.2f} TFLOP/s measured",
+        utilisation=EXPECTED_UTILISATION,
+        ceiling=made.ceiling / 1e12,
+    )
     rows = [
-        ("recipe", f"{recipe.name} (malmoi recipes {recipe.name} shows its settings)"),
+        (
+            "recipe",
+            msg("{recipe} (malmoi recipes {recipe} shows its settings)", recipe=recipe.name),
+        ),
         ("parameters", f"{made.parameters:,}"),
-        ("tokens", f"about {made.tokens:,}"),
+        ("tokens", msg("about {tokens:,}", tokens=made.tokens)),
         ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
-        ("memory", f"about {format_size(made.memory)}: {memory}"),
-        ("time", f"about {translate(format_span(made.seconds))} at {translate(speed)}"),
+        (
+            "memory",
+            msg("about {memory}: {memory2}", memory=format_size(made.memory), memory2=memory),
+        ),
+        (
+            "time",
+            msg(
+                "about {seconds} at {speed}",
+                seconds=format_span(made.seconds),
+                speed=speed,
+            ),
+        ),
     ]
     print_facts(("what", "expected"), rows)
     smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
@@ -218,8 +219,12 @@ def _foresee(
     if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:
         minutes = plural(recipe.train.minutes, "minute")
         say(
-            f"That is too little to learn from: malmoi pretrain {smaller} chooses a size for "
-            f"{minutes}."
+            msg(
+                "That is too little to learn from: malmoi pretrain {smaller} chooses a size "
+                "for {minutes}.",
+                smaller=smaller,
+                minutes=minutes,
+            )
         )
 
 
@@ -237,12 +242,19 @@ def _tell(out: Path, json: bool) -> None:
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     shown = {n: f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for n, v in named.items()}
-    words = [f"{name.replace('_', ' ')} {value}" for name, value in shown.items()]
-    print_result(f"{out}: {', '.join(map(translate, words))}")
+    words = (msg(name.replace("_", " ") + " {value}", value=v) for name, v in shown.items())
+    print_result(joined(": ", (str(out), joined(", ", words))))
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
     causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
     folder = shlex.quote(str(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
     use = f"malmoi {use.format(folder)}"
-    say(f"Next: {use}, malmoi serve -m {folder}, {out}/report.html")
+    say(
+        msg(
+            "Next: {use}, malmoi serve -m {folder}, {out}/report.html",
+            use=use,
+            folder=folder,
+            out=out,
+        )
+    )

@@ -6,6 +6,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model
 from malmoi.cli.options import count, option
 from malmoi.cli.output import print_json, print_table, say
+from malmoi.messages import msg
 from malmoi.report.console import progress_bar
 
 
@@ -28,7 +29,7 @@ def probe_command(
 
     Example: malmoi probe --model runs/tiny-bert --data en_ewt.dev.conllu
     """
-    from malmoi.evaluation.probe import probe_model, read_probe_rows
+    from malmoi.interpret.probe import probe_model, read_probe_rows
 
     rows = read_probe_rows(data, label)
     held = None if test is None else read_probe_rows(test, label)
@@ -38,8 +39,14 @@ def probe_command(
         print_json(found.to_dict())
         return
     say(
-        f"{len(found.labels)} labels; trained on {found.train:,} examples, tested on "
-        f"{found.test:,}. Most frequent label: {found.majority:.1%}."
+        msg(
+            "{labels} labels; trained on {train:,} examples, tested on {test:,}. Most "
+            "frequent label: {majority:.1%}.",
+            labels=len(found.labels),
+            train=found.train,
+            test=found.test,
+            majority=found.majority,
+        )
     )
     cells = (
         (one.layer, f"{one.accuracy:.1%}", f"{one.control:.1%}", progress_bar(one.accuracy))

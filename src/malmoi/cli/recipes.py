@@ -10,8 +10,9 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
-from malmoi.config import Config, ModelConfig, field_comments
-from malmoi.system.language import setting_meaning, translate
+from malmoi.config import ModelConfig
+from malmoi.messages import msg, translate
+from malmoi.settings import Config, settings_of
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -58,7 +59,13 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        return name, "auto", "auto", "auto", translate(f"{recipe.objective}, fitted to your text")
+        return (
+            name,
+            "auto",
+            "auto",
+            "auto",
+            translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
+        )
     size = format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
@@ -66,7 +73,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
 def _about(recipe: "Recipe") -> str:
     """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
-        return translate(f"{recipe.objective}, changed for speed")
+        return translate(msg("{objective}, changed for speed", objective=recipe.objective))
     paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
     return f"{recipe.objective}, {paper[1] if paper else translate(recipe.about).split(';')[0]}"
 
@@ -102,14 +109,14 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _show(recipe: "Recipe") -> None:
-    """Prints every setting by its --set name, with its meaning: in English the source's comment."""
+    """Prints every setting by its --set name, with its meaning."""
     print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
     print_table(("--set", "value", "meaning"), rows)
 
 
 def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    comments = field_comments(type(record))
+    known = settings_of(type(record))
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, Config):
@@ -117,4 +124,4 @@ def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]
         elif prefix or field.name == "objective":
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             name = f"{prefix}{field.name}"
-            yield name, shown, setting_meaning(name, comments.get(field.name, ""))
+            yield name, shown, translate(known[field.name].help)

@@ -8,7 +8,7 @@ from malmoi.cli.inputs import changes_of
 from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
-from malmoi.system.language import translate
+from malmoi.messages import translate
 
 
 def records_command(

@@ -1,15 +1,17 @@
 """`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from malmoi.api.records import StudySettings
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import argument, option
+from malmoi.cli.options import argument, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table
 from malmoi.errors import UsageError
-from malmoi.system.language import language
+from malmoi.messages import language
 
 CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.txt to several words
 
@@ -21,17 +23,7 @@ def study_command(
         None, "Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"
     ),
     out: Path | None = option(None, "Study folder.", "--out", "-o", metavar="DIR"),
-    scale: str = option("cpu", "Scale of the study: cpu, gpu-minutes or paper.", metavar="NAME"),
-    seeds: int | None = option(
-        None, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
-    ),
-    workers: int | None = option(
-        None,
-        "Cells to run in parallel, each in its own process.",
-        metavar="N",
-        shown="one per core; 1 on a GPU",
-    ),
-    device: opt.Device = None,
+    options: dict[str, Any] = options_of(StudySettings, workers=0),
     json: opt.Json = False,
 ) -> None:
     """Reproduce a published table or figure and compare the numbers.
@@ -44,21 +36,18 @@ def study_command(
         _list(json)
         return
     if out is None:
-        raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
+        raise UsageError("The study {name} needs a folder: --out runs/{name}", name=name)
     load_torch()
-    from malmoi.studies.registry import named_study
     from malmoi.studies.run import StudyRunConfig, run_study
+    from malmoi.studies.study import named_study
 
     sources = [*(data or ()), *ctx.args]
-    options = StudyRunConfig(
-        scale=scale, data=sources, seeds=seeds or 0, workers=workers or 0, device=device
-    )
-    result = run_study(named_study(name), out, options)
+    result = run_study(named_study(name), out, StudyRunConfig(data=sources, **options))
     print_json(result.facts) if json else print_result(result.report.read_text("utf-8"), end="")
 
 
 def _list(json: bool) -> None:
-    from malmoi.studies.registry import MODULES, named_study
+    from malmoi.studies.study import MODULES, named_study
 
     rows = [
         {"study": one.name, "about": getattr(one.about, language()), "paper": one.paper}

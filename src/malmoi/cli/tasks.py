@@ -6,7 +6,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import complete_tasks
 from malmoi.cli.options import argument
 from malmoi.cli.output import print_json, print_table
-from malmoi.system.language import translate
+from malmoi.messages import translate
 
 
 def tasks_command(

@@ -3,17 +3,18 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.api.records import TokenizerSettings
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
-from malmoi.cli.options import argument, count, described, option
+from malmoi.cli.options import argument, count, described, option, options_of
 from malmoi.cli.output import print_json, print_result, print_table, say
+from malmoi.messages import joined, msg, plural
 from malmoi.report.console import end_status
 from malmoi.system.files import output_folder, require_free, write_text
-from malmoi.system.language import plural, translate
 
 if TYPE_CHECKING:
     from malmoi.tokenizer import Tokenizer
@@ -26,20 +27,7 @@ def train_command(
         list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, or builtin:sotu.")
     ],
     out: opt.Out,
-    kind: str = option(
-        "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
-    ),
-    vocab: int = count(30_000, "Vocabulary size."),
-    lowercase: bool | None = option(
-        None,
-        "Lowercase the text first.",
-        "--lowercase/--no-lowercase",
-        shown="depends on the kind",
-    ),
-    min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
-    morphemes: Literal["none", "kiwi"] = option(
-        "none", "kiwi: split Korean words into morphemes first (pip install kiwipiepy)."
-    ),
+    settings: dict[str, Any] = options_of(TokenizerSettings),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -55,21 +43,15 @@ def train_command(
     require_free(out, overwrite=overwrite)
     reader = read_documents(sources)
     texts = (document.text for document in require_documents([reader]))
-    tokenizer = train_tokenizer(
-        texts,
-        kind=kind,
-        vocab=vocab,
-        lowercase=lowercase,
-        min_frequency=min_frequency,
-        morphemes=morphemes,
-    )
+    tokenizer = train_tokenizer(texts, **settings)
     end_status()
     for sentence in reader.describe():
         say(sentence)
     tokenizer.save(out)
+    kind = tokenizer.kind
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
     print_json(result) if json else print_result(
-        f"{out}: {kind}, {translate(plural(tokenizer.vocab_size, 'token'))}"
+        f"{out}: {kind}, " + plural(tokenizer.vocab_size, "token")
     )
 
 
@@ -120,15 +102,30 @@ def extend_command(
     if json:
         print_json(result)
         return
-    shown = translate(
-        f"{len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
-        f"{before[0]:.3f} tokens per character before, {now[0]:.3f} now."
+    shown = msg(
+        "{pieces:,} tokens added, {vocab_size:,} in all; {before:.3f} tokens per character before, "
+        "{now:.3f} now.",
+        pieces=len(found.pieces),
+        vocab_size=found.tokenizer.vocab_size,
+        before=before[0],
+        now=now[0],
     )
-    unknown = f"Of the tokens, {before[1]:.1%} were unknown before, {now[1]:.1%} now."
-    print_result(f"{out}: {shown}" + (f" {translate(unknown)}" if before[1] else ""))
+    if before[1]:
+        shown += msg(
+            " Of the tokens, {before:.1%} were unknown before, {now:.1%} now.",
+            before=before[1],
+            now=now[1],
+        )
+    print_result(joined(": ", (str(out), shown)))
     if (out / "recipe.json").is_file():
         folder, text = shlex.quote(str(out)), shlex.quote(data[0])
-        say(f"Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10")
+        say(
+            msg(
+                "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
+                folder=folder,
+                text=text,
+            )
+        )
 
 
 def _fit(words: "Tokenizer", texts: list[str]) -> tuple[float, float]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from malmoi.inference import Model
-from malmoi.inference.generation.config import GenerationConfig
-from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.token_selection import new_sequences
-from malmoi.model.int8 import memory_of
+from malmoi.kernels.fast_argmax import fast_argmax_for
+from malmoi.kernels.int8 import memory_of
 
 SECONDS = 1.0  # minimum measuring time; at least two rounds
 # in tokens, if the context has room

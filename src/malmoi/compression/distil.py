@@ -21,6 +21,7 @@ from malmoi.finetuning.finetune import run_all
 from malmoi.finetuning.run_state import distillation_record
 from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
 from malmoi.system.files import make_folder
 from malmoi.system.run_folder import RunFolder
@@ -29,7 +30,7 @@ from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
 from malmoi.training.data.encode import Stores
 from malmoi.training.data.store import Store
 from malmoi.training.device import choose_execution
-from malmoi.training.loss_module import LossModule
+from malmoi.training.loss_module import LossModule, validate
 from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import join_process_group
@@ -37,7 +38,6 @@ from malmoi.training.prepare import DISTIL
 from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, read_recipe
 from malmoi.training.samples import make_feeds
-from malmoi.training.validate import validate
 
 # DistilBERT's 5 · KL + 2 · MLM + 1 · cosine (Sanh et al. 2019, their code): the share of the
 # teacher's scores, and of the hidden states against those
@@ -124,16 +124,20 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
     """Opens the teacher, which must be a whole model with trainable weights and a tokenizer."""
     if Path(source).suffix == ".gguf":
         raise UsageError(
-            f"{source} is a GGUF file, which cannot be trained: give the folder of the model it "
-            "was made from."
+            "{source} is a GGUF file, which cannot be trained: give the folder of the model "
+            "it was made from.",
+            source=source,
         )
     checkpoint = open_whole(source, out)
     if checkpoint.network.features is not None:
         raise UsageError(
-            f"{source} is a small model on frozen layers: fine-tune the whole model and use that."
+            "{source} is a small model on frozen layers: fine-tune the whole model and use that.",
+            source=source,
         )
     if checkpoint.tokenizer is None:
-        raise UsageError(f"{source} has no tokenizer; put its tokenizer.json beside the weights.")
+        raise UsageError(
+            "{source} has no tokenizer; put its tokenizer.json beside the weights.", source=source
+        )
     checkpoint.network.float()
     return checkpoint
 
@@ -157,7 +161,11 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
         layers = max(1, depth // 2)
     if isinstance(layers, int):
         if not 1 <= layers <= depth:
-            raise UsageError(f"A student of this teacher has 1 to {depth} layers, not {layers}.")
+            raise UsageError(
+                "A student of this teacher has 1 to {depth} layers, not {layers}.",
+                depth=depth,
+                layers=layers,
+            )
         return tuple(round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))
     return tuple(layers)
 
@@ -169,15 +177,18 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
             "Give either --layers or --student: a given student has its own number of layers."
         )
     if count_parameters(found.network) > count_parameters(teacher.network):
-        raise UsageError(f"The student {found.source} is larger than its teacher; swap the two.")
+        raise UsageError(
+            "The student {source} is larger than its teacher; swap the two.", source=found.source
+        )
     own = found.required_tokenizer
     wanted = teacher.required_tokenizer
     if is_framed(wanted) and not is_framed(own):  # a GPT that is not fine-tuned yet
         own = add_frame_tokens(own)
     if own.fingerprint() != wanted.fingerprint():
         raise UsageError(
-            f"The student {found.source} has a different vocabulary from its teacher; they must "
-            "share one."
+            "The student {source} has a different vocabulary from its teacher; they must "
+            "share one.",
+            source=found.source,
         )
     return replace(found, tokenizer=wanted)
 
@@ -221,8 +232,9 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
         )
     if settings.length > teacher.network.config.context:
         raise UsageError(
-            f"length={settings.length} is more than the teacher's {teacher.network.config.context} "
-            "tokens."
+            "length={length} is more than the teacher's {context} tokens.",
+            length=settings.length,
+            context=teacher.network.config.context,
         )
     return settings
 
@@ -231,10 +243,12 @@ def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     """The teacher's labels in its order; the rows may use fewer of them, but no others."""
     others = [label for label in work.labels if label not in teacher.labels]
     if others:
-        known = ", ".join(teacher.labels) or "none"
+        known = ", ".join(teacher.labels) or msg("none")
         raise UsageError(
-            f"The rows have the label {others[0]!r}, which the teacher does not have (it has: "
-            f"{known})."
+            "The rows have the label {others!r}, which the teacher does not have (it has: "
+            "{known}).",
+            others=others[0],
+            known=known,
         )
     return teacher.labels if work.labels else ()
 
@@ -267,8 +281,9 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
         or student.network.config.vocab != teacher.network.config.vocab
     ):
         raise UsageError(
-            f"The student needs an {head} head over {teacher.network.config.vocab:,} tokens, as "
-            "its teacher has."
+            "The student needs an {head} head over {vocab:,} tokens, as its teacher has.",
+            head=head,
+            vocab=teacher.network.config.vocab,
         )
     recipe = _recipe(teacher, student, kind)
     if lesson.overwrite:

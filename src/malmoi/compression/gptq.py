@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.quantized import Packing, Quantized, clipped_scales
+from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
+from malmoi.checkpoint.weights import Quantized
 from malmoi.errors import UsageError
+from malmoi.kernels.int8_row import STRIDE
 from malmoi.model import Network
-from malmoi.model.int8 import QuantizedLinear
-from malmoi.model.int8_row import STRIDE
 from malmoi.system.machine import float64_device
 from malmoi.text.documents import read_documents
 
@@ -47,10 +47,8 @@ def round_calibrated(
     network.to("cpu")
     for name, part in list(network.named_modules()):
         if part in found:
-            weight = found[part].packed()
-            assert weight is not None
             assert isinstance(part, nn.Linear)
-            network.set_submodule(name, QuantizedLinear(weight, part.bias))
+            assert place_quantized(network, name, found[part], part.bias)
 
 
 def _check(network: Network, packing: Packing) -> None:
@@ -61,8 +59,10 @@ def _check(network: Network, packing: Packing) -> None:
         )
     if packing.group % STRIDE:
         raise UsageError(
-            f"GPTQ needs groups of a multiple of {STRIDE} inputs, not {packing.group}; choose "
-            "another --group."
+            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
+            "--group.",
+            stride=STRIDE,
+            group=packing.group,
         )
 
 
@@ -81,7 +81,10 @@ def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
     count = min(len(ids), MAX_CALIBRATION_TOKENS) // body
     if count < 1:
         raise UsageError(
-            f"{calibration} has {len(ids):,} tokens, too few for a row of {body}; give more text."
+            "{calibration} has {ids:,} tokens, too few for a row of {body}; give more text.",
+            calibration=calibration,
+            ids=len(ids),
+            body=body,
         )
     rows = torch.tensor(ids[: count * body]).view(count, body)
     before = torch.tensor(frame[:1], dtype=rows.dtype).expand(count, -1)

@@ -85,7 +85,11 @@ def _of_rows(
     reading = Predictor.of(checkpoint)
     kind = head_kind(task)
     if kind.head not in checkpoint.network.heads:
-        raise UsageError(f"This model has no {kind.head} head, which the task {task.name} needs.")
+        raise UsageError(
+            "This model has no {head} head, which the task {task} needs.",
+            head=kind.head,
+            task=task.name,
+        )
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(examples)
     view = FeatureView.of(reading, reading.labels)

@@ -13,7 +13,7 @@ from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model, load
 from malmoi.inference.export import read_whole
-from malmoi.model.int8 import is_quantized
+from malmoi.kernels.int8 import is_quantized
 from malmoi.text.documents import read_documents
 
 
@@ -23,10 +23,12 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     checkpoint.network.require_attention("Compression")
     source = checkpoint.source
     if source is None or source.resolve() == out.expanduser().resolve():
-        raise UsageError(f"--out {out} is the model itself; choose another folder.")
+        raise UsageError("--out {out} is the model itself; choose another folder.", out=out)
     packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
     if packed or is_quantized(checkpoint.network):
-        raise UsageError(f"{model} is already quantised; start from the model it was made from.")
+        raise UsageError(
+            "{model} is already quantised; start from the model it was made from.", model=model
+        )
     return checkpoint
 
 
@@ -35,12 +37,11 @@ def check_rows(task: str | Task | None, *files: Path | None) -> None:
         raise UsageError("--task describes the rows in --data: give --data too.")
 
 
-def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
+def measures(model: str | Path, judge: JudgedOptions) -> dict[str, float]:
     """The metrics of a model in a folder; empty, without opening it, if there is no data."""
-    data = judged.get("data")
-    if data is None:
+    if judge.data is None:
         return {}
-    return measured(load(model, device=judged.get("device")), judged.get("task"), data)
+    return measured(load(model, device=judge.device), judge.task, judge.data)
 
 
 def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:

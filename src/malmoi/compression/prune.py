@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,12 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.importance import part_importance
 from malmoi.compression.models import check_rows, measures, open_whole, paired
-from malmoi.compression.options import JudgedOptions, PruneOptions
+from malmoi.compression.options import JudgedOptions
 from malmoi.compression.result import CompressionResult
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.tasks import Task
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.training.parallel import join_process_group
 
@@ -28,9 +29,7 @@ from malmoi.training.parallel import join_process_group
 PrunedPart = Callable[[str, Tensor], Tensor]
 
 
-def prune_model(
-    model: str | Path, out: str | Path, **options: Unpack[PruneOptions]
-) -> CompressionResult:
+def prune_model(model: str | Path, out: str | Path, **options: Any) -> CompressionResult:
     """Prunes a model with exactly one method, saves it, and reports size and metrics.
 
     `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
@@ -39,33 +38,37 @@ def prune_model(
     (text, or rows of the task). The pruned model should be trained further.
     """
     train = options.pop("train", None)
-    judged = JudgedOptions(
-        task=options.get("task"), data=options.get("data"), device=options.get("device")
-    )
-    chosen = {
-        name: value for name, value in options.items() if name not in judged and value is not None
-    }
+    judge = JudgedOptions(**{name: options.pop(name, None) for name in ("task", "data", "device")})
+    chosen = {name: value for name, value in options.items() if value is not None}
     for name in chosen:
         if name not in PRUNE_METHODS:
-            raise UsageError(f"There is no method {name!r} to prune.{nearest(name, PRUNE_METHODS)}")
+            raise UsageError(
+                "There is no method {name!r} to prune.{hint}",
+                name=name,
+                hint=nearest(name, PRUNE_METHODS),
+            )
     if len(chosen) != 1:
-        problem = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
-        raise UsageError(
-            f"Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}."
+        problem = (
+            msg("these are {chosen}: {chosen2}", chosen=len(chosen), chosen2=", ".join(chosen))
+            if chosen
+            else msg("none is given")
         )
-    task = judged["task"]
-    check_rows(task, train, judged["data"])
+        raise UsageError(
+            "Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}.",
+            problem=problem,
+        )
+    check_rows(judge.task, train, judge.data)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
     way, how = next(iter(chosen.items()))
     if train is not None:
-        smaller = _by_loss(checkpoint, way, how, (task, train), judged["device"])
+        smaller = _by_loss(checkpoint, way, how, (judge.task, train), judge.device)
     else:
         smaller = PRUNE_METHODS[way](checkpoint.network, how)
-    before = {"zeros": zeros(checkpoint.network)} | measures(source, judged)
+    before = {"zeros": zeros(checkpoint.network)} | measures(source, judge)
     write_checkpoint(replace(checkpoint, network=smaller), out)
-    after = {"zeros": zeros(smaller)} | measures(out, judged)
+    after = {"zeros": zeros(smaller)} | measures(out, judge)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), paired(before, after))
 
 
@@ -79,7 +82,9 @@ def _by_loss(
     """Prunes by importance to the loss on text or rows."""
     if way not in RANKED_METHODS:
         raise UsageError(
-            f"--train ranks {' and '.join(RANKED_METHODS)} by their importance, not {way}."
+            "--train ranks {methods} by their importance, not {way}.",
+            methods=" and ".join(RANKED_METHODS),
+            way=way,
         )
     _count(share, 1, way)  # fail on a bad share before the work
     sizes = part_importance(checkpoint, way, *rows, join_process_group(device).device)
@@ -105,7 +110,8 @@ def sparsified(network: Network, share: float) -> Network:
     """Sets the smallest weights of each linear map to zero (Han et al. 2015)."""
     if not 0 < share < 1:
         raise UsageError(
-            f"sparsity is the share of weights set to zero, between 0 and 1, not {share:g}."
+            "sparsity is the share of weights set to zero, between 0 and 1, not {share:g}.",
+            share=share,
         )
     network = deepcopy(network)
     for linear in _linear_maps(network):
@@ -125,8 +131,9 @@ def patterned(network: Network, pattern: str) -> Network:
     for linear in _linear_maps(network):
         if linear.in_features % block:
             raise UsageError(
-                f"The pattern {pattern} does not divide {linear.in_features} inputs; choose "
-                "another."
+                "The pattern {pattern} does not divide {features} inputs; choose another.",
+                pattern=pattern,
+                features=linear.in_features,
             )
         _clear(linear, block, stay)
     return network
@@ -145,8 +152,9 @@ def _counts(pattern: str) -> tuple[int, int]:
     stay, colon, block = pattern.partition(":")
     if not (colon and stay.isdecimal() and block.isdecimal() and 0 < int(stay) < int(block)):
         raise UsageError(
-            f"A pattern is two numbers such as 2:4 (two of every four are kept); {pattern!r} is "
-            "not."
+            "A pattern is two numbers such as 2:4 (two of every four are kept); {pattern!r} "
+            "is not.",
+            pattern=pattern,
         )
     return int(stay), int(block)
 
@@ -173,8 +181,9 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         )
     if not stay or stay != sorted(set(stay)) or not 0 <= stay[0] <= stay[-1] < config.depth:
         raise UsageError(
-            f"layers are the ones to keep, each once and in order, from 0 to {config.depth - 1}; "
-            f"not {layers}."
+            "layers are the ones to keep, each once and in order, from 0 to {depth}; not {layers}.",
+            depth=config.depth - 1,
+            layers=layers,
         )
     patterns = [config.attention[i % len(config.attention)] for i in stay]
     attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
@@ -190,7 +199,7 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
         return [int(part) for part in parts]
     except ValueError:
         raise UsageError(
-            f"layers are comma-separated numbers, such as 0,2,4; not {layers}."
+            "layers are comma-separated numbers, such as 0,2,4; not {layers}.", layers=layers
         ) from None
 
 
@@ -277,7 +286,11 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
 
 def _count(share: float, whole: int, what: str) -> int:
     if not 0 < share <= 1:
-        raise UsageError(f"{what} is the share to keep, above 0 and at most 1, not {share:g}.")
+        raise UsageError(
+            "{what} is the share to keep, above 0 and at most 1, not {share:g}.",
+            what=what,
+            share=share,
+        )
     return max(1, round(share * whole))
 
 

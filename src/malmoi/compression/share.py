@@ -45,17 +45,22 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
     c = old.config
     if not 1 <= groups <= c.distinct:
         raise UsageError(
-            f"This model has {c.distinct} distinct layers: groups must be 1 to {c.distinct}, not "
-            f"{groups}."
+            "This model has {distinct} distinct layers: groups must be 1 to {distinct}, not "
+            "{groups}.",
+            distinct=c.distinct,
+            groups=groups,
         )
     if embedding and not 2 <= embedding <= c.token_width:
         raise UsageError(
-            f"This model's embedding is {c.token_width} wide: give 2 to {c.token_width}, not "
-            f"{embedding}."
+            "This model's embedding is {width} wide: give 2 to {width}, not {embedding}.",
+            width=c.token_width,
+            embedding=embedding,
         )
     if embedding not in (0, c.token_width) and c.token_width != c.width:
         raise UsageError(
-            f"This model's embedding is factorised already ({c.token_width} of {c.width})."
+            "This model's embedding is factorised already ({width} of {width2}).",
+            width=c.token_width,
+            width2=c.width,
         )
     # a block shared by several layers has the norm that all but the first have
     first_norm = c.first_norm or groups < c.distinct

@@ -36,6 +36,7 @@ from malmoi.corpus.quality import QualityScorer, sample_texts
 from malmoi.corpus.stats import StepStats, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
@@ -62,7 +63,7 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     passing = (LOCK_NAME, PARTIAL_SUFFIX)
     others = any(not file.name.endswith(passing) for file in out.iterdir())
     if others and not (out / "corpus.json").is_file():
-        raise UsageError(f"{out} is not empty and holds no corpus; choose another folder.")
+        raise UsageError("{out} is not empty and holds no corpus; choose another folder.", out=out)
     found = corpus_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
@@ -163,7 +164,10 @@ def run_build(
         found = begin_build(plan.out, record, overwrite=overwrite)
         if FINISHED in found:
             logger.info(
-                f"{plan.out} is finished; --overwrite (overwrite=True) discards it and starts over."
+                msg(
+                    "{out} is finished; --overwrite (overwrite=True) discards it and starts over.",
+                    out=plan.out,
+                )
             )
         elif part:
             with folder_lock(plan.work.folder / f"part-{part.replace('/', '-of-')}"):
@@ -184,7 +188,9 @@ def _check(plan: CorpusPlan) -> None:
     for source in plan.sources:
         if clash := source.clash(plan.out):
             raise UsageError(
-                f"{plan.out} and {clash} overlap; write the corpus to a folder of its own."
+                "{out} and {clash} overlap; write the corpus to a folder of its own.",
+                out=plan.out,
+                clash=clash,
             )
 
 
@@ -210,14 +216,22 @@ def _work_on_part(plan: CorpusPlan) -> None:
         left = sum(not plan.work.is_done(n, step) for n in shards)
         if left:
             logger.info(
-                f"Part {plan.execution.part} waits for the others ({left:,} of {len(shards):,} "
-                "shards): when all parts have ended, run them again."
+                msg(
+                    "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
+                    "all parts have ended, run them again.",
+                    part=plan.execution.part,
+                    left=left,
+                    shards=len(shards),
+                )
             )
             return
         do_next(plan, shards)
     logger.info(
-        f"Part {plan.execution.part} is done: when all parts are, the same command without --part "
-        "writes the corpus."
+        msg(
+            "Part {part} is done: when all parts are, the same command without --part writes "
+            "the corpus.",
+            part=plan.execution.part,
+        )
     )
 
 
@@ -263,9 +277,9 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
+    for line in bad:
+        logger.info(line)
     if not found["documents"]:
-        for line in bad:
-            logger.warning(line)
         raise MalmoiError("There is no text in the sources.")
     about = {"shards": found["shards"], "bad": bad}
     with folder_lock(plan.work.folder / "shared", wait=True):
@@ -385,7 +399,9 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
             for step, stage in STEP_FILES.items():
                 rules.update(plan.work.account(n, stage)[step]["rules"])
         why = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
-        raise MalmoiError(f"Every document was dropped ({why}): see --set min_words=… and --steps.")
+        raise MalmoiError(
+            "Every document was dropped ({why}): see --set min_words=… and --steps.", why=why
+        )
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(numbers) for numbers, *_ in kept])[:-1])
     for sentence in filter(None, (share.missed() for share in shares)):

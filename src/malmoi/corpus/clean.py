@@ -47,7 +47,7 @@ def clean_texts(texts: TextColumn) -> TextColumn:
     native = native_ngrams()
     rows, after = np.arange(len(texts)), texts
     if native is not None:
-        rows, after = _clean_plain(native[5], texts)
+        rows, after = _clean_plain(native["clean"], texts)
     others = TextColumn.of([clean(texts[row]) for row in rows.tolist()])
     places = np.arange(len(texts))
     places[rows] = np.arange(len(texts), len(texts) + len(rows))

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from malmoi.config import Config
 from malmoi.errors import UsageError, nearest
+from malmoi.settings import Config, find_problem, option, setting
 
 # steps enabled by --quality-reference, --decontaminate and --weights: quality, decontaminate, mix
 DEFAULT_STEPS = ("clean", "filter", "dedup")
@@ -16,64 +16,100 @@ class CorpusConfig(Config):
     A Korean word corresponds to about 1.6 English ones.
     """
 
-    steps: tuple[str, ...] = DEFAULT_STEPS
-    documents: str = "auto"  # how plain text is split: blank, blanks, line, file, auto
-    text: str = "text"  # the key or column of JSON lines and tables
-    seed: int = 0
-    shard: int = 1 << 23  # characters of raw text that are processed together and become one shard
+    steps: tuple[str, ...] = option(
+        DEFAULT_STEPS,
+        "A subset of clean,filter,dedup; the options below add their own steps.",
+        metavar="STEP,…",
+        typed=str,
+    )
+    documents: str = option(
+        "auto", "How plain text is split into documents: blank, blanks, line, file.", metavar="RULE"
+    )
+    text: str = option("text", "Key or column of the text.", metavar="COLUMN")
+    seed: int = option(0, "Random seed.", shown="0")
+    shard: int = setting(
+        1 << 23, "Characters of raw text that are processed together and become one shard.", ge=1
+    )
     # select (GPT-2 §2.1)
-    links: str = ""  # .csv, .tsv, .jsonl with url and score: keep only these pages …
-    min_score: float = 3.0  # … from this score on
-    block_domains: tuple[str, ...] = ()  # or files; by default wikipedia.org with links; none
+    links: str = option(
+        "",
+        "Keep only pages whose url has a score of 3 or more in this table (WebText).",
+        metavar="FILE",
+    )
+    min_score: float = setting(3.0, "Minimum score of a link.")
+    block_domains: tuple[str, ...] = option(
+        (),
+        "Exclude pages of these domains, or of the domains in a file.",
+        shown="wikipedia.org with links; none: no domain",
+        metavar="DOMAIN,…",
+        typed=str,
+    )
     # clean
-    menu_length: int = 40  # a longer line is not part of a menu
-    menu_share: float = 0.05  # a short line in this share of a source's documents is boilerplate …
-    menu_documents: int = 10  # … if it is in at least this many
+    menu_length: int = setting(40, "A longer line is not part of a menu.")
+    menu_share: float = setting(
+        0.05, "A short line in this share of a source's documents is boilerplate."
+    )
+    menu_documents: int = setting(10, "Documents that must have the line at least.")
     # filter
-    language: str = ""  # en, ko, …; empty: any
-    min_words: int = 30
-    max_words: int = 0  # 0: no limit, for whole books
-    min_word_length: float = 2.0  # the mean, in characters
-    max_word_length: float = 10.0
-    max_symbols: float = 0.1  # number signs and ellipses per word
-    min_letters: float = 0.6  # share of the characters that are not space
-    max_bullets: float = 0.9  # share of the lines that begin with a bullet
-    max_ellipses: float = 0.3  # share of the lines that end in an ellipsis
-    # share of the characters in repeated lines; the same for paragraphs
-    max_repeated_lines: float = 0.3
-    # share of the characters in the most frequent 2-, 3- and 4-grams of words
-    max_run: tuple[float, ...] = (0.2, 0.18, 0.16)
+    language: str = option("", "Keep only documents in this language: en, ko, …", metavar="CODE")
+    min_words: int = setting(30, "Minimum words of a document.")
+    max_words: int = setting(0, "Maximum words of a document; 0: no limit, for whole books.")
+    min_word_length: float = setting(2.0, "Minimum of the mean word length, in characters.")
+    max_word_length: float = setting(10.0, "Maximum of the mean word length, in characters.")
+    max_symbols: float = setting(0.1, "Maximum number signs and ellipses per word.")
+    min_letters: float = setting(
+        0.6, "Minimum share of letters in the characters that are not space."
+    )
+    max_bullets: float = setting(0.9, "Maximum share of the lines that begin with a bullet.")
+    max_ellipses: float = setting(0.3, "Maximum share of the lines that end in an ellipsis.")
+    max_repeated_lines: float = setting(
+        0.3, "Maximum share of the characters in repeated lines; the same for paragraphs."
+    )
+    max_run: tuple[float, ...] = setting(
+        (0.2, 0.18, 0.16),
+        "Maximum share of the characters in the most frequent 2-, 3- and 4-grams of words.",
+    )
     # quality
-    pareto: float = 9.0  # GPT-3 appendix A
-    examples: int = 10_000  # good and raw documents each that train the classifier
+    pareto: float = setting(
+        9.0, "Shape of the Pareto draw that keeps unlikely documents (GPT-3 appendix A)."
+    )
+    examples: int = setting(10_000, "Good and raw documents each that train the classifier.", ge=1)
     # dedup
-    run: int = 5  # words per n-gram that is compared
-    hashes: int = 128
-    # hashes per band; with 21 bands of 6, 998 of 1,000 pairs of similarity 0.8 share a band
-    rows: int = 6
-    similar: float = 0.75  # share of equal hashes from which documents count as duplicates
+    run: int = setting(5, "Words per n-gram that is compared.", ge=1)
+    hashes: int = setting(128, "Hashes of a document.", ge=1)
+    rows: int = setting(
+        6,
+        "Hashes per band; with 21 bands of 6, 998 of 1,000 pairs of similarity 0.8 share a band.",
+        ge=1,
+    )
+    similar: float = setting(
+        0.75, "Share of equal hashes from which documents count as duplicates."
+    )
     # decontaminate (GPT-3 appendix C)
-    margin: int = 200  # characters around an overlap that are removed too
-    pieces: int = 10  # a document cut into more pieces is dropped
-    piece: int = 200  # characters; a shorter piece is dropped
+    margin: int = setting(200, "Characters around an overlap that are removed too.")
+    pieces: int = setting(10, "A document cut into more pieces is dropped.")
+    piece: int = setting(200, "A piece of fewer characters is dropped.")
     # mix
-    weights: str = ""  # web=0.6,books=0.4: shares of the output's characters
-    size: int = 0  # characters of the output; 0: as many as before mixing
+    weights: str = option("", "Share of each source in the output.", metavar="web=0.6,books=0.4")
+    size: int = setting(0, "Characters of the output; 0: as many as before mixing.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for step in self.steps:
             if step not in DEFAULT_STEPS:
-                raise UsageError(f"There is no step {step!r}.{nearest(step, DEFAULT_STEPS)}")
-        for name in ("shard", "hashes", "rows", "run", "examples"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+                raise UsageError(
+                    "There is no step {step!r}.{hint}", step=step, hint=nearest(step, DEFAULT_STEPS)
+                )
+        if problem := find_problem(self):
+            raise UsageError(problem)
         if self.rows > self.hashes:
             raise UsageError(
-                f"A band of {self.rows} rows needs at least that many hashes; there are "
-                f"{self.hashes}."
+                "A band of {rows} rows needs at least that many hashes; there are {hashes}.",
+                rows=self.rows,
+                hashes=self.hashes,
             )
         if len(self.max_run) != 3:
             raise UsageError(
-                f"max_run needs 3 shares, for 2, 3 and 4 words; there are {len(self.max_run)}."
+                "max_run needs 3 shares, for 2, 3 and 4 words; there are {max_run}.",
+                max_run=len(self.max_run),
             )

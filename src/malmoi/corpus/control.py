@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from malmoi.corpus.columns import TextColumn
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
 
 NAMES = re.compile(
     r"<\|[^\s|<>]{1,40}\|>"  # <|endoftext|>, <|im_start|>, <|eot_id|>, …
@@ -50,7 +50,9 @@ def control_sentence(found: Mapping[str, Any]) -> str:
         return ""
     names = [f"{name} {count:,}" for name, count in found["names"].items()]
     more = ", …" if len(names) > SHOWN else ""
-    return (
-        f"Names of control tokens in {plural(found['documents'], 'document')} "
-        f"({', '.join(names[:SHOWN])}{more}); they will be encoded as text."
+    return msg(
+        "Names of control tokens in {documents} ({names}{more}); they will be encoded as text.",
+        documents=plural(found["documents"], "document"),
+        names=", ".join(names[:SHOWN]),
+        more=more,
     )

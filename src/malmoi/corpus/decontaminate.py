@@ -42,7 +42,11 @@ def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
     """Reads the rows of a test set; every text of a row counts."""
     kind = format_of(path) or ".txt"
     if kind not in TEST_SET_READERS:
-        raise UsageError(f"{path} cannot be used as a test set: give {' '.join(TEST_SET_READERS)}.")
+        raise UsageError(
+            "{path} cannot be used as a test set: give {readers}.",
+            path=path,
+            readers=" ".join(TEST_SET_READERS),
+        )
     yield from TEST_SET_READERS[kind](path)
 
 
@@ -55,7 +59,9 @@ def _json(path: Path) -> Iterator[BenchmarkRow]:
         try:
             yield list(_texts(json.loads(line)))
         except (ValueError, RecursionError) as error:
-            raise MalmoiError(f"{path}:{number} is not JSON ({error}).") from error
+            raise MalmoiError(
+                "{path}:{number} is not JSON ({error}).", path=path, number=number, error=error
+            ) from error
 
 
 def _table(path: Path) -> Iterator[BenchmarkRow]:
@@ -134,7 +140,8 @@ class BenchmarkSets:
         table = (self._tables[length].ctypes.data, TABLE_BITS)
         others = (known.ctypes.data, len(known), found.ctypes.data)
         hashes = words.hashes
-        return found[: native[4](hashes.ctypes.data, len(hashes), *powers, *table, *others)]
+        search = native["find_runs"]
+        return found[: search(hashes.ctypes.data, len(hashes), *powers, *table, *others)]
 
     @cached_property
     def _tables(self) -> dict[int, NDArray[np.uint8]]:

@@ -51,7 +51,7 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
         exact[:] = [_polynomial(hashes) for hashes in parts]
     else:
         arrays = (group.words.hashes, group.firsts, group.lasts, exact)
-        native[6](len(group), BASE, *(array.ctypes.data for array in arrays))
+        native["hash_texts"](len(group), BASE, *(array.ctypes.data for array in arrays))
     for row in np.flatnonzero(group.firsts == group.lasts).tolist():
         exact[row] = seeded_hash(group.texts[row], 0)
     return exact
@@ -78,7 +78,8 @@ def minhash(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int
     begins = np.ascontiguousarray(begins)
     texts = (runs.ctypes.data, begins.ctypes.data, counts.ctypes.data, len(begins))
     factors, terms = _pairs(hashes)
-    native[2](*texts, factors.ctypes.data, terms.ctypes.data, hashes, found.ctypes.data)
+    arrays = (factors.ctypes.data, terms.ctypes.data, hashes, found.ctypes.data)
+    native["signatures"](*texts, *arrays)
     return found
 
 

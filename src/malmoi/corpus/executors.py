@@ -40,14 +40,17 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise UsageError(f"{self.workers} workers: give at least 1.")
+            raise UsageError("{workers} workers: give at least 1.", workers=self.workers)
         if self.executor not in EXECUTORS:
             raise UsageError(
-                f"There is no executor {self.executor!r}.{nearest(self.executor, EXECUTORS)}"
+                "There is no executor {executor!r}.{hint}",
+                executor=self.executor,
+                hint=nearest(self.executor, EXECUTORS),
             )
         if self.part and self._numbers is None:
             raise UsageError(
-                f"{self.part!r} is not a part of a build; write for example 3/16, the third of 16."
+                "{part!r} is not a part of a build; write for example 3/16, the third of 16.",
+                part=self.part,
             )
 
     @property

@@ -60,7 +60,7 @@ def text_stats(texts: HashedTexts, max_run: Sequence[float]) -> TextStats:
     places = (words.hashes, words.starts, words.ends, texts.firsts, texts.lasts)
     tables = (_kinds(), random_odd(4, seed=1), np.array(max_run, np.float64), slots, found)
     arrays = (column.begins, column.ends, *places, *tables)
-    native[3](len(texts), column.data, *(array.ctypes.data for array in arrays))
+    native["text_stats"](len(texts), column.data, *(array.ctypes.data for array in arrays))
     return TextStats(column, *found.T)
 
 

@@ -57,7 +57,9 @@ LANGUAGES = (*SCRIPTS, *COMMON_WORDS)
 def check_language(language: str) -> None:
     if language and language not in LANGUAGES:
         raise UsageError(
-            f"There is no detector for the language {language!r}.{nearest(language, LANGUAGES)}"
+            "There is no detector for the language {language!r}.{hint}",
+            language=language,
+            hint=nearest(language, LANGUAGES),
         )
 
 

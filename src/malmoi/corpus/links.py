@@ -4,7 +4,6 @@ WebText has the pages that Reddit linked to with 3 karma or more, without Wikipe
 many test sets.
 """
 
-import csv
 import json
 import logging
 from array import array
@@ -21,8 +20,8 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.system.language import plural
-from malmoi.text.formats import whole_rows
+from malmoi.messages import msg, plural
+from malmoi.text.dialect import Commas, UnquotedTabs, named_cells
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource, format_of
 
@@ -69,9 +68,20 @@ class LinkList:
             count += 1
             bad = bad or [f"{path}:{line}"]
         if count:
-            logger.warning(f"{path}: {plural(count, 'row')} without URL or score, first {bad[0]}.")
+            logger.warning(
+                msg(
+                    "{path}: {rows} without URL or score, first {bad}.",
+                    path=path,
+                    rows=plural(count, "row"),
+                    bad=bad[0],
+                )
+            )
         if not good:
-            raise MalmoiError(f"No URL of {path} has a score of {min_score:g} or more.")
+            raise MalmoiError(
+                "No URL of {path} has a score of {min_score:g} or more.",
+                path=path,
+                min_score=min_score,
+            )
         return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
 
     def save(self, file: IO[bytes]) -> None:
@@ -89,7 +99,11 @@ class LinkList:
         value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
         if is_among(value, self.good)[0]:
             return ""
-        return f"score below {min_score:g}" if is_among(value, self.low)[0] else "not in the links"
+        return (
+            msg("score below {min_score:g}", min_score=min_score)
+            if is_among(value, self.low)[0]
+            else "not in the links"
+        )
 
 
 def _number(text: str) -> float | None:
@@ -102,7 +116,7 @@ def _number(text: str) -> float | None:
 def _links(path: Path) -> Iterator[Link]:
     kind = format_of(path)
     if kind not in (".csv", ".tsv", ".jsonl"):
-        raise UsageError(f"The link list {path} should be a .csv, .tsv or .jsonl file.")
+        raise UsageError("The link list {path} should be a .csv, .tsv or .jsonl file.", path=path)
     return _json_links(path) if kind == ".jsonl" else _table_links(path, tabs=kind == ".tsv")
 
 
@@ -119,21 +133,24 @@ def _json_links(path: Path) -> Iterator[Link]:
 
 
 def _table_links(path: Path, *, tabs: bool) -> Iterator[Link]:
-    lines = (text + "\n" for _, text in read_lines(path, lambda line, why: None))
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
-    header = next(whole_rows(rows, path), [])
+    dialect = UnquotedTabs if tabs else Commas
+    header, rows = named_cells(path, dialect, lambda line, why: None)
     _require_columns(path, dict.fromkeys(header, 0))
     url, score = header.index("url"), header.index("score")
-    for row in whole_rows(rows, path):
-        if row:
-            cells = row if len(row) == len(header) else [""] * len(header)
-            yield rows.line_num, cells[url], cells[score]
+    for _, line, row in rows:
+        cells = row if len(row) == len(header) else [""] * len(header)
+        yield line, cells[url], cells[score]
 
 
 def _require_columns(path: Path, row: Mapping[str, object]) -> None:
     for name in ("url", "score"):
         if name not in row:
-            raise MalmoiError(f"The link list {path} has no column {name!r}.{nearest(name, row)}")
+            raise MalmoiError(
+                "The link list {path} has no column {name!r}.{hint}",
+                path=path,
+                name=name,
+                hint=nearest(name, row),
+            )
 
 
 def blocked_domains(config: CorpusConfig) -> frozenset[str]:
@@ -149,7 +166,7 @@ def blocked_domains(config: CorpusConfig) -> frozenset[str]:
 def selection_record(config: CorpusConfig) -> dict[str, object]:
     """What determines the selection besides the settings; empty if all documents are kept."""
     if config.links and not Path(config.links).is_file():
-        raise UsageError(f"The link list {config.links} does not exist.")
+        raise UsageError("The link list {links} does not exist.", links=config.links)
     links = FileSource(Path(config.links), "").fingerprint() if config.links else []
     domains = sorted(blocked_domains(config))
     return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}

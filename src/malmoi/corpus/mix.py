@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
 
 CopyCounts = NDArray[np.int64]
 SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less count as equal
@@ -19,15 +20,20 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
         name, sign, value = part.strip().rpartition("=")
         if not sign or not _is_share(value):
             raise UsageError(
-                f"The weight {part.strip()!r} is not NAME=NUMBER; write for example "
-                "web=0.6,books=0.4."
+                "The weight {part!r} is not NAME=NUMBER; write for example web=0.6,books=0.4.",
+                part=part.strip(),
             )
         if name not in sources:
-            raise UsageError(f"There is no source {name!r} to weight.{nearest(name, sources)}")
+            raise UsageError(
+                "There is no source {name!r} to weight.{hint}",
+                name=name,
+                hint=nearest(name, sources),
+            )
         found[name] = float(value)
     if missing := [name for name in sources if name not in found]:
         raise UsageError(
-            f"The weights do not mention {', '.join(missing)}; give 0 to leave a source out."
+            "The weights do not mention {missing}; give 0 to leave a source out.",
+            missing=", ".join(missing),
         )
     if not sum(found.values()):
         raise UsageError("All weights are 0: nothing would be left.")
@@ -57,10 +63,13 @@ class SourceShare:
         wanted = self.epochs * self.characters[0]
         if abs(self.characters[1] - wanted) <= SAME_SIZE_TOLERANCE * wanted:
             return ""
-        return (
-            f"{self.source} has {self.has:.1%} of the characters, not {self.wanted:.1%}: its "
-            f"documents ({self.documents[0]:,}) are too few and too long to be mixed more "
-            "exactly."
+        return msg(
+            "{source} has {has:.1%} of the characters, not {wanted:.1%}: its documents "
+            "({documents:,}) are too few and too long to be mixed more exactly.",
+            source=self.source,
+            has=self.has,
+            wanted=self.wanted,
+            documents=self.documents[0],
         )
 
 
@@ -82,7 +91,9 @@ def source_epochs(
     for name, share in shares.items():
         if share and not characters.get(name):
             raise MalmoiError(
-                f"No document of {name} is left, which should make up {share:.0%} of the mix."
+                "No document of {name} is left, which should make up {share:.0%} of the mix.",
+                name=name,
+                share=share,
             )
     return {
         name: size * share / characters[name] if share else 0.0 for name, share in shares.items()

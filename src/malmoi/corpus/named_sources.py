@@ -79,5 +79,7 @@ def benchmark_files(given: Sequence[str]) -> list[Path]:
     found = [source for text in given for source in resolve_source(text)]
     for source in found:
         if not isinstance(source, FileSource):
-            raise UsageError(f"{source.name} cannot be used as a test set: give files.")
+            raise UsageError(
+                "{source} cannot be used as a test set: give files.", source=source.name
+            )
     return [source.path for source in found if isinstance(source, FileSource)]

@@ -20,15 +20,10 @@ from malmoi.system.native import native_functions
 
 PIECE_CHARACTERS = 1 << 20  # characters hashed together in numpy
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
-NATIVE = (
-    ("malmoi_hash_words", 10),
-    ("malmoi_ngrams", 5),
-    ("malmoi_signatures", 8),
-    ("malmoi_text_stats", 14),
-    ("malmoi_find_runs", 10),
-    ("malmoi_clean", 9),
-    ("malmoi_hash_texts", 6),
-)
+NATIVE = {  # function of ngrams.c → its number of arguments
+    **{"hash_words": 10, "ngrams": 5, "signatures": 8, "text_stats": 14},
+    **{"find_runs": 10, "clean": 9, "hash_texts": 6},
+}
 BASE = 0x9E3779B97F4A7C15  # of hashes of many words, polynomials modulo 2⁶⁴
 HashArray = NDArray[np.uint64]
 CodePoints = NDArray[np.uint32]
@@ -53,7 +48,9 @@ class HashedWords:
             found = np.empty(count, np.uint64)
             words = np.ascontiguousarray(self.hashes)
             factors = random_odd(length, seed=1)
-            native[1](words.ctypes.data, count, factors.ctypes.data, length, found.ctypes.data)
+            native["ngrams"](
+                words.ctypes.data, count, factors.ctypes.data, length, found.ctypes.data
+            )
             return found
         total = np.zeros(count, np.uint64)
         for place, factor in enumerate(random_odd(length, seed=1)):
@@ -73,7 +70,9 @@ class HashedTexts:
     @classmethod
     def of(cls, texts: TextColumn) -> "HashedTexts":
         native = native_ngrams()
-        words, lasts = _plain_words(texts) if native is None else _native_words(native[0], texts)
+        words, lasts = (
+            _plain_words(texts) if native is None else _native_words(native["hash_words"], texts)
+        )
         return cls(texts, words, np.append(0, lasts)[:-1], lasts)
 
     def __len__(self) -> int:
@@ -93,9 +92,11 @@ class HashedTexts:
         return HashedWords(words.hashes[here], words.starts[here], words.ends[here])
 
 
-def native_ngrams() -> tuple[Callable[..., int], ...] | None:
+def native_ngrams() -> dict[str, Callable[..., int]] | None:
     """The functions of ngrams.c, where there is a compiler; the numbers are the same without."""
-    return native_functions("malmoi.corpus", "ngrams.c", NATIVE, this_machine())
+    calls = tuple((f"malmoi_{name}", count) for name, count in NATIVE.items())
+    functions = native_functions("malmoi.corpus", "ngrams.c", calls, this_machine())
+    return None if functions is None else dict(zip(NATIVE, functions, strict=True))
 
 
 def seeded_hash(text: str, seed: int) -> int:

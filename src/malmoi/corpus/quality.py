@@ -44,8 +44,9 @@ class QualityScorer:
         number = min(len(good), len(raw))
         if number < 2:
             raise UsageError(
-                f"The quality classifier needs good and raw documents; there are {len(good)} and "
-                f"{len(raw)}."
+                "The quality classifier needs good and raw documents; there are {good} and {raw}.",
+                good=len(good),
+                raw=len(raw),
             )
         rows = [
             (hashed_features(text), label)

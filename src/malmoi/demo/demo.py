@@ -18,8 +18,8 @@ from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText, plain_sentences
 from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
+from malmoi.messages import joined, msg
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import LoadMeter
 from malmoi.text.documents import read_documents
@@ -60,7 +60,7 @@ def run_demo(
 
 
 def _say(text: str) -> None:
-    logger.info("\n● " + translate(text))
+    logger.info("\n● " + msg(text))
 
 
 # ------------------------------------------------------------------ text
@@ -72,7 +72,13 @@ def _text(story: Story) -> None:
     folder.mkdir(exist_ok=True)
     found = story.text.documents()
     characters = sum(len(document.text) for document in found)
-    _say(f"Reading {characters:,} characters. {story.text.about}")
+    _say(
+        msg(
+            "Reading {characters:,} characters. {text}",
+            characters=characters,
+            text=story.text.about,
+        )
+    )
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     files: dict[str, list[str]] = {}
     for i, document in enumerate(found):
@@ -115,8 +121,11 @@ def _vocabularies(story: Story) -> None:
     texts = [d.text for d in read_documents(story.out / "text", documents=story.text.rule)]
     size = vocabulary_size(story.facts["bytes"], texts)
     _say(
-        f"Training two tokenizers of {size:,} tokens: byte-level BPE for the GPT, WordPiece for "
-        "the BERT."
+        msg(
+            "Training two tokenizers of {size:,} tokens: byte-level BPE for the GPT, "
+            "WordPiece for the BERT.",
+            size=size,
+        )
     )
     for kind in ("byte-bpe", "wordpiece"):
         words = train_tokenizer(texts, kind=kind, vocab=size)
@@ -160,8 +169,10 @@ def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
 
 def _gpt(story: Story) -> None:
     _say(
-        f"Pre-training a GPT for {story.plan.gpt_seconds:.0f} seconds: it learns to predict the "
-        "next token."
+        msg(
+            "Pre-training a GPT for {seconds:.0f} seconds: it learns to predict the next token.",
+            seconds=story.plan.gpt_seconds,
+        )
     )
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt_seconds)
     prompts = list(story.text.prompts)
@@ -192,7 +203,12 @@ def tells_order(model: Model, texts: list[str], opening: str) -> float:
 
 def _bert(story: Story) -> None:
     seconds = story.plan.bert_seconds
-    _say(f"Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.")
+    _say(
+        msg(
+            "Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.",
+            seconds=seconds,
+        )
+    )
     model = _pretrain(story, "bert", "wordpiece", story.plan.bert_seconds)
     for text in story.text.masked:
         found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
@@ -207,7 +223,7 @@ def _task(story: Story) -> None:
     """Fine-tunes the BERT to classify passages, with and without its pre-training."""
     judged = [label for _, label in _rows(story, "dev")]
     most, number = Counter(judged).most_common(1)[0]
-    _say(" ".join(("Fine-tuning the BERT.", story.text.task_about)))
+    _say(joined(" ", (msg("Fine-tuning the BERT."), msg(story.text.task_about))))
     tuned = _tune(story, story.text.task)
     _say("The same network again, without pre-training, for comparison.")
     raw = _tune(story, f"{story.text.task}-untrained", from_scratch=True)
@@ -217,7 +233,7 @@ def _task(story: Story) -> None:
         "the pre-trained BERT, fine-tuned": _accuracies(tuned),
     }
     story.scores = {
-        f"always “{most}”": number / len(judged),
+        msg("always “{most}”", most=most): number / len(judged),
         "counting words (naive Bayes)": report["word_baseline"],
         **{name: fmean(runs) for name, runs in story.runs.items()},
     }
@@ -235,13 +251,18 @@ def verdict(story: Story) -> str:
     gain = fmean(tuned) - fmean(raw)
     points = f"{100 * gain:+.0f}".replace("-", "−")
     if min(tuned) > max(raw) and fmean(tuned) >= story.scores["counting words (naive Bayes)"]:
-        return f"Pre-training added {points} points."
+        return msg("Pre-training added {points} points.", points=points)
     seen = f"{read_metrics(story.out / 'bert' / 'metrics.jsonl')[-1]['tokens'] / 1e6:.1f}"
     seconds = f"{story.seconds['bert']:.0f}"
     others = f"{story.facts['others']:.0%}"
-    return (
-        f"Pre-training made no clear difference here ({points} points): in {seconds} seconds the "
-        f"BERT read {seen} million tokens, while other programs used {others} of this machine."
+    return msg(
+        "Pre-training made no clear difference here ({points} points): in {seconds} "
+        "seconds the BERT read {seen} million tokens, while other programs used {others} "
+        "of this machine.",
+        points=points,
+        seconds=seconds,
+        seen=seen,
+        others=others,
     )
 
 

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from malmoi.demo.story import Story
+from malmoi.messages import msg, translate
 from malmoi.report.chart import ChartPoints, Line, page_chart
 from malmoi.report.console import format_duration
-from malmoi.report.page import bars, heading, html_page, html_table, machine_name, words
+from malmoi.report.page import bars, html_page, html_table, machine_name, page_note, section, words
 from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.recipe import Recipe, read_recipe
 
@@ -21,9 +21,7 @@ DEMO_STYLE = """<style>
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem 0 .5rem}
 .cards div{border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
 .cards b{display:block;font-size:1.6rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.25}
-.cards span,.note{color:var(--soft);font-size:.9rem}
-section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
-h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
+.cards span{color:var(--soft);font-size:.9rem}
 .chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid var(--line);
 border-radius:6px;padding:.12rem .4rem;font:13px ui-monospace,monospace;white-space:pre}
 blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
@@ -40,19 +38,11 @@ def write_demo_page(story: Story) -> None:
     body = DEMO_STYLE + "".join(
         part(story) for part in (_cards, _text, _gpt, _bert, _task, _attention, _made, _next)
     )
-    took = (
-        f"Trained on this machine, from scratch, in {format_duration(story.seconds['all'])} "
-        "minutes: a GPT, a BERT and a classifier."
+    took = msg(
+        "Trained on this machine, from scratch, in {all} minutes: a GPT, a BERT and a classifier.",
+        all=format_duration(story.seconds["all"]),
     )
     write_text(story.out / "report.html", html_page(story.text.title, took, body))
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section>{heading(title)}{''.join(parts)}</section>"
-
-
-def _note(*sentences: str) -> str:
-    return f'<p class="note">{" ".join(words(text) for text in sentences)}</p>'
 
 
 def _last(story: Story, name: str) -> dict[str, Any]:
@@ -85,15 +75,22 @@ def _text(story: Story) -> str:
     f = story.facts
     paragraph = (
         story.text.about,
-        f"{f['documents']:,} documents, {f['characters']:,} characters.",
-        f"{f['held out']:,} of them were held out: no model below was trained on those.",
+        msg(
+            "{documents:,} documents, {characters:,} characters.",
+            documents=f["documents"],
+            characters=f["characters"],
+        ),
+        msg(
+            "{held_out:,} of them were held out: no model below was trained on those.",
+            held_out=f["held out"],
+        ),
         "Each model has its own vocabulary, learnt from the text; this is how they tokenize a "
         "sentence.",
     )
     cuts = "".join(
         f"<h3>{words(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
     )
-    return _section("The text, and two ways to tokenize it", _note(*paragraph), cuts)
+    return section("The text, and two ways to tokenize it", page_note(*paragraph), cuts)
 
 
 _KINDS = {"byte-bpe": "byte-level BPE (GPT-2)", "wordpiece": "WordPiece (BERT)"}
@@ -115,19 +112,26 @@ def _gpt(story: Story) -> str:
     last = _last(story, "gpt")
     sentences = (
         "It was trained to predict the next token.",
-        f"On text it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; that of "
-        f"the tokens' frequencies is {_frequency_perplexity(story):.0f}, an untrained model's is "
-        f"{_recipe(story, 'gpt').tokenizer.vocab:,}.",
-        "Asked whether the beginning of an unseen passage or a shuffled copy is more likely, "
-        f"it is right {story.facts['order']:.0%} of the time.",
+        msg(
+            "On text it has never seen, its perplexity is {perplexity:.0f}; that of the "
+            "tokens' frequencies is {perplexity2:.0f}, an untrained model's is {vocab:,}.",
+            perplexity=last.get("perplexity", 0),
+            perplexity2=_frequency_perplexity(story),
+            vocab=_recipe(story, "gpt").tokenizer.vocab,
+        ),
+        msg(
+            "Asked whether the beginning of an unseen passage or a shuffled copy is more "
+            "likely, it is right {order:.0%} of the time.",
+            order=story.facts["order"],
+        ),
     )
     samples = "".join(
         f"<blockquote><b>{html.escape(prompt)}</b>{html.escape(text)}</blockquote>"
         for prompt, text in story.samples
     )
-    return _section(
+    return section(
         "The GPT: what comes next?",
-        _note(*sentences),
+        page_note(*sentences),
         _curve(story, "gpt", {"loss": "training"}),
         samples,
     )
@@ -142,20 +146,29 @@ def _bert(story: Story) -> str:
     last = _last(story, "bert")
     sentences = (
         "It sees both sides of a masked token.",
-        f"{_recipe(story, 'bert').data.mask_rate:.0%} of the tokens were masked, and it learnt to "
-        f"predict them (accuracy {last.get('mlm_accuracy', 0):.0%}; the most frequent token is "
-        f"{story.frequencies['wordpiece'][0]:.0%} of the text).",
+        msg(
+            "{mask_rate:.0%} of the tokens were masked, and it learnt to predict them "
+            "(accuracy {accuracy:.0%}; the most frequent token is {wordpiece:.0%} of the "
+            "text).",
+            mask_rate=_recipe(story, "bert").data.mask_rate,
+            accuracy=last.get("mlm_accuracy", 0),
+            wordpiece=story.frequencies["wordpiece"][0],
+        ),
     )
     curve = _curve(story, "bert", {"loss": "masked tokens"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
-    return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
+    return section("The BERT: what is missing?", page_note(*sentences), curve, fills)
 
 
 def _task(story: Story) -> str:
     sentences = (
         story.text.task_about,
-        f"A new layer on the BERT, and {story.plan.labelled:,} labelled passages; evaluated on "
-        f"{len(story.said):,} passages of the held-out documents.",
+        msg(
+            "A new layer on the BERT, and {labelled:,} labelled passages; evaluated on "
+            "{said:,} passages of the held-out documents.",
+            labelled=story.plan.labelled,
+            said=len(story.said),
+        ),
         "The second row is the same network, trained in the same way from random weights.",
         story.facts["verdict"],
     )
@@ -163,9 +176,9 @@ def _task(story: Story) -> str:
     gold = [row["label"] for row in story.said]
     predictions = [row["prediction"] for row in story.said]
     matrix = confusion_table(names, gold, predictions)
-    return _section(
+    return section(
         story.text.question,
-        _note(*sentences),
+        page_note(*sentences),
         bars([(_name(story, name), score) for name, score in story.scores.items()]),
         "".join(_surprise(story)),
         matrix,
@@ -205,13 +218,20 @@ def _attention(story: Story) -> str:
         return ""
     layer, head = sharpest(story.attention)
     sentences = (
-        f"“{story.text.attended}”: each row is a token; dark squares are the tokens it attends to.",
-        f"Head {head + 1} of layer {layer + 1} is the most focused; below are all of them.",
+        msg(
+            "“{attended}”: each row is a token; dark squares are the tokens it attends to.",
+            attended=story.text.attended,
+        ),
+        msg(
+            "Head {head} of layer {layer} is the most focused; below are all of them.",
+            head=head + 1,
+            layer=layer + 1,
+        ),
     )
     large = heat_map(story.attention[layer][head], story.tokens)
-    return _section(
+    return section(
         "Inside: what the BERT attends to",
-        _note(*sentences),
+        page_note(*sentences),
         large,
         attention_grid(story.attention),
     )
@@ -229,8 +249,8 @@ def _next(story: Story) -> str:
         "malmoi pretrain bert my_texts/ --minutes 30 -o runs/mine\n"
         "malmoi finetune rows.csv --model runs/mine"
     )
-    note = "The first four use this folder; the last two start from your own text."
-    return _section("What to try next", _note(note), f"<pre>{commands}</pre>")
+    about = "The first four use this folder; the last two start from your own text."
+    return section("What to try next", page_note(about), f"<pre>{commands}</pre>")
 
 
 def _recipe(story: Story, name: str) -> Recipe:
@@ -258,7 +278,7 @@ def _made(story: Story) -> str:
         (translate("fine-tuning"), f"{plan.labelled:,} rows, {plan.updates} steps × {plan.seeds}"),
         (translate("time"), format_duration(story.seconds["all"])),
     ]
-    return _section("How this was made", html_table(("what", "value"), rows))
+    return section("How this was made", html_table(("what", "value"), rows))
 
 
 # ------------------------------------------------------------------ figures
@@ -303,8 +323,9 @@ def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
     """Renders every head of every layer in small: layers down, heads across."""
     rows = []
     for number, heads in enumerate(layers, start=1):
+        layer = msg("layer {number}", number=number)
         cells = "".join(f"<figure>{heat_map(head, cell=6)}</figure>" for head in heads)
-        rows.append(f'<div class="heads"><span>{words(f"layer {number}")}</span>{cells}</div>')
+        rows.append(f'<div class="heads"><span>{words(layer)}</span>{cells}</div>')
     return "".join(rows)
 
 

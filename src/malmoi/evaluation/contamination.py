@@ -26,7 +26,7 @@ FindOverlaps = Callable[[Sequence[Sequence[str]]], Overlaps]  # given the texts 
 def item_texts(example: Example) -> list[str]:
     """The texts of an item that could be in the training text; names of labels are not."""
     contents = [message["content"] for message in example.messages]
-    return [text for text in (example.text, example.pair, *example.choices, *contents) if text]
+    return [text for text in (*example.texts, *example.choices, *contents) if text]
 
 
 def contamination_report(
@@ -39,10 +39,10 @@ def contamination_report(
 
     `scores` are those of all items; `score` computes them for some.
     """
-    dirty = [i for i, overlap in enumerate(overlaps.dirty) if overlap]
-    clean = [i for i, overlap in enumerate(overlaps.dirty) if not overlap]
-    parts = {"all": scores, "clean": score(clean) if clean else {}}
-    parts["dirty"] = score(dirty) if dirty else {}
+    places: dict[str, list[int]] = {"clean": [], "dirty": []}
+    for i, overlap in enumerate(overlaps.dirty):
+        places["dirty" if overlap else "clean"].append(i)
+    parts = {"all": scores} | {part: score(some) for part, some in places.items() if some}
     table = {
         name: {part: found[name] for part, found in parts.items() if name in found}
         for name in scores
@@ -53,9 +53,9 @@ def contamination_report(
     return {
         "words": overlaps.words,
         "items": len(examples),
-        "dirty": len(dirty),
+        "dirty": len(places["dirty"]),
         "short": sum(overlaps.short),
-        "places": [examples[i].place for i in dirty],
+        "places": [examples[i].place for i in places["dirty"]],
         "scores": table,
     }
 
@@ -63,5 +63,5 @@ def contamination_report(
 def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
     if find is not None:
         raise UsageError(
-            f"--contamination needs the rows of a task; it cannot be used with {what}."
+            "--contamination needs the rows of a task; it cannot be used with {what}.", what=what
         )

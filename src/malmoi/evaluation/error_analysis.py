@@ -8,14 +8,9 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference.predictors import TAGS
-from malmoi.metrics import (
-    apply_temperature,
-    calibration_bins,
-    calibration_error,
-    confusion,
-    entity_scores,
-    label_scores,
-)
+from malmoi.metrics.calibration import apply_temperature, calibration_bins, calibration_error
+from malmoi.metrics.labels import confusion, label_scores
+from malmoi.metrics.tags import entity_scores
 from malmoi.report.task_page import is_correct, likely_label_errors
 
 MAX_MISTAKES = 20
@@ -45,15 +40,13 @@ def analyse_errors(
     """
     kind = head_kind(task)
     facts: dict[str, Any] = {}
-    if kind.text_labels:
-        scores = label_scores(outcome.labels, outcome.predictions, labels)
+    pair = outcome.labels, outcome.predictions
+    if kind.text_labels or kind.output is TAGS:
+        scores = entity_scores(*pair) if kind.output is TAGS else label_scores(*pair, labels)
         facts["labels"] = {name: asdict(score) for name, score in scores.items()}
-    if kind.output is TAGS:
-        types = entity_scores(outcome.labels, outcome.predictions)
-        facts["labels"] = {name: asdict(score) for name, score in types.items()}
     if kind.exclusive:
         names = list(facts["labels"])  # with those that only the judged rows have
-        table = confusion(outcome.labels, outcome.predictions, names).tolist()
+        table = confusion(*pair, names).tolist()
         facts["confusion"] = {"labels": names, "rows": table}
     if kind.calibrated:
         facts["calibration"] = calibration(outcome, temperature)

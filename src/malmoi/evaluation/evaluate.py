@@ -1,7 +1,7 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, task_heads
+from malmoi.messages import msg
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import output_folder, write_json, write_text
@@ -75,14 +76,10 @@ def evaluate_model(
         return evaluate_few_shot(found, chosen, data, **asking)
     if data is None:
         raise UsageError(
-            f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
+            "The task {chosen} needs a file of rows: give it with --data (data=…).",
+            chosen=chosen.name,
         )
-    loaded = load_examples(chosen, data, skip_bad=skip_bad)
-    examples = limited_rows(loaded.rows, asking.get("limit"), asking.get("seed", 0))
-    for note in (*loaded.notes, *unseen_labels(chosen, examples, found.labels)):
-        logger.warning(note)
-    if unknown := unknown_note(found.tokenizer, example_texts(examples)):
-        logger.warning(unknown)
+    examples = _judged_rows(found, chosen, data, asking, skip_bad=skip_bad)
     reading = _with_vectors(chosen, Predictor.of(found.checkpoint))
     done = predict_and_score(chosen, examples, reading)
     facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
@@ -99,12 +96,17 @@ def evaluate_model(
     return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)
 
 
-def example_texts(examples: Sequence[Example]) -> Iterator[str]:
-    """All texts that a model reads of some examples."""
-    for example in examples:
-        yield example.text
-        if example.pair:
-            yield example.pair
+def _judged_rows(
+    model: Model, task: Task, data: RowSource, asking: Mapping[str, Any], *, skip_bad: bool
+) -> Sequence[Example]:
+    """The rows to evaluate on; logs what is odd about them."""
+    loaded = load_examples(task, data, skip_bad=skip_bad)
+    examples = limited_rows(loaded.rows, asking.get("limit"), asking.get("seed", 0))
+    for note in (*loaded.notes, *unseen_labels(task, examples, model.labels)):
+        logger.warning(note)
+    if unknown := unknown_note(model.tokenizer, (t for e in examples for t in e.texts)):
+        logger.warning(unknown)
+    return examples
 
 
 def _by_vectors(task: Task, model: Model) -> Task:
@@ -122,7 +124,9 @@ def _with_vectors(task: Task, reading: Predictor) -> Predictor:
     if head_kind(task).sentence_objective is None or reading.sentence is not None:
         return reading
     if reading.network.config.pool == "last":
-        raise UsageError(f"{task.kind} needs a bidirectional model such as a BERT, not a GPT.")
+        raise UsageError(
+            "{kind} needs a bidirectional model such as a BERT, not a GPT.", kind=task.kind
+        )
     logger.info("This model is no sentence encoder: a text's vector is the mean of its tokens'.")
     return replace(reading, sentence=SentencePooling())
 
@@ -172,16 +176,21 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
     kind = head_kind(task)
     if kind.output not in task_heads(reading):
         raise UsageError(
-            f"This model has no {kind.head} head for {task.kind}, which the task {task.name} "
-            f"needs; fine-tune it first: malmoi finetune {task.name} --model … Or evaluate a GPT "
-            "or a BERT in context: --shots 0."
+            "This model has no {head} head for {kind}, which the task {task} needs; fine-tune "
+            "it first: malmoi finetune {task} --model … Or evaluate a GPT or a BERT in "
+            "context: --shots 0.",
+            head=kind.head,
+            kind=task.kind,
+            task=task.name,
         )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
         ours = ", ".join(task.labels)
-        theirs = ", ".join(reading.labels) or "none"
+        theirs = ", ".join(reading.labels) or msg("none")
         raise UsageError(
-            f"The task {task.name} has the labels {ours}; this model was fine-tuned to predict "
-            f"{theirs}."
+            "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
+            task=task.name,
+            ours=ours,
+            theirs=theirs,
         )
 
 
@@ -249,7 +258,9 @@ def evaluate_few_shot(
         refuse_contamination(find, "lm-eval")
         return evaluate_with_harness(model, task, data, settings, harness)
     if isinstance(task, Path):
-        raise UsageError(f"{task} is a task of lm-evaluation-harness: add --harness lm-eval.")
+        raise UsageError(
+            "{task} is a task of lm-evaluation-harness: add --harness lm-eval.", task=task
+        )
     facts = [result.facts for result in few_shot_results(model, task, data, settings, out, find)]
     return facts[0] if len(facts) == 1 else facts
 
@@ -259,8 +270,9 @@ def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     for name in asking:
         if name not in InContextConfig.__dataclass_fields__:
             raise UsageError(
-                "evaluate has no setting "
-                f"{name!r}.{nearest(name, InContextConfig.__dataclass_fields__)}"
+                "evaluate has no setting {name!r}.{hint}",
+                name=name,
+                hint=nearest(name, InContextConfig.__dataclass_fields__),
             )
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 

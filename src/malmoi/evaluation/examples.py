@@ -11,7 +11,7 @@ from typing import Any
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, kind_of
 from malmoi.evaluation.task import Example, Task
-from malmoi.system.language import plural
+from malmoi.messages import joined, msg, plural
 from malmoi.text.rows import (
     BadRow,
     DataRow,
@@ -50,21 +50,27 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
     read, bad = _sorted_out(task, rows)
     found = [example for example in read if not _undecided(task, example)]
     if len(bad) > 1 and not found:
-        raise MalmoiError(f"None of the {len(bad):,} rows can be used: {bad[0]}.")
-    if bad and not skip_bad:
-        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
-            f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""
-        )
         raise MalmoiError(
-            f"{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
+            "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
+        )
+    if bad and not skip_bad:
+        more = len(bad) - MAX_BAD_ROWS_SHOWN
+        shown = joined("; ", bad[:MAX_BAD_ROWS_SHOWN])
+        shown += msg("; and {count} more", count=more) if more > 0 else ""
+        raise MalmoiError(
+            "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True).", shown=shown
         )
     if not found:
-        raise MalmoiError(f"There are no examples in {source_name(sources)}.")
+        raise MalmoiError("There are no examples in {name}.", name=source_name(sources))
     notes = list(_notes(task, found, bad))
     if len(found) < len(read):
         notes.append(
-            f"{len(read) - len(found):,} of {plural(len(read), 'row')} have no gold label "
-            f"({task.no_label!r}) and are left out."
+            msg(
+                "{read:,} of {rows} have no gold label ({no_label!r}) and are left out.",
+                read=len(read) - len(found),
+                rows=plural(len(read), "row"),
+                no_label=task.no_label,
+            )
         )
     return Examples(tuple(found), tuple(notes))
 
@@ -77,7 +83,8 @@ def generate_examples(task: Task, seed: int) -> Examples:
     """Generates the examples of a task without files, reproducibly for a seed."""
     if task.generated is None:
         raise MalmoiError(
-            f"The task {task.name} needs a file of rows: give it with --data (data=…)."
+            "The task {chosen} needs a file of rows: give it with --data (data=…).",
+            chosen=task.name,
         )
     found, _ = _sorted_out(task, task.generated(random.Random(f"{task.name}:{seed}")))
     return Examples(tuple(found))
@@ -123,31 +130,56 @@ def _disagreements(
         wrong = [n for n in sorted(columns) if row[n] != (n in (example.label or ()))]
         if wrong:
             held = "1" if row[wrong[0]] else "0"
-            why = f"the column {wrong[0]!r} holds {held}, the list of labels says otherwise"
-            yield example, f"{example.place}: {why}"
+            why = msg(
+                "the column {wrong!r} holds {held}, the list of labels says otherwise",
+                wrong=wrong[0],
+                held=held,
+            )
+            yield example, msg("{place}: {why}", place=example.place, why=why)
 
 
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
     kind = kind_of(task)
     if bad:
-        yield f"{plural(len(bad), 'bad row')} skipped, such as {bad[0]}."
+        yield msg(
+            "{bad_rows} skipped, such as {bad}.", bad_rows=plural(len(bad), "bad row"), bad=bad[0]
+        )
     empty = [e.place for e in found if not e.text.strip()]
     if empty:
-        yield f"{plural(len(empty), 'empty text')}, the first at {empty[0]}."
-    counts = Counter(e.id for e in found if e.id)
-    twice = [e for e in found if counts[e.id] > 1]
-    if twice:
-        last, times = twice[-1], counts[twice[-1].id]
-        if isinstance(kind, HeadKind) and kind.by_id:
-            raise MalmoiError(
-                f"{last.place}: the id {last.id!r} comes {times} times, but ids must differ."
-            )
-        yield f"{last.place}: the id {last.id!r} comes {times} times."
+        yield msg(
+            "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
+        )
+    yield from _repeated_ids(found, refuse=isinstance(kind, HeadKind) and kind.by_id)
     if kind.text_labels:
         yield from _contradictions(found)
-    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
-        names = (name for e in found if e.label is not None for name in kind.classes(e.label))
-        yield from _misspelt(Counter(names))
+        yield from _misspelt(_label_counts(task, found))
+
+
+def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
+    counts = Counter(e.id for e in found if e.id)
+    twice = [e for e in found if counts[e.id] > 1]
+    if not twice:
+        return
+    last, times = twice[-1], counts[twice[-1].id]
+    if refuse:
+        raise MalmoiError(
+            "{place}: the id {id!r} comes {times} times, but ids must differ.",
+            place=last.place,
+            id=last.id,
+            times=times,
+        )
+    yield msg(
+        "{place}: the id {id!r} comes {times} times.", place=last.place, id=last.id, times=times
+    )
+
+
+def _label_counts(task: Task, examples: Sequence[Example]) -> Counter[str]:
+    """How many examples have each label, if a text as a whole has named labels."""
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind) or not kind.text_labels or kind.classes is None:
+        return Counter()
+    known = (e.label for e in examples if e.label is not None)
+    return Counter(name for label in known for name in kind.classes(label))
 
 
 def _contradictions(found: Sequence[Example]) -> Iterable[str]:
@@ -158,10 +190,13 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
     others = [e for e in found if first[e.text, e.pair].label != e.label]
     if others:
         before = first[others[0].text, others[0].pair]
-        yield (
-            f"{plural(len(others), 'repeated text')} with a different label: "
-            f"{before.place} says {_shown(before.label)}, {others[0].place} "
-            f"{_shown(others[0].label)}."
+        yield msg(
+            "{texts} with a different label: {place} says {shown}, {place2} {shown2}.",
+            texts=plural(len(others), "repeated text"),
+            place=before.place,
+            shown=_shown(before.label),
+            place2=others[0].place,
+            shown2=_shown(others[0].label),
         )
 
 
@@ -177,9 +212,13 @@ def _misspelt(counts: Counter[str]) -> Iterable[str]:
         close = get_close_matches(name.casefold(), common, n=1, cutoff=TYPO_SIMILARITY)
         if close and not any(letter.isdigit() for letter in name):  # class 1 is not class 10
             right = common[close[0]]
-            yield (
-                f"The label {name!r} ({plural(count, 'row')}) looks like a typo of {right!r} "
-                f"({plural(counts[right], 'row')}), and is learnt as a label of its own."
+            yield msg(
+                "The label {name!r} ({rows}) looks like a typo of {right!r} ({rows2}), "
+                "and is learnt as a label of its own.",
+                name=name,
+                rows=plural(count, "row"),
+                right=right,
+                rows2=plural(counts[right], "row"),
             )
 
 
@@ -188,9 +227,11 @@ def require_labels(examples: Sequence[Example]) -> None:
     missing = [e.place for e in examples if e.label is None]
     if missing:
         raise MalmoiError(
-            f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be "
-            "learnt or scored. malmoi predict reads rows without labels; --label (label=…) names "
-            "the column of labels of your own table."
+            "{missing} has no label ({missing2:,} such rows in all), so it cannot be learnt "
+            "or scored. malmoi predict reads rows without labels; --label (label=…) names the "
+            "column of labels of your own table.",
+            missing=missing[0],
+            missing2=len(missing),
         )
 
 
@@ -203,26 +244,31 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        shown = f"the label {label!r:.60}" if label != () else "no label"
+        shown = msg("the label {label!r:.60}", label=label) if label != () else msg("no label")
         raise MalmoiError(
-            f"All {len(examples):,} rows (from {examples[0].place} on) have {shown}: there is "
-            "nothing to learn."
+            "All {examples:,} rows (from {place} on) have {shown}: there is nothing to learn.",
+            examples=len(examples),
+            place=examples[0].place,
+            shown=shown,
         )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 
 
 def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str]) -> Iterable[str]:
     """Notes labels that the model cannot predict: they count as errors."""
-    kind = kind_of(task)
-    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
-        found = (name for e in examples if e.label is not None for name in kind.classes(e.label))
-        counts = Counter(name for name in found if name not in known)
-        for name, count in counts.most_common(1):
-            more = f" (and {len(counts) - 1} other labels)" if len(counts) > 1 else ""
-            yield (
-                f"{plural(count, 'evaluation row')} with the label {name!r}{more}, which no "
-                "training row has: it cannot be predicted."
-            )
+    counts = _label_counts(task, examples)
+    others = [(name, count) for name, count in counts.most_common() if name not in known]
+    for name, count in others[:1]:
+        more = (
+            msg(" (and {counts} other labels)", counts=len(others) - 1) if len(others) > 1 else ""
+        )
+        yield msg(
+            "{rows} with the label {name!r}{more}, which no training row has: it cannot "
+            "be predicted.",
+            rows=plural(count, "evaluation row"),
+            name=name,
+            more=more,
+        )
 
 
 def _order(label: str) -> tuple[int, float, str]:
@@ -241,6 +287,9 @@ def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
     train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
     if not train:
         raise MalmoiError(
-            f"The folder {path} has no file {task.files[0]!r} for the task {task.name}."
+            "The folder {path} has no file {files!r} for the task {task}.",
+            path=path,
+            files=task.files[0],
+            task=task.name,
         )
     return train[0], dev[0] if dev else None

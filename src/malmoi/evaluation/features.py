@@ -11,6 +11,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example
 from malmoi.inference.predict import Predictor, choice_pairs
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer
+from malmoi.messages import msg
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
@@ -138,9 +139,8 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
     for example, some in zip(
         examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True
     ):
-        gold = example.label[0] if example.label else None
-        places = [None if gold is None else _place(window, *gold) for window in some]
-        if gold is not None and not any(places):
+        places = [_place(window, example.label) for window in some]
+        if example.label and not any(places):
             lost.append(example.place)
             continue
         for number, (window, place) in enumerate(zip(some, places, strict=True)):
@@ -148,16 +148,27 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
             row = TokenRow(window.tokens, window.segments)
             yield TrainingItem((row,), place or (null, null), continues=number > 0)
     if lost and len(lost) == len(examples):
-        raise MalmoiError(f"No answer fits into {view.length} tokens; raise --length.")
+        raise MalmoiError(
+            "No answer fits into {length} tokens; raise --length.", length=view.length
+        )
     if lost:
         logger.warning(
-            f"{len(lost):,} of {len(examples):,} rows are skipped, the first at {lost[0]}: their "
-            f"answers do not fit into {view.length} tokens."
+            msg(
+                "{lost:,} of {examples:,} rows are skipped, the first at {first}: their "
+                "answers do not fit into {length} tokens.",
+                lost=len(lost),
+                examples=len(examples),
+                first=lost[0],
+                length=view.length,
+            )
         )
 
 
-def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | None:
-    """The first and last token of an answer, if the window contains all of it."""
+def _place(window: ContextWindow, answers: Sequence[tuple[str, int]]) -> tuple[int, int] | None:
+    """The first and last token of the first answer, if the window contains all of it."""
+    if not answers:
+        return None
+    text, start = answers[0]
     end, (begins, ends) = start + len(text), window.offsets.T
     inside = np.flatnonzero((ends > start) & (begins < end)) + window.first
     if not len(inside) or begins[0] > start or ends[-1] < end:
@@ -170,8 +181,9 @@ def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
     rows = [answer_row(example, view) for example in examples]
     if not any(row.spans for row in rows):
         raise MalmoiError(
-            f"No answer fits with its prompt into {view.length} tokens; raise --length, or give "
-            "shorter prompts."
+            "No answer fits with its prompt into {length} tokens; raise --length, or give "
+            "shorter prompts.",
+            length=view.length,
         )
     _note_cuts(examples, rows, view.length)
     for row in rows:
@@ -185,9 +197,7 @@ def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
 
 def answer_row(example: Example, view: FeatureView) -> AnswerRow:
     """The tokens of an example's conversation and its first reference answer."""
-    messages = list(example.messages) or as_messages(
-        example.text if example.pair is None else (example.text, example.pair)
-    )
+    messages = list(example.messages) or as_messages(example.input)
     return encode_answer(view.tokenizer, messages, example.label[0], view.ends, view.length)
 
 
@@ -196,18 +206,34 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
     prompts = sum(row.prompt_cut for row in rows)
     if prompts:
         logger.warning(
-            f"{prompts:,} of {many} prompts do not fit with their answers into {length} tokens "
-            "and are truncated at the end."
+            msg(
+                "{prompts:,} of {many} prompts do not fit with their answers into {length} "
+                "tokens and are truncated at the end.",
+                prompts=prompts,
+                many=many,
+                length=length,
+            )
         )
     answers = sum(row.answer_cut and bool(row.spans) for row in rows)
     if answers:
         logger.warning(
-            f"{answers:,} of {many} answers do not fit into {length} tokens and are truncated at "
-            "the end."
+            msg(
+                "{answers:,} of {many} answers do not fit into {length} tokens and are "
+                "truncated at the end.",
+                answers=answers,
+                many=many,
+                length=length,
+            )
         )
     lost = [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]
     if lost:
         logger.warning(
-            f"{len(lost):,} of {many} rows are skipped, the first at {lost[0]}: their prompts "
-            f"alone fill {length} tokens."
+            msg(
+                "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "
+                "alone fill {length} tokens.",
+                lost=len(lost),
+                many=many,
+                first=lost[0],
+                length=length,
+            )
         )

@@ -9,11 +9,12 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, TAGGING, custom_task
 from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
-from malmoi.evaluation.task import KIND_ALIASES, Example, Task, read_columns
+from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
 from malmoi.evaluation.tasks import TASKS, named_task
 from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import start_of
@@ -35,8 +36,9 @@ def task_on_columns(name: str, **columns: Any) -> Task:
         return custom_task(name, **given)
     if given:
         raise UsageError(
-            f"The task {name} has its own columns; --{next(iter(given))} is for a kind such as "
-            "classification."
+            "The task {name} has its own columns; --{next} is for a kind such as classification.",
+            name=name,
+            next=next(iter(given)),
         )
     return named_task(name)
 
@@ -49,24 +51,23 @@ def guess_task(
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)
     if not any(columns.values()) and (known := _published_format(name, data)):
-        logger.info(f"{file_list(data)[0]} has the format of {known}.")
+        logger.info(msg("{data} has the format of {task}.", data=file_list(data)[0], task=known))
         return named_task(known), None
-    if name is None and several:
-        name = "multilabel"
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
         found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
         return _similarity_task(found, data), found
-    if name and (name not in GUESSED_KINDS or folder or several):
-        return task_on_columns(name, **columns), None
+    if several or name not in (None, "", *GUESSED_KINDS):
+        return task_on_columns(name or "multilabel", **columns), None
     if folder:
+        if name:
+            return task_on_columns(name, **columns), None
         raise UsageError(
-            f"{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
+            "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}", data=data
         )
     named = {key: columns.get(key) for key in ("text", "pair", "label")}
     found = guess_columns(data, kind=name, **named)
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
-    if found.separator and not columns.get("separator"):
-        columns["separator"] = found.separator
+    columns["separator"] = columns.get("separator") or found.separator
     return task_on_columns(found.kind, **columns), found
 
 
@@ -79,19 +80,26 @@ def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
 
 def _published_format(kind: str | None, data: RowSource) -> str | None:
     """The task whose public format a file has: SQuAD's JSON, or CoNLL's one word per line."""
-    files = file_list(data) if is_files(data) else []
-    if kind not in (None, "tagging", "answer") or not files or not files[0].is_file():
+    if kind not in (None, "tagging", "answer") or not is_files(data):
         return None
-    if not FORMATS.intersection(files[0].suffixes):
+    path = next(iter(file_list(data)), Path())
+    if not path.is_file() or not FORMATS.intersection(path.suffixes):
         return None
-    begin, _ = start_of(files[0])
-    if ".json" in files[0].suffixes:
-        start = begin[:HEAD_CHARACTERS]
-        nested = start.lstrip().startswith("{") and '"paragraphs"' in start and '"qas"' in start
-        known = {"KorQuAD_v1": "korquad", '"is_impossible"': "squad2", "": "squad"}
-        return next(name for mark, name in known.items() if mark in start) if nested else None
-    head = begin.split("\n", HEAD_LINES)[:HEAD_LINES]
-    words = [line.split() for line in head if line.strip() and not line.startswith(DOCUMENT_MARK)]
+    begin, _ = start_of(path)
+    return _squad_format(begin) if ".json" in path.suffixes else _tag_format(begin)
+
+
+def _squad_format(begin: str) -> str | None:
+    start = begin[:HEAD_CHARACTERS].lstrip()
+    if not (start.startswith("{") and '"paragraphs"' in start and '"qas"' in start):
+        return None
+    known = {"KorQuAD_v1": "korquad", '"is_impossible"': "squad2", "": "squad"}
+    return next(name for mark, name in known.items() if mark in start)
+
+
+def _tag_format(begin: str) -> str | None:
+    lines = (line for line in begin.split("\n", HEAD_LINES)[:HEAD_LINES] if line.strip())
+    words = [line.split() for line in lines if not line.startswith(DOCUMENT_MARK)]
     tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
     return "conll2003" if len(words) > 1 and tagged else None
 
@@ -129,7 +137,7 @@ def prediction_format(model: Model, path: Path) -> Task | None:
         pass  # no table
     try:
         row = next(iter(task.rows(path)), None)
-        return None if row is None or not example_input(task.example(row)) else task
+        return None if row is None or not task.example(row).input else task
     except (MalmoiError, BadRow):
         return None
 
@@ -138,14 +146,6 @@ def input_columns(task: Task) -> list[str]:
     """The columns of a task's texts; a missing name stands for a format that is no table."""
     found = read_columns(task)
     return [found[name] for name in ("text", "pair") if name in found] or [""]
-
-
-def example_input(example: Example) -> Any:
-    """What `Model.predict` takes for an example: a text, a pair, or these with choices."""
-    texts = (example.text,) if example.pair is None else (example.text, example.pair)
-    if example.choices:
-        return (*texts, example.choices)
-    return texts[0] if len(texts) == 1 else texts
 
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
@@ -191,8 +191,12 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
     for path in file_list(data):
         if path.name in protocol.get("trained_files", ()):
             logger.warning(
-                f"This model was fine-tuned on {path.name}, so this score says little about new "
-                f"rows. The score on rows it was not trained on is in {page}."
+                msg(
+                    "This model was fine-tuned on {path}, so this score says little about new "
+                    "rows. The score on rows it was not trained on is in {page}.",
+                    path=path.name,
+                    page=page,
+                )
             )
 
 

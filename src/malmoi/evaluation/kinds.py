@@ -28,6 +28,7 @@ from malmoi.evaluation.task import (
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
+from malmoi.messages import msg
 from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import any_rows
@@ -128,38 +129,70 @@ class HeadKind(Kind):
 
 def _check_label(task: Task, example: Example) -> str:
     known = not task.labels or example.label in (None, task.no_label, *task.labels)
-    return "" if known else f"the label {example.label!r} is not one of {', '.join(task.labels)}"
+    return (
+        ""
+        if known
+        else msg(
+            "the label {label!r} is not one of {labels}",
+            label=example.label,
+            labels=", ".join(task.labels),
+        )
+    )
 
 
 def _check_label_set(task: Task, example: Example) -> str:
     held = example.label or ()
     others = [name for name in held if task.labels and name not in task.labels]
     if others:
-        return f"the label {others[0]!r} is not one of {', '.join(task.labels)}"
+        return msg(
+            "the label {label!r} is not one of {labels}",
+            label=others[0],
+            labels=", ".join(task.labels),
+        )
     none = next((name for name in held if name.lower() in NO_LABEL_NAMES), None)
     more = next((name for name in held if name != none), None)
     contradict = none is not None and more is not None
-    return f"the labels {none!r} and {more!r} contradict each other" if contradict else ""
+    return (
+        msg("the labels {none!r} and {more!r} contradict each other", none=none, more=more)
+        if contradict
+        else ""
+    )
 
 
 def _check_tags(task: Task, example: Example) -> str:
     if example.label is not None and len(example.label) != len(example.words):
-        return f"there are {len(example.words)} words and {len(example.label)} tags"
+        return msg(
+            "there are {words} words and {label} tags",
+            words=len(example.words),
+            label=len(example.label),
+        )
     empty = "" in example.words
-    return f"word {example.words.index('') + 1} is empty: a tag without its word" if empty else ""
+    return (
+        msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
+        if empty
+        else ""
+    )
 
 
 def _check_choice(task: Task, example: Example) -> str:
     count = len(example.choices)
     if example.label is None or 0 <= example.label < count:
         return ""
-    return f"the answer is choice {example.label}, but there are only {count} (counted from 0)"
+    return msg(
+        "the answer is choice {label}, but there are only {count} (counted from 0)",
+        label=example.label,
+        count=count,
+    )
 
 
 def _check_answers(task: Task, example: Example) -> str:
     for text, start in example.label or ():
         if (example.pair or "")[start : start + len(text)] != text:
-            return f"the answer {text!r:.60} is not found at character {start} of its context"
+            return msg(
+                "the answer {text!r:.60} is not found at character {start} of its context",
+                text=text,
+                start=start,
+            )
     return ""
 
 
@@ -380,7 +413,9 @@ KINDS: dict[str, Kind] = {
 def kind_named(name: str) -> Kind:
     name = KIND_ALIASES.get(name, name)
     if name not in KINDS:
-        raise UsageError(f"There is no kind of task {name!r}.{nearest(name, KINDS)}")
+        raise UsageError(
+            "There is no kind of task {name!r}.{hint}", name=name, hint=nearest(name, KINDS)
+        )
     return KINDS[name]
 
 
@@ -393,8 +428,10 @@ def head_kind(task: Task) -> HeadKind:
     kind = kind_of(task)
     if not isinstance(kind, HeadKind):
         raise UsageError(
-            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; evaluate a "
-            f"language model on it: malmoi evaluate {task.name} --model … --shots 0"
+            "The task {task} ({kind}) is not learnt by fine-tuning; evaluate a language model "
+            "on it: malmoi evaluate {task} --model … --shots 0",
+            task=task.name,
+            kind=task.kind,
         )
     return kind
 
@@ -413,8 +450,10 @@ def by_metric(task: Task, metric: str) -> Task:
     fits = own | (metrics_like(own) - METRIC_ALIASES.keys())
     if name not in fits:
         raise UsageError(
-            f"The metric {metric!r} is not one of {task.name}'s. Use one of "
-            f"{', '.join(sorted(fits))}."
+            "The metric {metric!r} is not one of {task}'s. Use one of {fits}.",
+            metric=metric,
+            task=task.name,
+            fits=", ".join(sorted(fits)),
         )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 

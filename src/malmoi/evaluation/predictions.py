@@ -17,13 +17,10 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import tag_words
 from malmoi.inference.writing import write_answers
-from malmoi.metrics import (
-    apply_temperature,
-    best_label_thresholds,
-    best_temperature,
-    best_threshold,
-    bleu,
-)
+from malmoi.metrics.answers import best_threshold
+from malmoi.metrics.calibration import apply_temperature, best_temperature
+from malmoi.metrics.labels import best_label_thresholds
+from malmoi.metrics.overlap import bleu
 
 LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
 
@@ -53,18 +50,14 @@ class Outcome:
         return [one.prediction for one in self.said]
 
 
-def _texts(examples: Sequence[Example]) -> list[Any]:
-    return [e.text if e.pair is None else (e.text, e.pair) for e in examples]
-
-
 def predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = predict.classify_texts(reading, _texts(examples))
+    found = predict.classify_texts(reading, [e.input for e in examples])
     return [ExamplePrediction(one.label, one.scores[one.label], one.scores) for one in found]
 
 
 def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Predicts label sets; the score is that of the least certain label."""
-    found = predict.label_texts(reading, _texts(examples))
+    found = predict.label_texts(reading, [e.input for e in examples])
     return [
         ExamplePrediction(
             one.labels,
@@ -76,7 +69,7 @@ def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[
 
 
 def predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = predict.score_classes(reading, _texts(examples))[:, 0].tolist()
+    values = predict.score_classes(reading, [e.input for e in examples])[:, 0].tolist()
     return [ExamplePrediction(value, value) for value in values]
 
 
@@ -119,13 +112,12 @@ def predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 def predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Writes answers; the score is the reference's probability, its tokens' geometric mean."""
-    prompts = [list(e.messages) or _texts([e])[0] for e in examples]
     view = FeatureView.of(reading, ())
     rows = [answer_row(example, view) for example in examples]
     scored = [ScoredRow(row.tokens[:end], first) for row in rows for first, end in row.spans[-1:]]
     found = (math.exp(fmean(logprobs)) for logprobs, _ in token_logprobs(reading.network, scored))
     scores = [next(found) if row.spans else 0.0 for row in rows]
-    replies = write_answers(reading, prompts)
+    replies = write_answers(reading, [e.input for e in examples])
     return [ExamplePrediction(r.text, p) for r, p in zip(replies, scores, strict=True)]
 
 

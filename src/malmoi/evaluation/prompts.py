@@ -1,15 +1,28 @@
-"""Prompts of a task: examples as text, with every possible answer."""
+"""Prompts of a task: examples as text, with every possible answer, and templates for them."""
 
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics import entities
+from malmoi.metrics.tags import entities
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"
 LABEL_COMMA = ", "
 SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
+TEMPLATE_FIELDS = {
+    "prompt": str,
+    "answers": dict,
+    "intro": str,
+    "suffix": str,
+    "separator": str,
+    "max_answer_tokens": int,
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,8 @@ class TaskPrompt:
         """The prompt with its right answer, as an example for other items."""
         if self.gold is None:
             raise UsageError(
-                f"An example without an answer cannot be used in a prompt: {self.query!r:.80}."
+                "An example without an answer cannot be used in a prompt: {query!r:.80}.",
+                query=self.query,
             )
         return self.query + self.choices[self.gold] + self.ending
 
@@ -48,8 +62,11 @@ def _query(task: Task, example: Example) -> str:
         return task.prompt.format(text=example.text, pair=example.pair or "")
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(
-            f"The prompt of {task.name} may name {{text}} and {{pair}} only, not {error}: "
-            f"{task.prompt!r:.80}."
+            "The prompt of {task} may name {{text}} and {{pair}} only, not {error}: "
+            "{prompt!r:.80}.",
+            task=task.name,
+            error=error,
+            prompt=task.prompt,
         ) from None
 
 
@@ -83,7 +100,9 @@ def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
     if not values:
-        raise UsageError(f"The task {task.name} has no prompt: it lists no numbers to answer with.")
+        raise UsageError(
+            "The task {task} has no prompt: it lists no numbers to answer with.", task=task.name
+        )
     near = None
     if example.label is not None:
         near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))
@@ -145,3 +164,69 @@ def write_prompt(task: Task, example: Example) -> TaskPrompt:
 
 def text_prompt(task: Task, example: Example) -> TaskPrompt:
     return TaskPrompt(example.text, (), None)
+
+
+# ------------------------------------------------------------------ templates of a .toml file
+
+
+@cache
+def templates() -> dict[str, dict[str, dict[str, Any]]]:
+    """All templates by task and name."""
+    return tomllib.loads(
+        files("malmoi.evaluation.in_context").joinpath("templates.toml").read_text("utf-8")
+    )
+
+
+def templated(task: Task, name: str | None) -> Task:
+    """The task with another template: by name, or from a .toml file."""
+    if name is None:
+        return task
+    known = templates().get(task.name, {})
+    if name.endswith(".toml"):
+        return _changed(task, _own(Path(name)), name)
+    if name not in known:
+        hint = (
+            nearest(name, known)
+            if known
+            else " It has none of its own: write one in a .toml file and give that file."
+        )
+        raise UsageError(
+            "The task {task} has no template {name!r}.{hint}", task=task.name, name=name, hint=hint
+        )
+    return _changed(task, known[name], name)
+
+
+def _own(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise MalmoiError(
+            "The template {path} cannot be read: {error}.", path=path, error=error
+        ) from error
+
+
+def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
+    for field, value in given.items():
+        if field not in TEMPLATE_FIELDS:
+            raise UsageError(
+                "The template {name} has an unknown field {field!r}.{hint}",
+                name=name,
+                field=field,
+                hint=nearest(field, TEMPLATE_FIELDS),
+            )
+        if not isinstance(value, TEMPLATE_FIELDS[field]):
+            raise UsageError(
+                "The template {name}: {field} must be of type {type}.",
+                name=name,
+                field=field,
+                type=TEMPLATE_FIELDS[field].__name__,
+            )
+    answers = given.get("answers", task.answers)
+    missing = [label for label in task.labels if label not in answers]
+    if missing:
+        raise UsageError(
+            "The template {name} has no answer for the label {missing!r}.",
+            name=name,
+            missing=missing[0],
+        )
+    return replace(task, **given)

@@ -131,8 +131,9 @@ def similarity_columns_of(
     pair = named("pair", POSITIVE_NAMES)
     if text is None or (pair is None and len(names) > 1 and "text" not in given):
         raise UsageError(
-            "similarity needs the columns of two texts, --text and --pair, and either a score, "
-            f"--label, or negatives, --choices; the rows have: {', '.join(names)[:200]}."
+            "similarity needs the columns of two texts, --text and --pair, and either a "
+            "score, --label, or negatives, --choices; the rows have: {names}.",
+            names=", ".join(names)[:200],
         )
     label = None if ranked else named("label", SCORE_NAMES)
     if pair is not None and label is not None and "choices" not in given:

@@ -54,6 +54,20 @@ class Example:
     messages: tuple[dict[str, str], ...] = ()  # a conversation up to its answer (writing)
     group: str = ""  # metrics are also reported per group
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its text, or both texts of a pair."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def input(self) -> Any:
+        """What `Model.predict` takes: a conversation, a text or a pair, or these with choices."""
+        if self.messages:
+            return list(self.messages)
+        if self.choices:
+            return (*self.texts, self.choices)
+        return self.text if self.pair is None else self.texts
+
 
 @dataclass(frozen=True)
 class Task:
@@ -113,8 +127,8 @@ class Columns:
     def one_label(self) -> str:
         if not isinstance(self.label, str):
             raise UsageError(
-                f"Several columns of labels ({', '.join(self.label)}) are for multilabel; other "
-                "kinds have one."
+                "Several columns of labels ({label}) are for multilabel; other kinds have one.",
+                label=", ".join(self.label),
             )
         return self.label
 
@@ -182,7 +196,12 @@ def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] 
         value = as_list(row[column])
         given = split_labels(value, separator) if isinstance(value, str) else value
         if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
-            raise BadRow(row.place, f"{column!r} must hold a list of labels, not {value!r:.40}")
+            raise BadRow(
+                row.place,
+                "{column!r} must hold a list of labels, not {value!r:.40}",
+                column=column,
+                value=value,
+            )
         names = [label_name(one) for one in given]
         return tuple(sorted({name for name in names if name}))
 
@@ -192,7 +211,7 @@ def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] 
 def _indicators(names: Sequence[str]) -> Callable[[DataRow], tuple[str, ...] | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"The column {twice!r} is named twice as a label.")
+        raise UsageError("The column {twice!r} is named twice as a label.", twice=twice)
 
     def read(row: DataRow) -> tuple[str, ...] | None:
         if not any(name in row.values for name in names):
@@ -200,7 +219,12 @@ def _indicators(names: Sequence[str]) -> Callable[[DataRow], tuple[str, ...] | N
         values = {name: row.number(name) for name in names if row[name] is not None}
         for name in names:
             if values.get(name) not in (0, 1):
-                raise BadRow(row.place, f"the label {name!r} must be 0 or 1, not {row[name]!r:.40}")
+                raise BadRow(
+                    row.place,
+                    "the label {name!r} must be 0 or 1, not {row!r:.40}",
+                    name=name,
+                    row=row[name],
+                )
         return tuple(name for name in names if values[name])
 
     return read
@@ -264,7 +288,7 @@ def answer_columns(by: Columns) -> ExampleMaker:
         golds = None if label not in row.values else () if not found else (str(found),)
         starts = [] if golds is None else [passage.find(gold) for gold in golds]
         if -1 in starts:
-            raise BadRow(row.place, f"the answer {found!r:.60} is not in its context")
+            raise BadRow(row.place, "the answer {found!r:.60} is not in its context", found=found)
         gold = None if golds is None else tuple(zip(golds, starts, strict=True))
         return Example(row.text(by.text), passage, gold, id=str(row.values.get("id", row.place)))
 
@@ -290,7 +314,7 @@ def _answers(row: DataRow, column: str) -> tuple[str, ...] | None:
     value = row[column]
     golds = tuple(str(one) for one in (value if isinstance(value, list) else [value]) if one)
     if not any(gold.strip() for gold in golds):
-        raise BadRow(row.place, f"the answer in {column!r} is missing")
+        raise BadRow(row.place, "the answer in {column!r} is missing", column=column)
     return golds
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.inference.translation import BEAMS
-from malmoi.metrics import bleu
+from malmoi.messages import joined
+from malmoi.metrics.overlap import bleu
 from malmoi.text.pairs import read_pairs, split_pair
 
 COLUMNS = ("source", "target")
@@ -31,9 +32,9 @@ class ReferencePairs:
         reader = read_pairs(files, columns)
         rows = [split_pair(document.text) for document in reader]
         if reader.problems:
-            raise MalmoiError(" ".join(reader.describe()))
+            raise MalmoiError(joined(" ", reader.describe()))
         if not rows:
-            raise MalmoiError(f"{' and '.join(reader.files)} hold no sentence pairs.")
+            raise MalmoiError("{files} hold no sentence pairs.", files=" and ".join(reader.files))
         return cls([row[0] for row in rows], [row[1] for row in rows])
 
     def first(self, count: int | None) -> "ReferencePairs":

@@ -13,6 +13,7 @@ import torch
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.messages import msg
 from malmoi.metrics import goodness
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,11 @@ def mean_if_it_fits(work: FinetuneData, runs: Sequence[Checkpoint]) -> tuple[Che
         return first, len(members)
     first.network.load_state_dict(alone)
     logger.warning(
-        f"The mean of {len(members)} runs does not fit the training rows, as each of them does: "
-        "the first run is kept alone."
+        msg(
+            "The mean of {members} runs does not fit the training rows, as each of them does: "
+            "the first run is kept alone.",
+            members=len(members),
+        )
     )
     return first, 1
 

@@ -162,13 +162,15 @@ def _labels(items: Sequence[TrainingItem], cap: int) -> Tensor:
 
 def epoch_batches(
     items: Sequence[TrainingItem],
-    batch: int,
+    sizes: tuple[int, int],
     seed: int,
     config: ModelConfig,
     *,
     lm: bool,
     start: int = 0,
-) -> Iterator[dict[str, Tensor]]:
-    """Yields an epoch's batches, from batch `start` on."""
+) -> Iterator[list[dict[str, Tensor]]]:
+    """Yields an epoch's batches from `start` on, each in passes; sizes are of both, in items."""
+    batch, micro = sizes
     for group in plan_batches([item.length for item in items], batch, seed)[start:]:
-        yield collate([items[i] for i in group], config, lm=lm)
+        parts = (group[i : i + micro] for i in range(0, len(group), micro))
+        yield [collate([items[i] for i in part], config, lm=lm) for part in parts]

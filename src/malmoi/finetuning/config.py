@@ -1,15 +1,15 @@
 """Fine-tuning config: a frozen record whose defaults are BERT's and GPT-1's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, Literal
 
 from malmoi.adapters import AdapterConfig
-from malmoi.config import Config
 from malmoi.errors import UsageError, require
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
+from malmoi.settings import Config, find_problem, option, setting
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
 
@@ -27,11 +27,6 @@ GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
 # a small model on frozen features
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
 BUDGET_FIELDS = ("minutes", "steps", "epochs")  # the first that is set counts
-POSITIVE = ("batch", "lr", "epochs", "seeds", "evaluations", "stride")
-NOT_NEGATIVE = (
-    "steps", "minutes", "max_minutes", "length", "lm", "decay", "clip", "patience",
-    "freeze_layers", "rdrop",
-)  # fmt: skip
 # fields that `TrainConfig` has too
 SHARED = (
     "minutes", "batch", "lr", "decay", "clip", "schedule", "warmup", "seed", "precision", "compile",
@@ -43,79 +38,142 @@ SHARED = (
 class FinetuneConfig(Config):
     """All settings of `finetune` but the model, the task and the files."""
 
-    epochs: float = 3.0
-    steps: int = 0  # number of updates, instead of epochs
-    minutes: float = 0.0  # time budget, instead of both
-    max_minutes: float = 0.0  # ends it before its epochs or steps are over; 0: nothing does
-    # a linear layer on the frozen model first; held-out rows tell which of the two is kept
-    frozen_first: bool = False
-    batch: int = 32
-    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT: 6.25e-5
-    decay: float = 0.01
-    clip: float = 1.0
-    schedule: str = "linear"  # linear, cosine, wsd, constant, or a plugin's
-    warmup: float = 0.1  # share of the steps; GPT: 0.002
-    # maximum tokens per row; 0: the context, up to 512 (BERT used 128 for pairs)
-    length: int = 0
-    stride: int = 128  # between the windows over a long context
-    # λ of GPT-1 eq. 5: weight of the language-model loss; GPT: 0.5
-    lm: float = 0.0
-    freeze: bool = False  # train only the new layer
-    freeze_layers: int = 0  # freeze the embeddings and the first n layers
-    # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see frozen_features.py)
-    features: str = ""
-    recurrent: int = 768  # width of a tagger's BiLSTM on features
-    tune_features: bool = False  # train the layers below too (BERT table 5: + BiLSTM)
-    # trained while the model itself is frozen
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
-    # train label words instead of a new layer; None: with a soft prompt, if possible
-    words: bool | None = None
-    # contrast sentence vectors, then fit a logistic layer; None: with few rows and a sentence
-    # encoder (see few_labels.py)
-    contrastive: bool | None = None
-    # label words after a prompt, calibrated on the rows and not trained; None: with few rows and a
-    # language model, if that is better than a new layer (see label_prompts.py)
-    prompt: bool | None = None
-    layer_decay: float = 1.0  # each layer's learning rate relative to the layer above
-    # of the pre-trained layers, only the first n are kept (GPT-1 fig. 2); None: all
-    layers_transferred: int | None = None
-    # weight of the divergence of two passes with different dropout (R-Drop, Liang et al. 2021)
-    rdrop: float = 0.0
-    class_weights: bool | None = None  # weight rare labels more; None: if labels are imbalanced
-    label_thresholds: bool = False  # multi-label: one threshold per label, not one for all
-    from_scratch: bool = False  # random initial weights, as a baseline for pre-training
-    # share of the rows that is held out to select by and, without a file for it, to judge by;
-    # 0: a tenth, or none where nothing is selected (see protocol.py)
-    holdout: float = 0.0
-    metric: str = ""  # the metric that selects and is reported first; empty: the task's
-    evaluations: int = 1  # per epoch, on the held-out rows
-    # stop after this many evaluations without improvement and keep the best epoch; 0: the last
-    patience: int = 0
-    average: float = 0.0  # share of the run, at its end, whose weights are averaged
-    seed: int = 0
-    seeds: int = 1  # number of runs; the first is kept
-    init_seed: int | None = None  # of the new layer's weights; None: the seed
-    best: bool = False  # spend the minutes on trials of settings (see search.py)
-    grid: bool = False  # the paper's rates, batch sizes and epochs; held-out rows select the best
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
-    skip_bad: bool = False
-    track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow, trackio: where metrics go too
+    epochs: float = option(
+        3.0, "Passes over the rows.", gt=0, shown="2–30 by rows, ended after 4 minutes, on a GPU 10"
+    )
+    steps: int = option(0, "Budget in steps.", ge=0)
+    minutes: float = option(0.0, "Budget as a time: 3, 90s, 2h.", ge=0, unit="minutes")
+    max_minutes: float = setting(
+        0.0, "Time limit beside epochs or steps; 0: none.", ge=0, unit="minutes"
+    )
+    frozen_first: bool = setting(
+        False,
+        "Start with a linear layer on the frozen model; held-out rows tell which of the two is "
+        "kept.",
+    )
+    batch: int = option(32, "Examples per step.", gt=0, shown="8–64 by rows and kind")
+    lr: float = option(5e-5, "Peak learning rate.", gt=0, shown="by model and kind")
+    decay: float = setting(0.01, "Weight decay.", ge=0)
+    clip: float = setting(1.0, "Maximum gradient norm; 0: off.", ge=0)
+    schedule: str = setting(
+        "linear", "Learning-rate schedule: linear, cosine, wsd, constant, or a plugin's."
+    )
+    warmup: float = setting(
+        0.1,
+        "Warm-up, as a share of the steps.",
+        ge=0,
+        lt=1,
+        shown="0.1; 0.002 for a GPT, 0.05 if it writes",
+    )
+    length: int = option(0, "Maximum tokens per row.", ge=0, shown="the context, at most 512")
+    stride: int = setting(128, "Tokens between the windows over a long context.", gt=0)
+    lm: float = option(
+        0.0, "λ of GPT-1's auxiliary language model.", ge=0, shown="0.5 for a GPT, else 0"
+    )
+    freeze: bool = option(False, "Train only the new output layer.")
+    freeze_layers: int = setting(0, "Freeze the embeddings and the first n layers.", ge=0)
+    features: str = option(
+        "",
+        "Train a small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
+        metavar="LAYERS",
+    )
+    recurrent: int = setting(768, "Width of a tagger's BiLSTM on features.")
+    tune_features: bool = setting(False, "Train the layers below too (BERT table 5: + BiLSTM).")
+    adapter: AdapterConfig = option(
+        AdapterConfig(),
+        "Train only an adapter: lora, prompt or prefix.",
+        metavar="KIND",
+        accepts="Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig",
+    )
+    words: bool | None = setting(
+        None, "Train label words instead of a new layer.", shown="with a soft prompt, if possible"
+    )
+    contrastive: bool | None = setting(
+        None,
+        "Contrast sentence vectors, then fit a logistic layer, as SetFit does.",
+        shown="with few rows and a sentence encoder",
+    )
+    prompt: bool | None = setting(
+        None,
+        "Calibrate label words after a prompt on the rows, without training.",
+        shown="with few rows and a language model, if better than a new layer",
+    )
+    layer_decay: float = setting(
+        1.0,
+        "Each layer's learning rate relative to the layer above.",
+        gt=0,
+        le=1,
+        shown="0.9 for an encoder, else 1",
+    )
+    layers_transferred: int | None = setting(
+        None, "Keep only the first n pre-trained layers (GPT-1 fig. 2).", shown="all"
+    )
+    rdrop: float = setting(
+        0.0,
+        "Weight of the divergence of two passes with different dropout (R-Drop, Liang et al. "
+        "2021).",
+        ge=0,
+    )
+    class_weights: bool | None = setting(
+        None, "Weight rare labels more.", shown="if labels are imbalanced"
+    )
+    label_thresholds: bool = setting(
+        False, "Multi-label: one threshold per label, not one for all."
+    )
+    from_scratch: bool = option(False, "Start from random weights, as a baseline.")
+    holdout: float = setting(
+        0.0,
+        "Share of the rows held out to select by and, without a file for it, to evaluate on.",
+        ge=0,
+        lt=1,
+        shown="a tenth, or none where nothing is selected",
+    )
+    metric: str = option(
+        "", "Metric for model selection: accuracy, f1_macro, mcc…", shown="the task's"
+    )
+    evaluations: int = setting(1, "Evaluations per epoch, on the held-out rows.", gt=0)
+    patience: int = setting(
+        0,
+        "Stop after this many evaluations without improvement and keep the best epoch; 0: the "
+        "last.",
+        ge=0,
+    )
+    average: float = setting(
+        0.0,
+        "Share of the run, at its end, whose weights are averaged.",
+        ge=0,
+        lt=1,
+        shown="a third for an encoder, else none",
+    )
+    seed: int = option(0, "Random seed.", shown="0")
+    seeds: int = option(
+        1, "Repeat with N seeds and report mean ± standard deviation; the first run is kept.", gt=0
+    )
+    init_seed: int | None = setting(
+        None, "Random seed of the new layer's weights.", shown="the seed"
+    )
+    best: bool = option(
+        False,
+        "Spend --minutes: compare settings, then train on all rows several times and average.",
+    )
+    grid: bool = option(False, "Search BERT's grid of learning rates, batches and epochs.")
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "auto: bf16 if the device computes in it.", shown="auto; fp32 with features"
+    )
+    compile: bool = setting(False, "torch.compile.")
+    skip_bad: bool = option(False, "Skip bad rows instead of stopping at the first.")
+    track: tuple[str, ...] = option(
+        (),
+        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.",
+        metavar="NAME",
+        accepts="str | Sequence[str]",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         SCHEDULES.find(self.schedule)
-        for name in POSITIVE:
-            value = getattr(self, name)
-            _require(value > 0, f"{name} must be positive, not {value}.")
-        for name in NOT_NEGATIVE:
-            value = getattr(self, name)
-            _require(value >= 0, f"{name} must not be negative, but is {value}.")
-        for name in ("holdout", "average", "warmup"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
-        decay = self.layer_decay
-        _require(0 < decay <= 1, f"layer_decay must lie in (0, 1], not {decay}.")
+        problem = find_problem(self)
+        _require(not problem, problem)
 
     @property
     def trains_all(self) -> bool:
@@ -126,14 +184,20 @@ class FinetuneConfig(Config):
     def training(self, steps: int) -> TrainConfig:
         """The equivalent `TrainConfig`."""
         shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
-        return TrainConfig(steps=0 if self.minutes else steps, warmup_steps=1, **shared)
+        # saved by the clock alone, evaluated by the trainer
+        own: dict[str, Any] = dict(ema=self.average, warmup_steps=0, save_every=0, keep=1)
+        return TrainConfig(steps=0 if self.minutes else steps, **own, **shared)
 
     def describe_budget(self) -> str:
         """3 epochs, 100 steps or 5 minutes; and at most how many minutes."""
         unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
         most = plural(self.max_minutes, "minute")
-        return f"{budget}, at most {most}" if self.max_minutes else budget
+        return (
+            msg("{budget}, at most {most}", budget=budget, most=most)
+            if self.max_minutes
+            else budget
+        )
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""

@@ -37,6 +37,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData, classes_in
+from malmoi.messages import joined, msg
 from malmoi.system.machine import per_device
 
 logger = logging.getLogger(__name__)
@@ -112,27 +113,34 @@ def apply_defaults(
 
     A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
     """
-    chosen: dict[str, Any] = {}
     kind = head_kind(work.task)
-    if settings.trains_all and not gpt and not kind.defaults:
-        network = work.start.network
-        chosen = default_settings(len(work.train), kind, network.config)
-        if settings.from_scratch:
-            chosen["layer_decay"] = 1.0
-        if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
-            chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
-        if settings.grid:
-            chosen = {name: chosen[name] for name in ("layer_decay", "average")}
+    chosen: dict[str, Any] = {}
     if kind.writes:
         chosen = _by_rows(WRITING_BY_ROWS, len(work.train))
+    elif settings.trains_all and not gpt and not kind.defaults:
+        chosen = _encoder_settings(settings, work)
     chosen = {name: value for name, value in chosen.items() if name not in given}
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
         settings = replace(settings, class_weights=True)
-        logger.info(f"Labels are imbalanced (the rarest is {rare}): using class weights.")
+        logger.info(
+            msg("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
+        )
     if chosen:
         logger.info(_sentence(settings, len(work.train)))
     return settings
+
+
+def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str, Any]:
+    """Defaults of full fine-tuning that fit these settings and the model."""
+    kind = head_kind(work.task)
+    network = work.start.network
+    chosen = default_settings(len(work.train), kind, network.config)
+    if settings.from_scratch:
+        chosen["layer_decay"] = 1.0
+    if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
+        chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
+    return {n: chosen[n] for n in ("layer_decay", "average")} if settings.grid else chosen
 
 
 def rare_label(work: FinetuneData) -> str:
@@ -146,9 +154,21 @@ def rare_label(work: FinetuneData) -> str:
 
 
 def _sentence(settings: FinetuneConfig, rows: int) -> str:
-    parts = [settings.describe_budget(), f"batches of {settings.batch}", f"rate {settings.lr:g}"]
-    parts += [f"layer decay {settings.layer_decay:g}"] if settings.layer_decay < 1 else []
-    parts += [f"averaged over the last {settings.average:.0%}"] if settings.average else []
-    parts += ["a new top layer"] if settings.layers_transferred is not None else []
+    parts: list[str] = [
+        settings.describe_budget(),
+        msg("batches of {batch}", batch=settings.batch),
+        msg("rate {lr:g}", lr=settings.lr),
+    ]
+    parts += (
+        [msg("layer decay {decay:g}", decay=settings.layer_decay)]
+        if settings.layer_decay < 1
+        else []
+    )
+    parts += (
+        [msg("averaged over the last {average:.0%}", average=settings.average)]
+        if settings.average
+        else []
+    )
+    parts += [msg("a new top layer")] if settings.layers_transferred is not None else []
     parts += [f"R-Drop {settings.rdrop:g}"] if settings.rdrop else []
-    return f"{rows:,} rows: {', '.join(parts)}."
+    return msg("{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", parts))

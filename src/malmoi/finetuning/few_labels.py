@@ -22,6 +22,7 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference.predict import Predictor
 from malmoi.inference.zero_shot import descriptions
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
@@ -41,30 +42,33 @@ def choose_contrast(
     Automatic for classification with at most `MAX_ROWS` rows by a fully trained sentence encoder;
     `contrastive` turns it on or off. Explicit options are kept.
     """
-    wanted = settings.contrastive
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
-    if wanted and not fits:
+    if settings.contrastive and not fits:
         raise UsageError(
             "contrastive needs a classification task and a sentence encoder: a folder that "
             "sentence-transformers or malmoi finetune similarity wrote."
         )
-    partly = settings.adapter.kind != "none" or settings.features or settings.freeze
-    whole = not (
-        partly or settings.words or settings.prompt or settings.from_scratch or work.teaching
-    )
-    if wanted is None:
-        wanted = fits and bool(whole) and len({e.label for e in work.train}) > 1
-        wanted = wanted and len(work.train) <= MAX_ROWS
-    if not wanted:
+    whole = settings.trains_all and not settings.from_scratch
+    chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
+    if not settings.contrastive and not chosen:
         return replace(settings, contrastive=False)
-    if settings.contrastive is None:
+    if chosen:
         logger.info(
-            f"Only {len(work.train)} training rows: using contrastive learning on sentence "
-            "vectors and a logistic layer, as in SetFit (--set contrastive=false for plain "
-            "fine-tuning)."
+            msg(
+                "Only {train} training rows: using contrastive learning on sentence vectors "
+                "and a logistic layer, as in SetFit (--set contrastive=false for plain "
+                "fine-tuning).",
+                train=len(work.train),
+            )
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
     return settings.override({**unset, "contrastive": True, "frozen_first": False})
+
+
+def has_few_rows(work: FinetuneData) -> bool:
+    """Whether the rows are so few that the usual way would learn little, and no teacher helps."""
+    several = len({row.label for row in work.train}) > 1
+    return several and len(work.train) <= MAX_ROWS and not work.teaching
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
@@ -72,10 +76,14 @@ def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingIte
     rows = []
     for label in work.labels:
         word = work.task.answers.get(label, label)
-        if any(letter.isalpha() for letter in word):
+        if has_letters(word):
             texts = (word, *descriptions(word, {label: word}, None))
             rows += [Example(text, label=label) for text in texts]
     return encode_examples(work.task, rows, FeatureView.of(reading, work.labels))
+
+
+def has_letters(word: str) -> bool:
+    return any(letter.isalpha() for letter in word)
 
 
 def contrast_loss() -> Objective:
@@ -96,14 +104,14 @@ def contrast_loss() -> Objective:
         # the trainer divides by the number of labels in a batch
         return 0.5 * (parts[0] + parts[1]) * len(labels)
 
-    return Objective((Term("classify", "labels", total, name="contrast"),))
+    return Objective((Term("classify", "labels", total, name="contrast", divisible=False),))
 
 
 class ContrastiveTrainer(FinetuneTrainer):
     """Contrasts the rows, then fits the logistic head on the resulting vectors."""
 
-    def fit(self) -> None:
-        super().fit()
+    def settle(self) -> None:
+        super().settle()
         fit_logistic_head(self.network, self.items)
 
 

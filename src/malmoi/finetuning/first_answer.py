@@ -21,18 +21,18 @@ from malmoi.evaluation.evaluate import judge, judge_held_out
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.comparison import held_out_score
+from malmoi.finetuning.candidates import held_out_score
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.linear_head import LOSSES, fit_head, item_vectors
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg, plural
 from malmoi.metrics import goodness
 from malmoi.system.files import write_json
-from malmoi.system.language import plural
 from malmoi.system.progress import part_of
 from malmoi.system.untrusted import JsonObject, read_object
-from malmoi.training.pace import USEFUL_UPDATES
+from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fir
         with StopSignals() as stop, work.computing(settings):
             _make(work, settings, folder, stop)
         if stop.number:
-            logger.info(f"Stopped and saved: the best model so far is in {out}.")
+            logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
             raise Stopped(stop.number)
     facts = JsonObject(read_object(folder / RECORD), str(folder / RECORD))
     places = tuple(facts.list_of("places", int))
@@ -142,9 +142,15 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, most: int, read: int) -> 
     found = judge(work.task, some, reading, None if held is None else held.chosen)
     score = f"{measure.replace('_', ' ')} {found.metrics[measure]:.4g}"
     logger.info(
-        f"After {time.monotonic() - work.began:.0f} s: {score} on "
-        f"{plural(len(dev), 'evaluation row')} with the model frozen, by a linear layer that "
-        f"learnt from {read:,} of {plural(len(work.train), 'row')}."
+        msg(
+            "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
+            "layer that learnt from {read:,} of {rows2}.",
+            monotonic=time.monotonic() - work.began,
+            score=score,
+            rows=plural(len(dev), "evaluation row"),
+            read=read,
+            rows2=plural(len(work.train), "row"),
+        )
     )
     value = 0.0 if held is None else goodness(measure, held.metrics[measure])
     return {"value": value, "places": places}

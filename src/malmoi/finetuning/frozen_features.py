@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +23,9 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.inference.predict import model_inputs
+from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network
 from malmoi.model.features import STATE_DTYPE
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
@@ -61,8 +63,8 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     head = head_kind(task).head
     if head not in LABEL_HEADS:
         raise UsageError(
-            f"features support labels and numbers; {task.kind} is learnt by fine-tuning the "
-            "whole model."
+            "features support labels and numbers; {kind} is learnt by fine-tuning the whole model.",
+            kind=task.kind,
         )
     model = start.network.config
     layers, weighted = _chosen(settings.features, model.depth)
@@ -85,9 +87,12 @@ def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
             raise ValueError
         given = tuple(int(number) for number in numbers.split(","))
     except ValueError:
-        known = f"{', '.join(LAYER_CHOICES)} or layers=8,9,-1"
+        known = msg("{choices} or layers=8,9,-1", choices=", ".join(LAYER_CHOICES))
         raise UsageError(
-            f"There are no features {name!r}.{nearest(name, LAYER_CHOICES)} Use {known}."
+            "There are no features {name!r}.{hint} Use {known}.",
+            name=name,
+            hint=nearest(name, LAYER_CHOICES),
+            known=known,
         ) from None
     check_layers(given, depth)
     return tuple(layer % (depth + 1) for layer in given), False
@@ -123,7 +128,7 @@ def cached_states(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> I
         yield
         return
     trunk = network.trunk
-    network.trunk = CachedTrunk(network, HiddenStateCache.of(network, rows()))  # type: ignore[assignment]
+    network.trunk = CachedTrunk(network, HiddenStateCache(network, rows()))  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -138,56 +143,43 @@ def row_key(row: Any) -> bytes:
     return np.asarray(row, np.int32).tobytes()
 
 
-class HiddenStateCache(Mapping[bytes, Tensor]):
-    """Hidden states by row, [T, L, D] each, read from disk on access."""
+class HiddenStateCache:
+    """Hidden states by row, [T, L, D] each, read from disk on access; missing ones are computed."""
 
-    def __init__(
-        self, folder: Path, layers: Sequence[int], places: dict[bytes, tuple[int, int]], width: int
-    ) -> None:
+    def __init__(self, network: Network, rows: Sequence[TokenRow]) -> None:
+        segmented = bool(network.config.segments)
+        named = {
+            row_key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows
+        }
+        ordered = dict(sorted(named.items(), key=lambda item: (-len(item[1].tokens), item[0])))
+        ends = accumulate((len(row.tokens) for row in ordered.values()), initial=0)
+        self._places = dict(zip(ordered, pairwise(ends), strict=True))
+        assert network.features is not None
+        layers = network.features.layers
+        width = network.config.width
+        total = sum(len(row.tokens) for row in ordered.values())
+        size = total * width * BYTES_PER_NUMBER
+        folder = states_folder() / _fingerprint(network, ordered)
+        missing = [n for n in dict.fromkeys(layers) if _size(_file(folder, n)) != size]
+        if missing:
+            _compute(network, list(ordered.values()), missing, folder, size)
+        else:
+            logger.info(
+                msg(
+                    "The hidden states of {places:,} rows are loaded from {folder}.",
+                    places=len(ordered),
+                    folder=folder,
+                )
+            )
         self.shape = (len(layers), width)
-        self._places = places
-        total = sum(length for _, length in places.values())
         self._layers = [
             np.memmap(_file(folder, layer), np.float16, "r", shape=(total, width))
             for layer in layers
         ]
 
     def __getitem__(self, row: bytes) -> Tensor:
-        start, length = self._places[row]
-        return torch.from_numpy(
-            np.stack([layer[start : start + length] for layer in self._layers], axis=1)
-        )
-
-    def __iter__(self) -> Any:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @classmethod
-    def of(cls, network: Network, rows: Sequence[TokenRow]) -> "HiddenStateCache":
-        """Opens the cached states of these rows, computing missing layers."""
-        segmented = bool(network.config.segments)
-        named = {
-            row_key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows
-        }
-        ordered = dict(sorted(named.items(), key=lambda item: (-len(item[1].tokens), item[0])))
-        places = {}
-        total = 0
-        for name, row in ordered.items():
-            places[name] = (total, len(row.tokens))
-            total += len(row.tokens)
-        assert network.features is not None
-        layers = network.features.layers
-        width = network.config.width
-        folder = states_folder() / _fingerprint(network, ordered)
-        size = total * width * BYTES_PER_NUMBER
-        missing = [n for n in dict.fromkeys(layers) if not _is_whole(_file(folder, n), size)]
-        if missing:
-            _compute(network, list(ordered.values()), missing, folder, size)
-        else:
-            logger.info(f"The hidden states of {len(places):,} rows are loaded from {folder}.")
-        return cls(folder, layers, places, width)
+        here = slice(*self._places[row])
+        return torch.from_numpy(np.stack([layer[here] for layer in self._layers], axis=1))
 
 
 def states_folder() -> Path:
@@ -199,8 +191,8 @@ def _file(folder: Path, layer: int) -> Path:
     return folder / f"layer-{layer}.f16"
 
 
-def _is_whole(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
 
 
 def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
@@ -227,7 +219,13 @@ def _compute(
             file.flush()
             os.fsync(file.fileno())
             _file(beside, layer).replace(_file(folder, layer))
-    logger.info(f"{size * len(layers) / 1e6:,.0f} MB of hidden states are cached in {folder}.")
+    logger.info(
+        msg(
+            "{size:,.0f} MB of hidden states are cached in {folder}.",
+            size=size * len(layers) / 1e6,
+            folder=folder,
+        )
+    )
 
 
 @torch.inference_mode()
@@ -253,7 +251,9 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise MalmoiError(
-            f"The hidden states need {format_size(needed)} and {folder} has {format_size(free)}: "
-            "free some space, choose another place with XDG_CACHE_HOME, or use fewer layers "
-            "(features=last)."
+            "The hidden states need {needed} and {folder} has {free}: free some space, choose "
+            "another place with XDG_CACHE_HOME, or use fewer layers (features=last).",
+            needed=format_size(needed),
+            folder=folder,
+            free=format_size(free),
         )

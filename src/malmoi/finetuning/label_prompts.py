@@ -18,8 +18,9 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning.candidates import Gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import MAX_ROWS
+from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
 from malmoi.finetuning.protocol import hold_out
 from malmoi.finetuning.task_data import FinetuneData
@@ -29,6 +30,7 @@ from malmoi.inference import Model
 from malmoi.inference.predict import verbalizer_of
 from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
 from malmoi.inference.zero_shot import prompt_language
+from malmoi.messages import msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import tracked
 from malmoi.system.untrusted import JsonObject, read_object
@@ -77,35 +79,31 @@ def choose_prompt(
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
     asked = {name for name, value in given.items() if value is not None} - neutral
-    few = len(work.train) <= MAX_ROWS and not asked and not work.teaching
+    few = has_few_rows(work) and not asked
     wanted = fits and few if settings.prompt is None else settings.prompt
-    words = None
-    if wanted:
-        words = read_choice(out, work) if (out / RECORD).is_file() else None
-        words = words or _compare(work, settings, out)
-        wanted = words is not None
-    return replace(settings, prompt=wanted), words
+    words = (_read_choice(out, work) or _compare(work, settings, out)) if wanted else None
+    return replace(settings, prompt=words is not None), words
 
 
 def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether the labels have words and the model can score them; if asked for, it must be."""
     network = work.start.network
-    heads = {"lm", "mlm"} & set(network.heads)
     classes = head_kind(work.task) is CLASSIFICATION and len({e.label for e in work.train}) > 1
+    able = classes and not network.config.both_ways and bool({"lm", "mlm"} & set(network.heads))
     words = [work.task.answers.get(label, label) for label in work.labels]
-    named = all(any(c.isalpha() for c in word) for word in words) and len({*words}) == len(words)
-    able = bool(heads) and not network.config.both_ways
-    if settings.prompt and not (classes and able):
+    named = all(map(has_letters, words)) and len({*words}) == len(words)
+    if settings.prompt and not able:
         raise UsageError(
             "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
             "its masked-language head."
         )
     if settings.prompt and not named:
         raise UsageError(
-            f"prompt needs labels that are different words, such as positive and negative; these "
-            f"are {', '.join(words)}."
+            "prompt needs labels that are different words, such as positive and negative; "
+            "these are {words}.",
+            words=", ".join(words),
         )
-    return classes and able and named
+    return able and named
 
 
 def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
@@ -125,25 +123,25 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     None if a new layer is clearly better, or if the words are not clearly better than the most
     frequent label: then the model does not know them.
     """
-    rows: Sequence[Example] = work.train
-    if len(rows) > MAX_COMPARED_ROWS:
-        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
-    rows = sorted(rows, key=lambda row: str(row.label))  # so that folds have all labels alike
+    rows = _compared_rows(work, settings.seed)
     candidates = _candidates(work, rows)
     logger.info(
-        f"Only {len(work.train)} training rows: comparing label words after {len(candidates)} "
-        "prompts with a new layer by cross-validation (--set prompt=false for fine-tuning)."
+        msg(
+            "Only {train} training rows: comparing label words after {candidates} prompts "
+            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+            train=len(work.train),
+            candidates=len(candidates),
+        )
     )
     labels = torch.tensor([work.labels.index(row.label) for row in rows])
     held = _folds(len(rows), len(set(labels.tolist())))
     work.start.network.to(work.device).eval()
     fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
     scores = fitted.held_out.log_softmax(-1)
-    order = sorted(range(len(candidates)), key=lambda i: float(F.cross_entropy(scores[i], labels)))
-    order = order[:KEPT]
+    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
+    order = sorted(range(len(found)), key=lambda i: found[i].log_loss)[:KEPT]
     mean = scores[order].mean(0)
     layer = _layer_scores(work, rows, labels, held)
-    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
     found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
     trains = settings.prompt is None and _layer_is_better(mean, layer, labels)
     chosen = [
@@ -153,25 +151,48 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     words = None if trains else replace(chosen[0], also=tuple(chosen[1:]))
     _write_comparison(out, work, found, words)
     kept = found[-1] if trains else found[-2]
-    said = f"accuracy {kept.accuracy:.1%}, log-loss {kept.log_loss:.3f}"
+    said = msg(
+        "accuracy {accuracy:.1%}, log-loss {log_loss:.3f}",
+        accuracy=kept.accuracy,
+        log_loss=kept.log_loss,
+    )
     if trains:
-        logger.info(f"Training a new layer: {said} in cross-validation on {len(rows)} rows.")
+        logger.info(
+            msg(
+                "Training a new layer: {said} in cross-validation on {rows} rows.",
+                said=said,
+                rows=len(rows),
+            )
+        )
     else:
         prompts = ", ".join(repr(one.prompt) for one in chosen)
         logger.info(
-            f"Label words after {prompts}: {said} in cross-validation on {len(rows)} rows; "
-            "nothing needs to be trained."
+            msg(
+                "Label words after {prompts}: {said} in cross-validation on {rows} rows; "
+                "nothing needs to be trained.",
+                prompts=prompts,
+                said=said,
+                rows=len(rows),
+            )
         )
     return words
+
+
+def _compared_rows(work: FinetuneData, seed: int) -> list[Example]:
+    """Some training rows, sorted so that folds have all labels alike."""
+    rows: Sequence[Example] = work.train
+    if len(rows) > MAX_COMPARED_ROWS:
+        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, seed)[1]
+    return sorted(rows, key=lambda row: str(row.label))
 
 
 def _layer_is_better(words: Tensor, layer: Tensor, labels: Tensor) -> bool:
     """Whether the layer is clearly better, or the words are no better than the usual label."""
     by_words, by_layer = ((one.argmax(-1) == labels).double() for one in (words, layer))
     share = float(labels.bincount().max()) / len(labels)
-    informed = by_words.mean() > share + (share * (1 - share) / len(labels)) ** 0.5
-    gains = by_layer - by_words
-    return not informed or bool(gains.mean() > gains.std() / len(gains) ** 0.5)
+    error = (share * (1 - share) / len(labels)) ** 0.5
+    informed = Gain(float(by_words.mean()) - share, error).clear
+    return not informed or Gain.of_rows(by_layer - by_words).clear
 
 
 def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:
@@ -255,7 +276,7 @@ def _layer_scores(
     work: FinetuneData, rows: Sequence[Example], labels: Tensor, held: Tensor
 ) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
-    texts = [row.text if row.pair is None else f"{row.text}\n{row.pair}" for row in rows]
+    texts = ["\n".join(row.texts) for row in rows]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
     return held_out_scores(vectors, labels, held[:-1], len(work.labels), 0.5 / len(rows))
@@ -289,8 +310,10 @@ def read_comparison(out: Path) -> list[Compared]:
     return [Compared(**{str(name): value for name, value in one.items()}) for one in found]
 
 
-def read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
-    """The label words that an earlier call chose for the same model and rows."""
+def _read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
+    """The label words that an earlier call chose for the same model and rows, if one did."""
+    if not (out / RECORD).is_file():
+        return None
     found = JsonObject(read_object(out / RECORD), str(out / RECORD))
     if found.get("of") != work.model_name or found.get("words") is None:
         return None

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.evaluation.features import TrainingItem
-from malmoi.evaluation.probe import fit_linear
 from malmoi.inference.predict import pool_texts
 from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
+from malmoi.interpret.probe import fit_linear
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from malmoi.config import Config
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.system.language import plural, translate
+from malmoi.messages import joined, msg, plural
+from malmoi.settings import Config
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
@@ -54,17 +54,20 @@ class Protocol(Config):
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
-        names = ", ".join(translate(name) for name in self.selects)
-        chosen = ""
+        names = joined(", ", map(msg, self.selects))
+        chosen = msg("")
         if self.selected_on:
             rows = plural(self.selected_on, "held-out row")
-            chosen = translate(f"{rows} for selection: {names}") + "; "
+            chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
         if self.compared_on:
-            rows = f"{self.compared_on:,}"
-            chosen += translate(f"{rows} of them held out while settings are compared") + "; "
-        return translate(
-            f"Training on {plural(self.trained_on, 'row')}; {chosen}evaluation on "
-            f"{plural(self.judged_on, 'row')} ({translate(self.judged_rows)})."
+            count = f"{self.compared_on:,}"
+            chosen += msg("{rows} of them held out while settings are compared", rows=count) + "; "
+        return msg(
+            "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
+            rows=plural(self.trained_on, "row"),
+            chosen=chosen,
+            rows2=plural(self.judged_on, "row"),
+            rows3=msg(self.judged_rows),
         )
 
 
@@ -130,13 +133,16 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     """
     if len(rows) < 2:
         raise MalmoiError(
-            f"There is only one example ({rows[0].place}): at least one is needed for training "
-            "and one for evaluation."
+            "There is only one example ({place}): at least one is needed for training and one "
+            "for evaluation.",
+            place=rows[0].place,
         )
     if count >= len(rows):
         raise MalmoiError(
-            f"Holding out {count:,} of {len(rows):,} rows leaves none for training: give more rows "
-            "or a smaller holdout."
+            "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
+            "or a smaller holdout.",
+            count=count,
+            rows=len(rows),
         )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}
@@ -147,16 +153,21 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     found = list(groups.values())
     if max(map(len, found)) > count:
         found = [[i] for group in found for i in group]
+    held = _spread(_stratified(kind, rows, found), count)
+    rest = tuple(row for i, row in enumerate(rows) if i not in held)
+    return rest, tuple(rows[i] for i in sorted(held))
+
+
+def _spread(groups: Sequence[Sequence[int]], count: int) -> set[int]:
+    """About `count` members: every so many, so that sorted labels give the same share of each."""
     held: set[int] = set()
-    places = _stratified(kind, rows, found)
-    step = sum(map(len, places)) / count
+    step = sum(map(len, groups)) / count
     seen = 0
-    for group in places:  # every step-th row of the sorted labels: the same share of each
+    for group in groups:
         if seen >= step * len(held) and len(held) < count:
             held.update(group)
         seen += len(group)
-    rest = tuple(row for i, row in enumerate(rows) if i not in held)
-    return rest, tuple(rows[i] for i in sorted(held))
+    return held
 
 
 def _stratified(
@@ -198,5 +209,4 @@ def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _plain(row: Example) -> tuple[str, ...]:
-    parts = (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
-    return tuple(f" {PART_END} ".join(parts).casefold().split())
+    return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())

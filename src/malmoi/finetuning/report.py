@@ -10,18 +10,18 @@ from typing import Any
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
+from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predictors import TAGS
+from malmoi.messages import msg, translate
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
 from malmoi.report.task_page import TaskPage
 from malmoi.system.files import write_text
-from malmoi.system.language import translate
 from malmoi.system.run_folder import read_metrics
 
 
@@ -71,7 +71,10 @@ def write_task_report(
     found = work.word_baseline
     folder = shlex.quote(str(out))
     page = TaskPage(
-        title=f"Fine-tuned: {', '.join(file_names(work.train)) or work.task.name}",
+        title=msg(
+            "Fine-tuned: {file_names}",
+            file_names=", ".join(file_names(work.train)) or work.task.name,
+        ),
         lead=work.protocol.describe(),
         measure=metric_names(work.task)[0],
         log=log,
@@ -82,7 +85,7 @@ def write_task_report(
         tagged=kind.output is TAGS,
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
-        trials=[trial.table_row for trial in read_trials(out).values()] if settings.best else (),
+        trials=[one.table_row for one in read_tried(out).values()] if settings.best else (),
         compared=[one.table_row for one in read_comparison(out)],
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),

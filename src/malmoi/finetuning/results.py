@@ -13,13 +13,14 @@ from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import read_trials
 from malmoi.inference.predict import Predictor
+from malmoi.messages import msg
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import write_text
 
@@ -84,8 +85,12 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
     """
     steps, metrics, held = finished(out)
     logger.info(
-        f"{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and starts "
-        "over."
+        msg(
+            "{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and "
+            "starts over.",
+            out=out,
+            steps=steps,
+        )
     )
     checkpoint = read_with_adapter(out, device=work.device)
     outcome = _read_predictions(work, metrics, out)
@@ -104,8 +109,14 @@ def best_run(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> Fini
 
 def log_spread(measure: str, runs: Sequence[FinishedRun]) -> None:
     found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-    spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
-    logger.info(f"{len(runs)} runs: {measure} {spread}.")
+    spread = msg(
+        "{mean:.4f} ± {deviation:.4f} (standard deviation)",
+        mean=found.mean,
+        deviation=found.deviation,
+    )
+    logger.info(
+        msg("{runs} runs: {measure} {spread}.", runs=len(runs), measure=measure, spread=spread)
+    )
 
 
 def write_results(
@@ -131,7 +142,7 @@ def write_results(
         "runs": table,
     }
     if kept.settings.best:
-        report["trials"] = [asdict(trial) for trial in read_trials(out).values()]
+        report["trials"] = [asdict(one) for one in read_tried(out).values()]
     if found := read_comparison(out):
         report["compared"] = [asdict(one) for one in found]
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")

@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
+from malmoi.finetuning.candidates import Fitted
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import ContrastiveTrainer, contrast_loss, label_name_items
 from malmoi.finetuning.first_answer import FirstAnswer, first_answer, start_solved
@@ -35,13 +37,12 @@ from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.finetuning.trials import TrialRun
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.inference.verbalizer import Verbalizer
+from malmoi.messages import measured, msg, plural
 from malmoi.model import Network
-from malmoi.system.language import plural
 from malmoi.tokenizer import TokenRow
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
@@ -93,12 +94,11 @@ class _Run:
     def train(self, items: Sequence[TrainingItem]) -> FinishedRun:
         work = self.work
         untuned = _untuned(work, self.settings, self.reading)
-        with cached_states(self.checkpoint.network, lambda: _rows(work, self.reading, items)):
+        network = self.checkpoint.network
+        with self.left_usable(), cached_states(network, lambda: _rows(work, self.reading, items)):
             trainer = self.trainer(items)
             trainer.fit()
-            run = None if trainer.stopped else self._judged(trainer)
-        if run is None:
-            raise self.stopped(trainer)
+            run = self._judged(trainer)
         done = replace(run.outcome, metrics={**run.outcome.metrics, **untuned})
         return complete_run(work, replace(run, outcome=done), self.out)
 
@@ -121,14 +121,17 @@ class _Run:
     def _save(self) -> None:
         save_model(self.work, self.settings, self.checkpoint, self.out)
 
-    def stopped(self, trainer: FinetuneTrainer) -> Stopped:
-        """The signal that stopped it, to be raised; the folder has the best model so far."""
-        if self.first is None:
-            self._save()
-        write_task_report(self.out, self.work, self.settings)
-        where = f"the best model so far is in {self.out}, run the same command to resume"
-        logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
-        return Stopped(trainer.stopped)
+    @contextmanager
+    def left_usable(self) -> Iterator[None]:
+        """Leaves the best model so far in the folder if a signal stops the run."""
+        try:
+            yield
+        except Stopped:
+            if self.first is None:
+                self._save()
+            write_task_report(self.out, self.work, self.settings)
+            logger.info(msg("The best model so far is in {out}.", out=self.out))
+            raise
 
     def _judged(self, trainer: FinetuneTrainer) -> FinishedRun:
         """The better one of the trained and the frozen model, evaluated."""
@@ -137,15 +140,15 @@ class _Run:
         held = trainer.outcome(self.watch) if work.held else None
         if self.first is not None and held is not None and self.first.beats(work, held):
             rows = plural(len(self.first.places), "held-out row")
-            logger.info(f"The frozen model is better on {rows}: it is the result.")
+            logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
             trainer.log.close()
-            return judged_run(work, self.settings, self.first.model(work), trainer.step)
+            return judged_run(work, self.settings, self.first.model(work), trainer.state.step)
         if self.first is not None and held is None:
             self._save()  # reading the evaluation rows may take long
         chosen = None if held is None else held.chosen
         done = trainer.judge(lambda: judge(work.task, work, self.reading, chosen))
         selected = {} if held is None else held.metrics
-        return FinishedRun(self.settings, self.checkpoint, done, trainer.step, selected)
+        return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, selected)
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
@@ -155,7 +158,7 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     return checkpoint
 
 
-def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> TrialRun:
+def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> Fitted:
     """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
 
     After so many seconds of training it ends, its rate decayed by then.
@@ -164,21 +167,20 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
         known = load_finished(unjudged, settings, out)
-        return TrialRun(known.checkpoint, known.outcome, known.steps)
+        return Fitted(known.checkpoint, known.outcome, known.steps)
     trial = _Run(work, settings, out, _new_model(work, settings), None)
     trainer = trial.trainer(_items(work, trial.reading))
-    trainer.evaluate = trainer.evaluate if settings.patience else None  # it has no curve
+    trainer.score = trainer.score if settings.patience else None  # it has no curve
     trainer.limit = max(seconds, MIN_TRIAL_SECONDS)
-    trainer.fit()
-    if trainer.stopped:
-        raise trial.stopped(trainer)
+    with trial.left_usable():
+        trainer.fit()
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
-    run = FinishedRun(settings, trial.checkpoint, done, trainer.step, done.metrics)
+    run = FinishedRun(settings, trial.checkpoint, done, trainer.state.step, done.metrics)
     complete_run(unjudged, run, out)
     per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
-    share = min(1.0, trainer.step / trainer.steps)
-    return TrialRun(trial.checkpoint, done, trainer.step, share, per_row)
+    share = min(1.0, trainer.state.step / trainer.steps)
+    return Fitted(trial.checkpoint, done, trainer.state.step, share, per_row)
 
 
 def _run_prompt(
@@ -208,8 +210,7 @@ def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -
     with work.computing(settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
-    shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
-    logger.info(f"Before fine-tuning: {shown}.")
+    logger.info(msg("Before fine-tuning: {shown}.", shown=measured(found)))
     return {f"{name}_untuned": found[name] for name in metric_names(work.task)[:2]}
 
 

@@ -16,28 +16,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.averaging import FIT_ROWS, mean_if_it_fits
-from malmoi.finetuning.comparison import Gain, held_out_score, paired_gain
+from malmoi.finetuning.candidates import (
+    RECORD,
+    Candidate,
+    Comparison,
+    Fitted,
+    Tried,
+    held_out_score,
+    paired_gain,
+)
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_finished
 from malmoi.finetuning.run import run_trial
 from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.finetuning.trials import (
-    RECORD,
-    Trial,
-    TrialRun,
-    describe_changes,
-    read_trials,
-    write_trials,
-)
-from malmoi.system.language import plural, translate
+from malmoi.messages import msg, plural
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,11 @@ UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
-Train = Callable[[FinetuneConfig, Path, float], TrialRun]  # for at most so many seconds
+Choice = tuple[Changes, float]  # for a run on all rows; its time beside a run of the defaults
+Train = Callable[[FinetuneConfig, Path, float], Fitted]  # for at most so many seconds
 
 
-def candidates(settings: FinetuneConfig, depth: int) -> list[Changes]:
+def other_settings(settings: FinetuneConfig, depth: int) -> list[Changes]:
     """Changes of the default settings, the most promising first."""
     faster: dict[str, Any] = {"lr": 2 * settings.lr}
     agreeing: dict[str, Any] = {"rdrop": 0.0 if settings.rdrop else 1.0}
@@ -71,32 +72,18 @@ def candidates(settings: FinetuneConfig, depth: int) -> list[Changes]:
     return found + ([{"layers_transferred": top}] if depth > 1 else [])
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Settings for a run on all rows, and its time beside a run of the defaults."""
-
-    changes: Changes
-    cost: float = 1.0
-
-
 @dataclass
 class Search:
     """The trials and the last runs of one fine-tuning in its folder."""
 
     settings: FinetuneConfig
     depth: int
-    measure: str
-    out: Path
+    comparison: Comparison
     train: Train  # one run with rows held out
     train_on_all: Train
-    gain: Callable[[Outcome, Outcome], Gain]  # of the second over the first
     judged: int = 0  # rows of the final evaluation
     compares: bool = True  # whether there are enough rows to hold some out for trials
     setup: float = 0.0  # seconds of the budget that are over when the search starts
-    trials: list[Trial] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.found = read_trials(self.out)  # finished before the search was stopped
 
     @property
     def budget(self) -> float:
@@ -104,39 +91,39 @@ class Search:
 
     @property
     def spent(self) -> float:
-        return self.setup + sum(trial.seconds for trial in self.trials)
+        return self.setup + sum(one.seconds for one in self.comparison.tried)
 
     @property
     def left(self) -> float:
         """Seconds left for training before the result is evaluated."""
-        judging = self.judged * max((trial.per_row for trial in self.trials), default=0.0)
+        judging = self.judged * max((one.per_row for one in self.comparison.tried), default=0.0)
         return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    def run(self) -> list[TrialRun]:
+    def run(self) -> list[Fitted]:
         """The runs on all rows whose mean is the result; the first is that of the defaults."""
         first, run = self._run(f"{LAST}-0", {}, FIRST_TIME * self.left)
         if first.share < UNCUT:
             self._explain_cut(first)
             return [run] if run is not None else []
         best, *others = self.choose(first)
-        defaults_won = not best.changes
+        defaults_won = not best[0]
         done = [run] if defaults_won else []
         order = [*others, best] if defaults_won else [best, *others]
         for i in range(1, max(len(order), MIN_LAST_RUNS) - len(done) + 1):
-            one = order[(i - 1) % len(order)]
-            if self.left > MIN_RUN_TIME * one.cost * first.seconds:
-                done.append(self._run(f"{LAST}-{i}", one.changes, self.left, again=i)[1])
+            changes, cost = order[(i - 1) % len(order)]
+            if self.left > MIN_RUN_TIME * cost * first.seconds:
+                done.append(self._run(f"{LAST}-{i}", changes, self.left, again=i)[1])
         return [run for run in done if run is not None]
 
-    def choose(self, first: Trial) -> list[Choice]:
+    def choose(self, first: Tried) -> list[Choice]:
         """Settings for the runs on all rows: the best, and others that are not clearly worse.
 
         The best are the defaults, or what beats them in a short trial and in a full run. Without
         time or rows to compare, the first candidates, which are no slower, are taken untried.
         """
-        others = candidates(self.settings, self.depth)
+        others = other_settings(self.settings, self.depth)
         if not self.compares or self.left < TRIALS_PAY * first.seconds:
-            return [Choice({}), *map(Choice, others[: MIN_LAST_RUNS - 1])]
+            return [(changes, 1.0) for changes in ({}, *others[: MIN_LAST_RUNS - 1])]
         end = self.left * (1 - TRIAL_TIME)
         base, run = self._run(f"{SHORT}-0", {}, self.left - end)
         tried = [base]
@@ -148,9 +135,9 @@ class Search:
         if best.clear_gain and not self._wins_in_full(best, first.seconds):
             best = base
         kept = [best, *(one for one in tried if one is not best and _may_join(one, best))]
-        return [Choice(one.changes, one.seconds / base.seconds) for one in kept]
+        return [(one.changes, one.seconds / base.seconds) for one in kept]
 
-    def _wins_in_full(self, challenger: Trial, seconds: float) -> bool:
+    def _wins_in_full(self, challenger: Tried, seconds: float) -> bool:
         """Whether other settings clearly beat the defaults in a full run, if there is time for it.
 
         The mean comes first: it gains more than most settings do.
@@ -162,11 +149,16 @@ class Search:
         done, _ = self._run(f"{FULL}-1", challenger.changes, self.left, base)
         return done.clear_gain > 0
 
-    def _explain_cut(self, first: Trial) -> None:
+    def _explain_cut(self, first: Tried) -> None:
         seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
         logger.warning(
-            f"{plural(self.settings.minutes, 'minute')} ended after {first.share:.0%} of the epochs"
-            f" of a single run; --minutes {math.ceil(seconds / 60)} would hold a whole one."
+            msg(
+                "{minutes} ended after {share:.0%} of the epochs of a single run; --minutes "
+                "{ceil} would hold a whole one.",
+                minutes=plural(self.settings.minutes, "minute"),
+                share=first.share,
+                ceil=math.ceil(seconds / 60),
+            )
         )
 
     def _run(
@@ -176,62 +168,23 @@ class Search:
         seconds: float,
         base: Outcome | None = None,
         again: int = 0,
-    ) -> tuple[Trial, TrialRun | None]:
-        """One run, or what is left of it in the folder; it is compared with `base`, if given."""
+    ) -> tuple[Tried, Fitted | None]:
+        """Trains with other settings, and compares the result with `base`, if given."""
         kind = name.partition("-")[0]
-        folder = self.out / "trials" / name
-        known = self.found.get(name)
-        run = None
-        if known is None or folder.exists():
-            share = SHORT_SHARE if kind == SHORT else 1.0
-            trial = Trial(name, dict(changes), self.settings.seed + again, share, None, 0.0)
-            began = time.monotonic()
-            train = self.train_on_all if kind == LAST else self.train
-            with self._overall_progress():
-                run = train(self._settings(trial), folder, seconds)
-            known = known or self._finished(trial, run, time.monotonic() - began, base)
-        self.trials.append(known)
-        write_trials(self.out, self.trials)
-        if base is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # nothing will be compared with it
-        return known, run
-
-    def _finished(self, trial: Trial, run: TrialRun, seconds: float, base: Outcome | None) -> Trial:
-        """The trial with its results, which are logged."""
-        value = run.outcome.metrics.get(self.measure)
-        gain = None if base is None else self.gain(base, run.outcome)
-        self._tell(trial, value, gain, seconds)
-        return replace(
-            trial,
-            share=trial.share * run.completed,
-            value=value,
-            seconds=seconds,
-            per_row=run.per_row,
-            gain=gain,
-        )
-
-    def _tell(self, trial: Trial, value: float | None, gain: Gain | None, seconds: float) -> None:
-        described = translate(f"{trial.name}: {describe_changes(trial.changes)}, seed {trial.seed}")
-        if value is None:
-            logger.info(f"{described}: all training rows, {seconds:.1f} s.")
-        elif gain is None:
-            logger.info(f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s.")
-        else:
-            logger.info(
-                f"{described}: held-out {self.measure} {value:.4f} in {seconds:.1f} s "
-                f"({gain} beside the default settings)."
-            )
-
-    def _settings(self, trial: Trial) -> FinetuneConfig:
-        s = replace(
+        share = SHORT_SHARE if kind == SHORT else 1.0
+        settings = replace(
             self.settings,
             best=False,
             minutes=0.0,
-            seed=trial.seed,
+            seed=self.settings.seed + again,
             init_seed=self.settings.seed,  # means of networks with different new layers are useless
-            epochs=self.settings.epochs * trial.share,
+            epochs=self.settings.epochs * share,
+            **changes,
         )
-        return replace(s, **trial.changes)
+        fit = partial(self.train_on_all if kind == LAST else self.train, settings)
+        candidate = Candidate(name, seconds, fit, changes, settings.seed, share)
+        with self._overall_progress():
+            return self.comparison.run(candidate, base)
 
     @contextmanager
     def _overall_progress(self) -> Iterator[None]:
@@ -243,7 +196,7 @@ class Search:
         def tell(event: Progress) -> None:
             spent = min(self.budget, before + time.monotonic() - began)
             left = self.budget - spent
-            metrics = {"trial": len(self.trials) + 1, **event.metrics}
+            metrics = {"trial": len(self.comparison.tried) + 1, **event.metrics}
             event = Progress("finetune", spent, self.budget, "seconds", metrics, left)
             outside.run(report_progress, event)
 
@@ -251,7 +204,7 @@ class Search:
             yield
 
 
-def _may_join(one: Trial, best: Trial) -> bool:
+def _may_join(one: Tried, best: Tried) -> bool:
     """Whether runs may be averaged with the best: not clearly worse, from the same weights."""
     same_start = ("layers_transferred" in one.changes) == ("layers_transferred" in best.changes)
     return same_start and (one.gain is None or not one.gain.clear_loss)
@@ -269,14 +222,13 @@ def search_settings(
         return load_finished(work, settings, out)
     logger.info(work.protocol.describe())
     tried = work.for_trials(settings)
+    gain = partial(paired_gain, held_out_score(tried))
     search = Search(
         settings,
         work.start.network.config.distinct,
-        work.primary_metric,
-        out,
+        Comparison(out, work.primary_metric, gain),
         partial(run_trial, tried),
         partial(run_trial, work),
-        partial(paired_gain, held_out_score(tried)),
         judged=len(work.dev) + len(work.held) + FIT_ROWS * (MIN_LAST_RUNS + 1),
         compares=bool(tried.held),
         setup=time.monotonic() - work.began,
@@ -286,9 +238,14 @@ def search_settings(
         checkpoint, members = mean_if_it_fits(work, [one.checkpoint for one in runs])
     steps = sum(one.steps for one in runs)
     run = evaluate_and_complete(work, settings, checkpoint, steps, out)
+    compared = len(search.comparison.tried)
     logger.info(
-        f"{plural(len(search.trials), 'run')} in {search.spent:.0f} s; the result is the mean of "
-        f"{plural(members, 'run')} on all training rows."
+        msg(
+            "{runs} in {spent:.0f} s; the result is the mean of {runs2} on all training rows.",
+            runs=plural(compared, "run"),
+            spent=search.spent,
+            runs2=plural(members, "run"),
+        )
     )
     shutil.rmtree(out / "trials")
     return run

@@ -16,7 +16,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import Split, example_texts
+from malmoi.evaluation.evaluate import Split
 from malmoi.evaluation.examples import (
     files_in,
     label_names,
@@ -45,8 +45,8 @@ from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions, Predictor
 from malmoi.inference.verbalizer import Verbalizer
+from malmoi.messages import joined, msg
 from malmoi.model import Network, count_parameters
-from malmoi.system.language import translate
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
@@ -155,8 +155,12 @@ def load_data(
         judged = given[1].rows
     if twins := judged_twins(rows, judged):
         logger.warning(
-            f"{twins:,} of the {len(judged):,} evaluation rows are also training rows, or differ "
-            "from one by a typo: the result will look better than it is."
+            msg(
+                "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
+                "differ from one by a typo: the result will look better than it is.",
+                twins=twins,
+                judged=len(judged),
+            )
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
@@ -197,10 +201,14 @@ def _hold_out_to_select(
         rest, held = hold_out(task, rows, count, settings.seed)
         return rest, held, (*selects, *(("temperature",) if head_kind(task).calibrated else ()))
     if selects:
-        names = ", ".join(translate(name) for name in selects)
+        names = joined(", ", map(msg, selects))
         logger.warning(
-            f"Too few rows ({len(rows):,}) to hold some out for selection ({names}): nothing is "
-            "selected."
+            msg(
+                "Too few rows ({rows:,}) to hold some out for selection ({names}): nothing is "
+                "selected.",
+                rows=len(rows),
+                names=names,
+            )
         )
     return rows, (), ()
 
@@ -210,8 +218,9 @@ def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
     others = {name for e in judged for name in classes_in(task, e)} - learnt
     if head_kind(task).exclusive and len(learnt) == 1 and others:
         raise MalmoiError(
-            f"All training rows have the label {next(iter(learnt))!r}, and only evaluation rows "
-            "have others: give more rows."
+            "All training rows have the label {next!r}, and only evaluation rows have others: "
+            "give more rows.",
+            next=next(iter(learnt)),
         )
     for note in unseen_labels(task, judged, learnt):
         logger.warning(note)
@@ -221,7 +230,7 @@ def _fit(task: Task, rows: Sequence[Example], start: Checkpoint) -> Task:
     """Adapts the task to its rows; notes a vocabulary that does not cover them."""
     if start.tokenizer is None:
         return task
-    if unknown := unknown_note(start.tokenizer, example_texts(rows)):
+    if unknown := unknown_note(start.tokenizer, (text for row in rows for text in row.texts)):
         logger.warning(unknown)
     return head_kind(task).fit(task, rows, start.tokenizer)
 
@@ -239,12 +248,21 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     if len(classes) == len(rows):
         first, second = list(classes)[:2]
         raise MalmoiError(
-            f"Each of the {len(rows):,} rows has a different label ({first!r:.40}, "
-            f"{second!r:.40}…), so there is nothing to learn: give the column of the classes "
-            "with --label COLUMN, or use regression for numbers."
+            "Each of the {rows:,} rows has a different label ({first!r:.40}, "
+            "{second!r:.40}…), so there is nothing to learn: give the column of the classes "
+            "with --label COLUMN, or use regression for numbers.",
+            rows=len(rows),
+            first=first,
+            second=second,
         )
     if 2 * len(classes) > len(rows):
-        logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most appear only once.")
+        logger.warning(
+            msg(
+                "{classes:,} labels for {rows:,} rows: most appear only once.",
+                classes=len(classes),
+                rows=len(rows),
+            )
+        )
 
 
 def describe_run(
@@ -255,32 +273,55 @@ def describe_run(
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
     logger.info(
-        f"{work.task.name}: {learning:,} weights are trained ({learning / whole:.2%}), "
-        f"{settings.describe_budget()}."
+        msg(
+            "{task}: {learning:,} weights are trained ({learning2:.2%}), {budget}.",
+            task=work.task.name,
+            learning=learning,
+            learning2=learning / whole,
+            budget=settings.describe_budget(),
+        )
     )
-    kind = head_kind(work.task)
-    before = work.start.labels
-    if kind.head in work.start.network.heads and kind.text_labels and before != work.labels:
-        logger.info(
-            f"The output layer for {', '.join(before)[:80]} is replaced by a new one for "
-            f"{', '.join(work.labels)[:80]}."
-        )
-    if kind.text_labels:
-        label, times = Counter(e.label for e in work.dev).most_common(1)[0]
-        text = ", ".join(label) if isinstance(label, tuple) else label
-        share = f"{times / len(work.dev):.1%}"
-        logger.info(
-            f"Always predicting {text or 'no label'!r} would be right for {share} of the "
-            "evaluation rows."
-        )
+    if head_kind(work.task).text_labels:
+        _describe_labels(work)
     if work.word_baseline is not None:
         logger.info(
-            f"Bag-of-words baseline: accuracy {work.word_baseline:.1%} (naive Bayes, no network)."
+            msg(
+                "Bag-of-words baseline: accuracy {baseline:.1%} (naive Bayes, no network).",
+                baseline=work.word_baseline,
+            )
         )
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
-    if cut > 1 and not kind.windows:
-        logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are truncated.")
+    if cut > 1 and not head_kind(work.task).windows:
+        logger.warning(
+            msg(
+                "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
+                cut=cut,
+                limit=limit,
+            )
+        )
+
+
+def _describe_labels(work: FinetuneData) -> None:
+    before = work.start.labels
+    if head_kind(work.task).head in work.start.network.heads and before != work.labels:
+        logger.info(
+            msg(
+                "The output layer for {before} is replaced by a new one for {labels}.",
+                before=", ".join(before)[:80],
+                labels=", ".join(work.labels)[:80],
+            )
+        )
+    label, times = Counter(e.label for e in work.dev).most_common(1)[0]
+    text = ", ".join(label) if isinstance(label, tuple) else label
+    share = f"{times / len(work.dev):.1%}"
+    logger.info(
+        msg(
+            "Always predicting {text!r} would be right for {share} of the evaluation rows.",
+            text=text or msg("no label"),
+            share=share,
+        )
+    )
 
 
 # ------------------------------------------------------------------ the words alone
@@ -311,5 +352,5 @@ def _sample(rows: Sequence[Example], limit: int) -> Sequence[Example]:
 
 def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
     """The distinct tokens of each row's texts."""
-    texts = [row.text if row.pair is None else f"{row.text} {row.pair}" for row in rows]
+    texts = [" ".join(row.texts) for row in rows]
     return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]

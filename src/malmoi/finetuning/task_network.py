@@ -15,7 +15,7 @@ from malmoi.evaluation.task import Task, read_columns
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
-from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
+from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING, TaskHead
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import with_template
@@ -33,19 +33,14 @@ def build_task_network(
     With an adapter, only the adapter and the new layer are trained; with label words, there is no
     new layer.
     """
-    tokenizer = start.required_tokenizer
-    config = start.network.config
     said = _says_words(start, task, settings)
-    causal = config.pool == "last"
+    causal = start.network.config.pool == "last"
     output = head_kind(task).output
     if output is SENTENCE:
         return _sentence_encoder(start, task, settings)
     head = "lm" if said else output.head
-    if output is WRITING:
-        _check_writer(start, settings)
-        tokenizer = with_template(tokenizer)
-    elif causal and not said:
-        tokenizer = _framed(tokenizer, settings.adapter.kind)
+    tokenizer = _task_tokenizer(start, output, settings, framed=causal and not said)
+    config = start.network.config
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.contrastive and start.sentence is not None:  # the sentence vector is classified
         config = replace(config, pool=start.sentence.tokens, pooler="none", head_transform=False)
@@ -77,6 +72,17 @@ def build_task_network(
         extra=extra,
         source_config=start.source_config,
     )
+
+
+def _task_tokenizer(
+    start: Checkpoint, output: TaskHead, settings: FinetuneConfig, *, framed: bool
+) -> Tokenizer:
+    """The tokenizer with a chat template to write, or with a GPT's tokens around a text."""
+    if output is WRITING:
+        _check_writer(start, settings)
+        return with_template(start.required_tokenizer)
+    tokenizer = start.required_tokenizer
+    return _framed(tokenizer, settings.adapter.kind) if framed else tokenizer
 
 
 def task_facts(task: Task) -> dict[str, Any]:
@@ -113,9 +119,13 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
     """The encoder itself, without a new layer, and how its tokens are pooled."""
     config = start.network.config
     if config.pool == "last":
-        raise UsageError(f"{task.kind} needs a bidirectional model such as a BERT, not a GPT.")
+        raise UsageError(
+            "{kind} needs a bidirectional model such as a BERT, not a GPT.", kind=task.kind
+        )
     if settings.adapter.kind != "none" or settings.features or settings.lm:
-        raise UsageError(f"{task.kind} trains the encoder itself: leave adapter, features, lm out.")
+        raise UsageError(
+            "{kind} trains the encoder itself: leave adapter, features, lm out.", kind=task.kind
+        )
     # two passes of one sentence differ by dropout, which models trained here may lack
     config = replace(config, dropout=config.dropout or SENTENCE_DROPOUT)
     network = Network(config, {}, pooler=start.network.pooler is not None)
@@ -139,8 +149,9 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     can = "lm" in start.network.heads and head_kind(task).exclusive
     if settings.words and not can:
         raise UsageError(
-            f"words needs a language model and a classification task; {task.name} on this model "
-            "does not qualify."
+            "words needs a language model and a classification task; {task} on this model "
+            "does not qualify.",
+            task=task.name,
         )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 
@@ -158,8 +169,10 @@ def _transferred(network: Network, settings: FinetuneConfig) -> int:
     distinct = network.config.distinct
     if layers is not None and not 0 <= layers <= distinct:
         raise UsageError(
-            f"layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
-            f"{distinct}."
+            "layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
+            "{distinct}.",
+            layers=layers,
+            distinct=distinct,
         )
     return distinct if layers is None else layers
 
@@ -243,8 +256,9 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         return
     if layers > network.config.distinct:
         raise UsageError(
-            f"freeze_layers={layers} is more than the {network.config.distinct} layers of this "
-            "model."
+            "freeze_layers={layers} is more than the {distinct} layers of this model.",
+            layers=layers,
+            distinct=network.config.distinct,
         )
     still = (
         [network.trunk]

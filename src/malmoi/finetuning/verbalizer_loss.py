@@ -27,7 +27,11 @@ def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
     """The task's prompt and the words for each label."""
     words = task_prompt(replace(task, labels=labels), Example("")).choices
     if len(set(words)) < len(words):
-        raise UsageError(f"Two labels of {task.name} have the same label word: {', '.join(words)}.")
+        raise UsageError(
+            "Two labels of {task} have the same label word: {words}.",
+            task=task.name,
+            words=", ".join(words),
+        )
     return Verbalizer(task.prompt, words)
 
 

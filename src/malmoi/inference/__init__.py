@@ -1,21 +1,28 @@
 """Using a model: generate, score, fill, embed, predict."""
 
-from malmoi.inference.answer import Answer
-from malmoi.inference.fill import Fill
-from malmoi.inference.model import Model, load
-from malmoi.inference.predict import MultiLabelPrediction, Prediction
-from malmoi.inference.score import Score
-from malmoi.inference.tagging import Span
-from malmoi.inference.writing import Reply
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Answer",
-    "Fill",
-    "Model",
-    "MultiLabelPrediction",
-    "Prediction",
-    "Reply",
-    "Score",
-    "Span",
-    "load",
-]
+from malmoi.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from malmoi.inference.answer import Answer
+    from malmoi.inference.fill import Fill
+    from malmoi.inference.model import Model, load
+    from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.score import Score
+    from malmoi.inference.tagging import Span
+    from malmoi.inference.writing import Reply
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        answer="Answer",
+        fill="Fill",
+        model="Model load",
+        predict="MultiLabelPrediction Prediction",
+        score="Score",
+        tagging="Span",
+        writing="Reply",
+    )
+
+__all__ = ["Answer", "Fill", "Model", "MultiLabelPrediction", "Prediction", "Reply", "Score"]
+__all__ += ["Span", "load"]

@@ -56,7 +56,8 @@ def answer_questions(
     for one in questions:
         if isinstance(one, str) or len(one) != 2:
             raise UsageError(
-                f"A question needs its context: give pairs (question, context), not {one!r:.60}."
+                "A question needs its context: give pairs (question, context), not {one!r:.60}.",
+                one=one,
             )
     length = reading.max_tokens
     cut = reading.encode.windows(

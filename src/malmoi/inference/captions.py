@@ -17,7 +17,11 @@ def describe_features(
     c = network.config
     room = c.context - c.feature_count
     if limit < 1 or limit > room:
-        raise UsageError(f"max_new_tokens={limit}: after the features there is room for {room}.")
+        raise UsageError(
+            "max_new_tokens={limit}: after the features there is room for {room}.",
+            limit=limit,
+            room=room,
+        )
     given = torch.tensor(np.array(features, np.float32), device=network.device)
     size = c.feature_count + limit
     found: list[list[int]] = []

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, nearest
-from malmoi.inference.predict import Prediction, Predictor, TextOrPair, model_batches
+from malmoi.inference.batches import model_batches
+from malmoi.inference.predict import Prediction, Predictor, TextOrPair
+from malmoi.messages import msg
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
 
@@ -43,7 +45,9 @@ def embed_texts(
     The pool "auto" is the pooling and normalization of `sentence`; without one, the mean.
     """
     if pool not in (*POOLS, "auto"):
-        raise UsageError(f"There is no pool {pool!r}.{nearest(pool, [*POOLS, 'auto'])}")
+        raise UsageError(
+            "There is no pool {pool!r}.{hint}", pool=pool, hint=nearest(pool, [*POOLS, "auto"])
+        )
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
     place = -1 if network.config.pool == "last" else 0
@@ -75,8 +79,13 @@ def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest:
     )
     if cut:
         logger.warning(
-            f"{cut:,} of {len(texts):,} texts are longer than the {longest:,} tokens that this "
-            "encoder reads; the rest of them is not in the vectors."
+            msg(
+                "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
+                "encoder reads; the rest of them is not in the vectors.",
+                cut=cut,
+                texts=len(texts),
+                longest=longest,
+            )
         )
 
 
@@ -99,8 +108,11 @@ def check_layers(layers: Sequence[int], depth: int) -> None:
     for layer in layers:
         if not -depth - 1 <= layer <= depth:
             raise UsageError(
-                f"This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
-                f"embedding) to {depth}, or from the end, -1 to {-depth - 1}."
+                "This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
+                "embedding) to {depth}, or from the end, -1 to {depth2}.",
+                layer=layer,
+                depth=depth,
+                depth2=-depth - 1,
             )
 
 

@@ -16,14 +16,12 @@ from typing import Self, Unpack
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.batch import DecodeBatch
-from malmoi.inference.generation.config import (
-    GenerationConfig,
-    GenerationSettings,
-    check_prompt_length,
-)
+from malmoi.inference.generation.decode_steps import StepMode
 from malmoi.inference.generation.generate import writer_for
+from malmoi.inference.generation.generation_config import check_prompt_length
+from malmoi.inference.generation.keywords import GenerationSettings
+from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PREFIX_CACHE_BYTES, PrefixCache
-from malmoi.inference.generation.steps import StepMode
 from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
 from malmoi.inference.model import Model
 from malmoi.inference.stream import FinishReason, TextChunk, TokenStream
@@ -163,7 +161,9 @@ class Engine:
             if self.closing:
                 raise MalmoiError("The engine is closing and takes no more requests.")
             if len(self.waiting) >= self.queue:
-                raise QueueFull(f"{self.queue} requests are waiting already; try again later.")
+                raise QueueFull(
+                    "{queue} requests are waiting already; try again later.", queue=self.queue
+                )
             self.waiting.append(request)
             self.changed.notify()
         return request.stream
@@ -206,7 +206,11 @@ class Engine:
         vocab = self.model.config.vocab
         for token in job.prompt:
             if not 0 <= token < vocab:  # on a GPU it would crash the whole batch
-                raise UsageError(f"The prompt has the token {token}; the vocabulary has {vocab}.")
+                raise UsageError(
+                    "The prompt has the token {token}; the vocabulary has {vocab}.",
+                    token=token,
+                    vocab=vocab,
+                )
         check_whole_number("logprobs", job.logprobs, 0, vocab)
 
     # ------------------------------------------------------------------ the engine's own thread
@@ -215,7 +219,7 @@ class Engine:
         try:
             self._serve()
         except BaseException as error:  # so that no caller waits forever
-            self._fail_waiting(MalmoiError(f"The engine failed: {error!r}."))
+            self._fail_waiting(MalmoiError("The engine failed: {error}.", error=repr(error)))
             raise
 
     def _serve(self) -> None:
@@ -232,7 +236,9 @@ class Engine:
             for part in (self.batch.prefill, self.batch.step):
                 self._deliver_all(part())
         except Exception as error:  # such as out of memory: only the active requests fail
-            failure = MalmoiError(f"The engine could not continue this request: {error}")
+            failure = MalmoiError(
+                "The engine could not continue this request: {error}", error=error
+            )
             for request in list(self.active.values()):
                 self._fail(request, failure)
 
@@ -295,7 +301,7 @@ class Engine:
     def _fail(self, request: _ActiveRequest, error: Exception) -> None:
         self._finish(request, "failed")
         if not isinstance(error, MalmoiError):
-            error = MalmoiError(f"The request failed: {error!r}.")
+            error = MalmoiError("The request failed: {error}.", error=repr(error))
         request.finish("error", error)
 
     def _finish(self, request: _ActiveRequest, how: str) -> None:

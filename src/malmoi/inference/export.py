@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 
-from malmoi.adapters import is_adapter, read_with_adapter
+from malmoi.adapters import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import output_folder, require_free, write_json
+from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,9 @@ def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoin
     """Loads a full model; an adapter must be merged into its base first."""
     if is_adapter(model):
         raise UsageError(
-            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
-            f"{model} --out DIR"
+            "{model} is an adapter; merge it into a full model first: malmoi merge --model "
+            "{model} --out DIR",
+            model=model,
         )
     return read_checkpoint(model, dtype=dtype)
 
@@ -44,11 +46,14 @@ def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> N
     """Writes an adapter and its base as one model."""
     if not is_adapter(model):
         raise UsageError(
-            f"{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
-            "merge."
+            "{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
+            "merge.",
+            model=model,
         )
     if is_adapter(out):
-        raise UsageError(f"{out} holds an adapter; choose another folder for the merged model.")
+        raise UsageError(
+            "{out} holds an adapter; choose another folder for the merged model.", out=out
+        )
     require_free(out, overwrite=overwrite)
     write_checkpoint(read_with_adapter(model), out)
 
@@ -66,11 +71,17 @@ def export_model(
     chosen = next((one for one in FORMATS if one == (format or suffix)), None)
     if chosen is None:
         kind = format or suffix
-        raise UsageError(f"There is no format {kind!r} to export to.{nearest(kind, FORMATS)}")
+        raise UsageError(
+            "There is no format {kind!r} to export to.{hint}",
+            kind=kind,
+            hint=nearest(kind, FORMATS),
+        )
     if suffix != chosen:
-        raise UsageError(f"--out {out} should be a file whose name ends in .{chosen}.")
+        raise UsageError(
+            "--out {out} should be a file whose name ends in .{chosen}.", out=out, chosen=chosen
+        )
     if out.is_dir():
-        raise UsageError(f"{out} is a folder; --out names a file here.")
+        raise UsageError("{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)
     checkpoint = read_whole(model, torch.float32)
     for note in checkpoint.notes:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.predict import model_inputs
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token, require_fit
 from malmoi.model import Network
 from malmoi.system.result import Result
@@ -26,7 +26,7 @@ class Fill(Result):
 def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[list[Fill]]:
     """Returns the best tokens for each mask in the text, leaving the other masks in place."""
     if top < 1:
-        raise UsageError(f"top must be 1 or more, not {top}.")
+        raise UsageError("top must be 1 or more, not {top}.", top=top)
     encoding = tokenizer.encode_masked(text)
     require_fit(encoding, network.config.context)
     masks = _masks(tokenizer, encoding)
@@ -49,8 +49,9 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:
     if not masks:
         word = tokenizer.token(mark)
         raise UsageError(
-            f"There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
+            "There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
             code="no_mask",
+            word=word,
         )
     return masks
 

@@ -4,48 +4,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, get_origin, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_origin, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.inference.answer import Answer
 from malmoi.inference.base import listed_texts
-from malmoi.inference.captions import describe_features
-from malmoi.inference.embed import Float32Array, Pool, embed_texts, note_truncated
-from malmoi.inference.fill import Fill, fills
-from malmoi.inference.generation.fast_argmax import column_major
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
-from malmoi.inference.intervene import first_rows
-from malmoi.inference.pictures import Picture, PictureKind, PictureOptions, show
-from malmoi.inference.precision import open_for_use
-from malmoi.inference.predict import (
-    MultiLabelPrediction,
-    Prediction,
-    Predictor,
-    model_inputs,
-    refuse_file_name,
-    row_texts,
-)
+from malmoi.inference.language_model import LanguageModel
+from malmoi.inference.precision import column_major, open_for_use
 from malmoi.inference.prompt import require_fit
-from malmoi.inference.tagging import Span
-from malmoi.inference.translation import (
-    CrossAttentionMap,
-    TranslationOptions,
-    Translator,
-    banned_tokens,
-    cross_attention,
-    translate_texts,
-)
-from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ZeroShot, translation_prompt
-from malmoi.model import Activations, count_parameters
-from malmoi.system.html import fact_table
-from malmoi.text.rows import TableLike
+from malmoi.messages import msg
+from malmoi.model import count_parameters
 from malmoi.tokenizer import Encoding
+
+if TYPE_CHECKING:
+    from malmoi.inference.answer import Answer
+    from malmoi.inference.embed import Float32Array, Pool
+    from malmoi.inference.fill import Fill
+    from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.tagging import Span
+    from malmoi.inference.translation import CrossAttentionMap, TranslationOptions, Translator
+    from malmoi.inference.writing import Reply
+    from malmoi.text.rows import TableLike
+
+    ManyAsked = Sequence["Asked"] | Path | TableLike
+    Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
 
 # a text, a pair, a question with its context, a text (and question) with its choices, or a row
 Asked = (
@@ -55,8 +42,6 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
-ManyAsked = Sequence[Asked] | Path | TableLike
-Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
 P = TypeVar("P")  # what is predicted for a text
 
 
@@ -69,7 +54,7 @@ def load(
     """Opens a folder written by Malmoi, transformers or PEFT, or a hub id if there is a network.
 
     Runs on the GPU if there is one. Weights keep the folder's dtype unless one is given: fp32,
-    bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.model.int8`).
+    bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.kernels.int8`).
     A dtype that this machine can only emulate is replaced by fp32, with an entry in `notes`, unless
     it was given explicitly.
 
@@ -82,7 +67,7 @@ def load(
     return Model(checkpoint)
 
 
-class Model(ZeroShot, Interpretation):
+class Model(LanguageModel, Interpretation):
     """A network with its tokenizer and labels, and everything you can do with them.
 
     Examples:
@@ -101,8 +86,16 @@ class Model(ZeroShot, Interpretation):
 
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
+        from malmoi.system.html import fact_table
+
         c = self.config
-        shape = f"{c.depth} layers × {c.width}, {c.heads} heads, context {c.context:,}"
+        shape = msg(
+            "{depth} layers × {width}, {heads} heads, context {context:,}",
+            depth=c.depth,
+            width=c.width,
+            heads=c.heads,
+            context=c.context,
+        )
         facts = [("parameters", f"{count_parameters(self.network):,}"), ("shape", shape)]
         facts += [("vocabulary", f"{c.vocab:,}"), ("can", ", ".join(self.abilities))]
         if self.labels:
@@ -113,6 +106,8 @@ class Model(ZeroShot, Interpretation):
 
     def save(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder that `transformers` opens."""
+        from malmoi.checkpoint import write_checkpoint
+
         write_checkpoint(self.checkpoint, folder)
 
     def tokens(self, text: str) -> list[str]:
@@ -123,15 +118,15 @@ class Model(ZeroShot, Interpretation):
 
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, to: str = "", **options: Unpack[TranslationOptions]
+        self, text: str, to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> str: ...
     @overload
     def translate(
-        self, text: Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+        self, text: Sequence[str], to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> list[str]: ...
 
     def translate(
-        self, text: str | Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+        self, text: str | Sequence[str], to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> str | list[str]:
         """Translates a text, or a list of them.
 
@@ -139,6 +134,8 @@ class Model(ZeroShot, Interpretation):
         prompted to translate into the language `to` ("French", "한국어"), after the pairs in
         `examples`.
         """
+        from malmoi.inference.translation import translate_texts
+
         if not isinstance(text, str):
             texts = listed_texts(text, "text")
             if not self.config.encoder_depth:
@@ -151,16 +148,22 @@ class Model(ZeroShot, Interpretation):
             raise UsageError(
                 "A GPT translates with a prompt: give the language, such as to='French'."
             )
+        from malmoi.inference.zero_shot import translation_prompt
+
         prompt = translation_prompt(text, to, options.get("examples", ()))
         return self._line(prompt, options.get("max_new_tokens", 64))
 
-    def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
+    def cross_attention(self, source: str, target: str, *, layer: int = -1) -> "CrossAttentionMap":
         """Cross-attention of a translation to its source, averaged over heads."""
+        from malmoi.inference.translation import cross_attention
+
         return cross_attention(self.translator, self.tokenizer, source, target, layer)
 
     @cached_property
-    def translator(self) -> Translator:
+    def translator(self) -> "Translator":
         """The parts of this model that translation needs."""
+        from malmoi.inference.translation import Translator, banned_tokens
+
         if not self.config.encoder_depth:
             raise UsageError("This model cannot translate: it is not an encoder-decoder.")
         ends = sorted(self._ends)
@@ -170,8 +173,10 @@ class Model(ZeroShot, Interpretation):
         start = ends[0] if start is None else start
         if start >= self.config.vocab:
             raise UsageError(
-                f"This model's decoder_start_token_id is {start}, and its vocabulary has "
-                f"{self.config.vocab} tokens."
+                "This model's decoder_start_token_id is {start}, and its vocabulary has "
+                "{vocab} tokens.",
+                start=start,
+                vocab=self.config.vocab,
             )
         words = self.checkpoint.generation_setting("bad_words_ids") or []
         banned = banned_tokens(words, self.config.vocab)
@@ -183,6 +188,8 @@ class Model(ZeroShot, Interpretation):
 
         For a model that was trained on features with texts (the recipe caption-small).
         """
+        from malmoi.inference.captions import describe_features
+
         if not self.config.feature_count:
             raise UsageError("This model cannot describe features: it was not trained on any.")
         given = np.asarray(features)
@@ -196,11 +203,11 @@ class Model(ZeroShot, Interpretation):
     @overload
     def fill(  # type: ignore[overload-overlap]
         self, text: str, top: int = 5
-    ) -> list[Fill]: ...
+    ) -> "list[Fill]": ...
     @overload
-    def fill(self, text: Sequence[str], top: int = 5) -> list[list[Fill]]: ...
+    def fill(self, text: Sequence[str], top: int = 5) -> "list[list[Fill]]": ...
 
-    def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
+    def fill(self, text: str | Sequence[str], top: int = 5) -> "list[Fill] | list[list[Fill]]":
         """Returns the `top` best tokens for the mask in a text; a list of texts gives a list.
 
         A text with several masks is an error: use `fill_masks`, which returns one list for each.
@@ -210,13 +217,16 @@ class Model(ZeroShot, Interpretation):
         found = self.fill_masks(text, top)
         if len(found) > 1:
             raise UsageError(
-                f"The text has {len(found)} masks, but fill takes one: use fill_masks, which "
-                "returns a list for each."
+                "The text has {found} masks, but fill takes one: use fill_masks, which "
+                "returns a list for each.",
+                found=len(found),
             )
         return found[0]
 
-    def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
+    def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":
         """Returns the `top` best tokens for each mask in a text; other masks stay in place."""
+        from malmoi.inference.fill import fills
+
         self.masked._require_head("mlm", "fill")
         return fills(self.masked.network, self.tokenizer, text, top)
 
@@ -225,11 +235,11 @@ class Model(ZeroShot, Interpretation):
         self,
         texts: str,
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "auto",
+        pool: "Pool" = "auto",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array: ...
+    ) -> "Float32Array": ...
     @overload
     def embed(
         self,
@@ -239,7 +249,7 @@ class Model(ZeroShot, Interpretation):
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array: ...
+    ) -> "Float32Array": ...
     @overload
     def embed(
         self,
@@ -249,27 +259,27 @@ class Model(ZeroShot, Interpretation):
         pool: Literal["none"],
         truncate: bool = False,
         language: int = 0,
-    ) -> list[Float32Array]: ...
+    ) -> "list[Float32Array]": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
         layers: int | Sequence[int],
-        pool: Pool,
+        pool: "Pool",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array | list[Float32Array]: ...
+    ) -> "Float32Array | list[Float32Array]": ...
 
     def embed(
         self,
         texts: str | Sequence[str],
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "auto",
+        pool: "Pool" = "auto",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array | list[Float32Array]:
+    ) -> "Float32Array | list[Float32Array]":
         """Embeds texts as vectors [N, D] ([D] for a single text).
 
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
@@ -280,6 +290,8 @@ class Model(ZeroShot, Interpretation):
         A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
         the target's.
         """
+        from malmoi.inference.embed import embed_texts, note_truncated
+
         self._require_text_input("embed")
         reader = self.masked
         listed = listed_texts(texts, "texts")
@@ -302,54 +314,14 @@ class Model(ZeroShot, Interpretation):
         """A text as one of another language: a segment of a model that was trained on pairs."""
         if not 0 <= language < max(1, self.config.segments):
             raise UsageError(
-                f"This model has no language {language}: it has {self.config.segments} segments."
+                "This model has no language {language}: it has {segments} segments.",
+                language=language,
+                segments=self.config.segments,
             )
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
-    def hidden_states(self, text: str, pair: str | None = None) -> Float32Array:
-        """Hidden states of a text's tokens [layers + 1, T, D]: the embedding, then every layer.
-
-        The last is after the final norm, as in transformers' `output_hidden_states`.
-        """
-        return first_rows(self._activations(text, pair, Activations()).hidden)
-
-    def attention(self, text: str, pair: str | None = None) -> Float32Array:
-        """Attention probabilities [layers, heads, T, T] of each token (row) over the others.
-
-        `tokens(text)` names the tokens.
-        """
-        return first_rows(self._activations(text, pair, Activations(attention=[])).attention or [])
-
     @torch.inference_mode()
-    def _activations(self, text: str, pair: str | None, found: Activations) -> Activations:
-        reader = self.masked
-        encoding = (
-            reader._encoded(text, truncate=False)
-            if pair is None
-            else require_fit(self.tokenizer.encode(text, pair), reader.config.context)
-        )
-        inputs = model_inputs(reader.network, [encoding])
-        reader.network.trunk(**inputs, activations=found)
-        return found
-
-    def show(
-        self,
-        kind: PictureKind,
-        text: str,
-        *,
-        layer: int | None = None,
-        head: int | None = None,
-        top: int = 8,
-    ) -> Picture:
-        """Draws a picture for notebooks: tokens, attention, lens, next or patterns.
-
-        Attention shows every head, the mean over the heads of a `layer`, or one `head`; layers and
-        heads count from 0.
-        """
-        return show(self, kind, text, PictureOptions(layer, head, top))
-
-    @torch.inference_mode()
-    def logits(self, text: str) -> Float32Array:
+    def logits(self, text: str) -> "Float32Array":
         """Logits over the vocabulary at every token [T, V]."""
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
@@ -364,15 +336,15 @@ class Model(ZeroShot, Interpretation):
         return scores.float().cpu().numpy()
 
     @overload
-    def predict(self, texts: Asked) -> Predicted: ...  # type: ignore[overload-overlap]
+    def predict(self, texts: Asked) -> "Predicted": ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, texts: ManyAsked) -> list[Predicted]: ...
+    def predict(self, texts: "ManyAsked") -> "list[Predicted]": ...
     @overload
     def predict(self, texts: Asked, kind: type[P]) -> P: ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, texts: ManyAsked, kind: type[P]) -> list[P]: ...
+    def predict(self, texts: "ManyAsked", kind: type[P]) -> list[P]: ...
 
-    def predict(self, texts: Asked | ManyAsked, kind: Any = object) -> Any:
+    def predict(self, texts: "Asked | ManyAsked", kind: Any = object) -> Any:
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
@@ -386,12 +358,14 @@ class Model(ZeroShot, Interpretation):
         Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
         model that predicts something else is then refused.
         """
+        from malmoi.inference.predict import Predictor, refuse_file_name, row_texts
+
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(
-                "This model cannot predict: it was not fine-tuned. Name the labels (--labels A,B) "
-                "or fine-tune it: malmoi finetune rows.csv --model "
-                f"{self.checkpoint.source or 'DIR'}"
+                "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
+                "A,B) or fine-tune it: malmoi finetune rows.csv --model {source}",
+                source=self.checkpoint.source or "DIR",
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
@@ -399,7 +373,9 @@ class Model(ZeroShot, Interpretation):
         found = self.task_head.predict(reading, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
             raise UsageError(
-                f"This model predicts {type(found[0]).__name__}, not {kind.__name__}: give the "
-                "kind of its own predictions, or none."
+                "This model predicts {type}, not {type2}: give the kind of its own "
+                "predictions, or none.",
+                type=type(found[0]).__name__,
+                type2=kind.__name__,
             )
         return found[0] if alone else found

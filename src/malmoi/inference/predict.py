@@ -12,18 +12,17 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
-from malmoi.system.progress import tracked
 from malmoi.system.result import Result
-from malmoi.system.threads import inference_threads
 from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
-from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
 from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
 
 TextOrPair = str | tuple[str, str]
@@ -119,7 +118,7 @@ class Predictor:
             checkpoint.network,
             checkpoint.required_tokenizer,
             checkpoint.labels,
-            ends=end_tokens(checkpoint),
+            ends=checkpoint.end_tokens,
             sentence=checkpoint.sentence,
             **_finetuning_settings(checkpoint),
         )
@@ -127,13 +126,6 @@ class Predictor:
     @property
     def max_tokens(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
-
-
-def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Tokens that end a text: generation_config.json's, else the tokenizer's."""
-    own = None if checkpoint.tokenizer is None else checkpoint.tokenizer.specials.eos
-    ends = checkpoint.generation.get("eos_token_id", own)
-    return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
 
 
 def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -158,7 +150,10 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
         if len(thresholds) != len(checkpoint.labels):
-            raise extra.wrong("thresholds", f"a number for each of {len(checkpoint.labels)} labels")
+            raise extra.wrong(
+                "thresholds",
+                msg("a number for each of {labels} labels", labels=len(checkpoint.labels)),
+            )
         settings["thresholds"] = thresholds
     if extra.get("words") is not None:
         settings["words"] = verbalizer_of(extra.object("words"), len(checkpoint.labels))
@@ -168,10 +163,10 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
     said = tuple(words.list_of("said", str))
     if len(said) != labels or not all(said):
-        raise words.wrong("said", f"a word for each of {labels} labels")
+        raise words.wrong("said", msg("a word for each of {labels} labels", labels=labels))
     bias = tuple(words.list_of("bias", float, default=[]))
     if bias and len(bias) != labels:
-        raise words.wrong("bias", f"a number for each of {labels} labels")
+        raise words.wrong("bias", msg("a number for each of {labels} labels", labels=labels))
     others = words.list_of("also", dict, default=[])
     also = tuple(verbalizer_of(JsonObject(one, f"{words.where}: also"), labels) for one in others)
     return Verbalizer(words.text("prompt"), said, bias, words.number("scale", default=1.0), also)
@@ -186,15 +181,17 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
         try:
             rows = [row.checked for row in any_rows(rows, columns.values())]
         except BadRow as error:
-            raise MalmoiError(f"{error}.") from error
+            raise MalmoiError("{error}.", error=error) from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
     found = list(rows) if isinstance(rows, Iterable) else [rows]
     for one in found:
         if not isinstance(one, str | Sequence | Mapping):
-            raise UsageError(f"A model predicts texts, pairs of texts or rows, not {one!r:.40}.")
+            raise UsageError(
+                "A model predicts texts, pairs of texts or rows, not {one!r:.40}.", one=one
+            )
     if not columns and found and all(isinstance(row, Mapping) for row in found):
-        columns = {"text": text_column(found, list(found[0]), "the data")}
+        columns = {"text": text_column(found, list(found[0]), msg("the data"))}
     return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]
 
 
@@ -202,8 +199,9 @@ def refuse_file_name(texts: object) -> None:
     """Raises an error for a text that is the name of a table file, whose rows were meant."""
     if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
         raise UsageError(
-            f"{texts} is a file; to predict its rows, give it as a path: "
-            f"predict(pathlib.Path({texts!r}))."
+            "{texts} is a file; to predict its rows, give it as a path: "
+            "predict(pathlib.Path({texts!r})).",
+            texts=texts,
         )
 
 
@@ -216,7 +214,9 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
         if not isinstance(row.get(name), str):
             had = ", ".join(map(str, row))
             raise UsageError(
-                f"A row has no text in column {name!r}, which this model reads; it has: {had}."
+                "A row has no text in column {name!r}, which this model reads; it has: {had}.",
+                name=name,
+                had=had,
             )
     texts = tuple(row[name] for name in names)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
@@ -229,7 +229,9 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
     names = columns["choices"].split(",")
     given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
     if not isinstance(given, Sequence) or None in given:
-        raise UsageError(f"A row has no choices in {', '.join(names)}, which this model reads.")
+        raise UsageError(
+            "A row has no choices in {names}, which this model reads.", names=", ".join(names)
+        )
     return (tuple(map(str, given)),)
 
 
@@ -345,29 +347,6 @@ def score_tokens(
     """Yields batches of rows: their indices, and the scores of all their tokens [B, T, N]."""
     for group, given in model_batches(network, rows, "predict"):
         yield group, network(**given, heads=(head,))[head].float()
-
-
-def model_batches(
-    network: Network, rows: Sequence[Encoding | TokenRow], verb: str
-) -> Iterator[tuple[list[int], dict[str, Tensor | None]]]:
-    """Yields batches of rows of similar length: their indices, and the network's inputs."""
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
-    with inference_threads(network.device) as threads:
-        for group in tracked(batches, verb, len(rows)):
-            yield group, model_inputs(network, [rows[i] for i in group])
-            threads.step(sum(len(rows[i].tokens) for i in group))
-
-
-def model_inputs(network: Network, rows: Sequence[Encoding | TokenRow]) -> dict[str, Tensor | None]:
-    """The network's inputs for a batch of encoded texts, right-padded."""
-    device = network.device
-    tokens = [row.tokens for row in rows]
-    segments = [row.segments for row in rows]
-    return {
-        "tokens": pad(tokens, device=device),
-        "keep": keep_mask(tokens, device=device),
-        "segments": pad(segments, device=device) if network.config.segments else None,
-    }
 
 
 def name_of(labels: Sequence[str], i: int) -> str:

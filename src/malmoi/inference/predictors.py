@@ -52,8 +52,9 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
     known = [one.problem_type for one in TEXT_HEADS]
     if problem and problem not in known:
         raise MalmoiError(
-            f"This model's config.json says problem_type {problem!r}; Malmoi knows "
-            f"{', '.join(known)}."
+            "This model's config.json says problem_type {problem!r}; Malmoi knows {known}.",
+            problem=problem,
+            known=", ".join(known),
         )
     wanted = ("", problem or ONE_LABEL.problem_type)
     heads = [one for one in TASK_HEADS if one.head in reading.network.heads]

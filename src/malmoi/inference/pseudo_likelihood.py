@@ -113,7 +113,9 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text
             if not encoding.specials[i] and last > start and first < end
         ]
         if not inside:
-            raise UsageError(f"There is nothing to score: {part.middle!r:.60} has no tokens.")
+            raise UsageError(
+                "There is nothing to score: {middle!r:.60} has no tokens.", middle=part.middle
+            )
         yield _Text(encoding.tokens, inside, [encoding.words[i] for i in inside])
 
 

@@ -78,8 +78,10 @@ def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow
     surplus = max(len(row.tokens) - 1 - context, 0)
     if surplus >= row.first and not cut:
         raise UsageError(
-            f"The continuation has {len(row.tokens) - row.first} tokens and does not fit into this "
-            f"model's context of {context}; use perplexity, which slides over texts of any length."
+            "The continuation has {tokens} tokens and does not fit into this model's context "
+            "of {context}; use perplexity, which slides over texts of any length.",
+            tokens=len(row.tokens) - row.first,
+            context=context,
         )
     return ScoredRow(row.tokens[surplus:], max(1, row.first - surplus))
 
@@ -134,8 +136,9 @@ def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[fl
     stride = context // 2 or 1 if stride is None else stride
     if not 1 <= stride < context:
         raise UsageError(
-            f"stride must be between 1 and {context - 1}, less than this model's context, not "
-            f"{stride}."
+            "stride must be between 1 and {context}, less than this model's context, not {stride}.",
+            context=context - 1,
+            stride=stride,
         )
     found = token_logprobs(network, score_windows(tokens, context, stride))
     return [logprob for logprobs, _ in found for logprob in logprobs]

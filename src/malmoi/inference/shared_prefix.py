@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from malmoi.inference.generation.kv_slots import (
+from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
+from malmoi.inference.likelihood import RowLogprobs, ScoredRow, score_hidden, score_separately
+from malmoi.kernels.kv_slots import (
     BranchCache,
     KVSlots,
     common_prefix_length,
     prefill_rows,
 )
-from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
-from malmoi.inference.likelihood import RowLogprobs, ScoredRow, score_hidden, score_separately
 from malmoi.model import Network
 from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad
 

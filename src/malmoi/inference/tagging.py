@@ -43,8 +43,10 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
     for encoding in encodings:
         if len(encoding.tokens) > reading.network.config.context:
             raise UsageError(
-                f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-                f"{reading.network.config.context}; split it into sentences."
+                "The text has {tokens} tokens, more than this model's context of {context}; "
+                "split it into sentences.",
+                tokens=len(encoding.tokens),
+                context=reading.network.config.context,
             )
     scores = token_scores(reading.network, encodings, "tag")
     firsts = [text if isinstance(text, str) else text[0] for text in texts]

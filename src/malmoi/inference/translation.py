@@ -166,7 +166,7 @@ def translate_texts(
     """Translates texts of one line each."""
     beams = options.get("beams", BEAMS)
     if beams < 1:
-        raise UsageError(f"beams must be at least 1, not {beams}.")
+        raise UsageError("beams must be at least 1, not {beams}.", beams=beams)
     lines = [" ".join(text.split()) for text in texts]  # as pairs are read in training
     sources = [[*tokens, translator.end] for tokens in tokenizer.ids(lines)]
     found = translator.translate(sources, beams, options.get("length_penalty", LENGTH_PENALTY))
@@ -195,7 +195,9 @@ def cross_attention(
     tokens = torch.tensor([[translator.start, *written]], device=device)
     translator.trunk(tokens, source=torch.tensor([read], device=device), activations=seen)
     if not -len(seen.cross) <= layer < len(seen.cross):
-        raise UsageError(f"This model has the decoder layers 0 to {len(seen.cross) - 1}.")
+        raise UsageError(
+            "This model has the decoder layers 0 to {cross}.", cross=len(seen.cross) - 1
+        )
     weights = seen.cross[layer][0].mean(0).float().cpu().numpy()
     # row t predicts target token t
     names = [tokenizer.token(token) for token in (*written, translator.end)]

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.generate import TextGenerator, continuations
-from malmoi.inference.generation.kv_slots import common_prefix_length
-from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
+from malmoi.kernels.kv_slots import common_prefix_length
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.messages import Message, parse_messages

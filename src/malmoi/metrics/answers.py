@@ -48,13 +48,13 @@ def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted:
     return max(measure(gold, predicted) for gold in meant)
 
 
-@compares("spans")
+@compares("spans", is_mean=True)
 def span_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold; an empty one is right if there is no gold."""
     return mean_of(partial(_best, exact_match), gold, predicted)
 
 
-@compares("spans")
+@compares("spans", is_mean=True)
 def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean word F1 with the best gold."""
     return mean_of(partial(_best, token_f1), gold, predicted)
@@ -90,7 +90,7 @@ def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
     return mean_of(shared, gold, predicted)
 
 
-@compares("texts")
+@compares("texts", is_mean=True)
 def match(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of exact string matches with a gold: unlike span_exact, a minus sign counts."""
     return mean_of(lambda g, p: p.strip() in {one.strip() for one in g}, gold, predicted)
@@ -111,7 +111,8 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Th
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
     if len(missing):
         raise UsageError(
-            f"There is no best threshold: the score of question {missing[0] + 1} is NaN."
+            "There is no best threshold: the score of question {missing} is NaN.",
+            missing=missing[0] + 1,
         )
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))

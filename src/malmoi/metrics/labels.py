@@ -13,7 +13,7 @@ from malmoi.metrics.registry import compares
 from malmoi.metrics.values import Labels, NumberSeq, check_paired, f_score, mean_of, ratio
 
 
-@compares("anything")
+@compares("anything", is_mean=True)
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """The share of correct predictions."""
     return mean_of(lambda g, p: bool(g == p), gold, predicted)
@@ -28,7 +28,11 @@ def confusion(
     place = {name: i for i, name in enumerate(names)}
     for value in (*gold, *predicted):
         if value not in place:
-            raise UsageError(f"The label {value!r} is not one of {', '.join(map(str, names))}.")
+            raise UsageError(
+                "The label {value!r} is not one of {names}.",
+                value=value,
+                names=", ".join(map(str, names)),
+            )
     table = np.zeros((len(names), len(names)), dtype=np.int64)
     np.add.at(table, ([place[g] for g in gold], [place[p] for p in predicted]), 1)
     return table
@@ -41,7 +45,8 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
     names = sorted({*gold, *predicted}, key=str)
     if positive is None and len(names) > 2:
         raise UsageError(
-            f"Binary F1 needs two labels, but there are {len(names)}; use f1_macro or f1_micro."
+            "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
+            names=len(names),
         )
     one = _positive(names) if positive is None else positive
     right = sum(g == p == one for g, p in zip(gold, predicted, strict=True))

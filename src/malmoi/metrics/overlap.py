@@ -76,7 +76,7 @@ def _log_precisions(found: Sequence[int], possible: Sequence[int]) -> list[float
     return logs
 
 
-@compares("texts")
+@compares("texts", is_mean=True)
 def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     """Mean F1, 0 to 1, of the longest common subsequence with the best gold (Lin 2004 §3)."""
     return mean_of(

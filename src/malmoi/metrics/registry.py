@@ -1,41 +1,47 @@
-"""Metrics by name: functions of (gold, predicted)."""
+"""Metrics by name: a record of each, made where its function is written."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import TypeVar
 
 from malmoi.metrics.values import Labels
 from malmoi.system.plugins import Registry
 
-METRICS: Registry[Callable[..., float]] = Registry("metric", {})
-LOWER_IS_BETTER = {"answer_loss"}
-_COMPARED: dict[str, str] = {}  # what the package's own metrics compare
 Function = TypeVar("Function", bound=Callable[..., float])
 
 
-def compares(answers: str, *, lower_is_better: bool = False) -> Callable[[Function], Function]:
+@dataclass(frozen=True)
+class Metric:
+    """A function of (gold, predicted), which answers it compares, and how its values are read."""
+
+    function: Callable[..., float]
+    answers: str = ""  # it suits all tasks with a metric of the same answers; empty: every task
+    lower_is_better: bool = False
+    is_mean: bool = False  # over the items, whose values then give its standard error
+
+
+METRICS: Registry[Metric] = Registry("metric", {})
+LOSSES = frozenset({"answer_loss"})  # that a kind of task measures while it predicts
+
+
+def compares(
+    answers: str, *, lower_is_better: bool = False, is_mean: bool = False
+) -> Callable[[Function], Function]:
     """Makes a function a metric under its name; those of the same answers suit the same tasks."""
 
     def add(function: Function) -> Function:
-        METRICS[function.__name__] = function
-        _COMPARED[function.__name__] = answers
-        if lower_is_better:
-            LOWER_IS_BETTER.add(function.__name__)
+        METRICS[function.__name__] = Metric(function, answers, lower_is_better, is_mean)
         return function
 
     return add
 
 
 def metrics_like(names: Iterable[str]) -> set[str]:
-    """The metrics of the same answers as these; one that was registered may be of any answers."""
-    answers = {_COMPARED.get(name) for name in names}
-    return {name for name in METRICS if name in METRICS.origins or _COMPARED[name] in answers}
-
-
-def metric(name: str) -> Callable[..., float]:
-    """Looks up a metric by name."""
-    return METRICS.find(name)
+    """The metrics of the same answers as these, and those of any."""
+    answers = {METRICS[name].answers for name in names if name in METRICS}
+    return {name for name, one in METRICS.items() if not one.answers or one.answers in answers}
 
 
 def score_predictions(
@@ -43,7 +49,7 @@ def score_predictions(
 ) -> dict[str, float]:
     """Computes several metrics; averages over labels include all `labels`, even absent ones."""
     averaged = {"labels": labels} if labels else {}
-    functions = {name: metric(name) for name in names}
+    functions = {name: METRICS.find(name).function for name in names}
     return {
         name: function(
             gold, predicted, **(averaged if "labels" in signature(function).parameters else {})
@@ -56,7 +62,8 @@ def goodness(name: str, value: float) -> float:
     """A metric's value with its sign such that more is better; NaN is the worst."""
     if math.isnan(value):
         return -math.inf
-    return -value if name in LOWER_IS_BETTER else value
+    lower = METRICS[name].lower_is_better if name in METRICS else name in LOSSES
+    return -value if lower else value
 
 
 def is_better(name: str, a: float, b: float) -> bool:

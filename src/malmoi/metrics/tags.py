@@ -48,7 +48,12 @@ def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     check_paired(gold, predicted)
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
         if len(g) != len(p):
-            raise UsageError(f"Sentence {number} has {len(g)} tags and {len(p)} predicted ones.")
+            raise UsageError(
+                "Sentence {number} has {g} tags and {p} predicted ones.",
+                number=number,
+                g=len(g),
+                p=len(p),
+            )
     golds = [entities(tags) for tags in gold]
     given = [entities(tags) for tags in predicted]
     right = sum(len(a & b) for a, b in zip(golds, given, strict=True))

@@ -18,7 +18,9 @@ Golds = Sequence[Sequence[str]]  # the acceptable answers to each question; empt
 def check_paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
     if len(gold) != len(predicted):
         raise UsageError(
-            f"There are {len(gold)} labels and {len(predicted)} predictions; give one for each."
+            "There are {gold} labels and {predicted} predictions; give one for each.",
+            gold=len(gold),
+            predicted=len(predicted),
         )
     if not len(gold):
         raise UsageError("There is nothing to score: no labels.")

@@ -349,5 +349,7 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
 def preset(name: str, **changes: Any) -> ModelConfig:
     """A paper's model by name, with any field overridden."""
     if name not in PRESETS:
-        raise UsageError(f"There is no model {name!r}.{nearest(name, PRESETS)}")
+        raise UsageError(
+            "There is no model {name!r}.{hint}", name=name, hint=nearest(name, PRESETS)
+        )
     return PRESETS[name](**changes)

@@ -42,6 +42,9 @@ class FeaturePrefix(Transformer):
         shape = (self.config.feature_count, self.config.feature_width)
         if features.dim() != 3 or tuple(features.shape[1:]) != shape:
             raise UsageError(
-                f"These features have the shape {list(features.shape)}; this model reads "
-                f"{shape[0]} vectors of {shape[1]} numbers for each text."
+                "These features have the shape {shape}; this model reads {first} vectors of "
+                "{shape2} numbers for each text.",
+                shape=list(features.shape),
+                first=shape[0],
+                shape2=shape[1],
             )

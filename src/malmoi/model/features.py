@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from malmoi.config import Config, ModelConfig
+from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.heads import token_mean
 from malmoi.model.transformer import Activations, Transformer
+from malmoi.settings import Config
 
 # precision of cached states on disk; used in memory as well, so that both agree
 STATE_DTYPE = torch.float16
@@ -67,7 +68,9 @@ class BiLSTM(nn.Module):
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise UsageError(f"A BiLSTM's width must be even (half per direction), not {width}.")
+            raise UsageError(
+                "A BiLSTM's width must be even (half per direction), not {width}.", width=width
+            )
         self.lstm = nn.LSTM(
             inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )

@@ -74,7 +74,9 @@ class KVCache:
         self.used = self.used + positions.size(1)
         if self.used > self.capacity:
             raise UsageError(
-                f"{self.used} tokens do not fit into a cache of {self.capacity}; make a larger one."
+                "{used} tokens do not fit into a cache of {capacity}; make a larger one.",
+                used=self.used,
+                capacity=self.capacity,
             )
         self.positions[:, start : self.used] = positions
         self.keep[:, start : self.used] = True if keep is None else keep

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
-from malmoi.model.encoder_decoder import EncoderDecoder
-from malmoi.model.feature_prefix import FeaturePrefix
-from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
+from malmoi.messages import msg
 from malmoi.model.heads import (
     HEADS,
     LABEL_HEADS,
@@ -25,8 +23,10 @@ from malmoi.model.heads import (
     VocabularyHead,
 )
 from malmoi.model.patterns import parse_pattern
-from malmoi.model.recurrent import LSTM
-from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transformer
+from malmoi.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from malmoi.model.features import FeatureConfig, FeatureReader
 
 
 class Network(nn.Module):
@@ -43,17 +43,16 @@ class Network(nn.Module):
         heads: Mapping[str, int],
         *,
         pooler: bool = False,
-        features: FeatureConfig | None = None,
+        features: "FeatureConfig | None" = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.features = features
         with _NotDrawn():
             self.trunk = _trunk(config, features)
-            self.reader = FeatureReader(config, features) if features else None
-            self.pooler: nn.Module | None = Pooler(config) if pooler else None
-            if features:
-                self.pooler = MeanPooler()
+            self.reader, self.pooler = _reader(config, features)
+            if pooler and features is None:
+                self.pooler = Pooler(config)
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -95,17 +94,19 @@ class Network(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """Every block, an encoder's too."""
-        encoder = self.trunk.encoder.blocks if isinstance(self.trunk, EncoderDecoder) else ()
-        return [*self.trunk.blocks, *encoder]
+        encoder: Any = getattr(self.trunk, "encoder", None)
+        return [*self.trunk.blocks, *(encoder.blocks if encoder is not None else ())]
 
     def add(self, name: str, classes: int = 0) -> None:
         if name == "generator":
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         if name not in HEADS:
-            raise UsageError(f"There is no head {name!r}.{nearest(name, HEADS)}")
+            raise UsageError(
+                "There is no head {name!r}.{hint}", name=name, hint=nearest(name, HEADS)
+            )
         if name in LABEL_HEADS and classes < 1:
-            raise UsageError(f"The head {name!r} needs the number of its classes.")
+            raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
             self._add_to_reader(name, classes)
             return
@@ -116,8 +117,9 @@ class Network(nn.Module):
     def _add_to_reader(self, name: str, classes: int) -> None:
         if name not in LABEL_HEADS:
             raise UsageError(
-                f"A feature model on frozen layers has no head {name!r}; it can have "
-                f"{' or '.join(sorted(LABEL_HEADS))}."
+                "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
+                name=name,
+                heads=" or ".join(sorted(LABEL_HEADS)),
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
@@ -125,14 +127,20 @@ class Network(nn.Module):
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
         if (mixer := self.config.mixer) != "attention":
-            raise UsageError(f"{what} is for softmax attention; this model has {mixer}.")
+            raise UsageError(
+                "{what} is for softmax attention; this model has {mixer}.",
+                what=msg(what),
+                mixer=mixer,
+            )
 
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
         if self.config.encoder_depth:
-            raise UsageError(f"{what} does not support translation models.")
+            raise UsageError("{what} does not support translation models.", what=msg(what))
         if self.config.feature_count:
-            raise UsageError(f"{what} does not support models that generate text from features.")
+            raise UsageError(
+                "{what} does not support models that generate text from features.", what=msg(what)
+            )
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.
@@ -157,10 +165,13 @@ class Network(nn.Module):
         Windows that reach as far as the memory change with it.
         """
         c = self.config
-        if c.positions != "relative":
+        if not self.trunk.needs_distances:
             raise UsageError(
-                f"This model has {c.positions} positions, which end at its context of {c.context} "
-                "tokens: only a model with relative positions (transformer-xl) supports a memory."
+                "This model has {positions} positions, which end at its context of {context} "
+                "tokens: only a model with relative positions (transformer-xl) supports a "
+                "memory.",
+                positions=c.positions,
+                context=c.context,
             )
         attention = tuple(
             f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text
@@ -222,10 +233,12 @@ class Network(nn.Module):
         firsts: Tensor | None = None,
     ) -> Tensor:
         if name not in self.heads:
-            have = ", ".join(self.heads) or "none"
+            have = ", ".join(self.heads) or msg("none")
             raise UsageError(
-                f"This model has no head {name!r} (it has: {have}); it was trained for something "
-                "else."
+                "This model has no head {name!r} (it has: {have}); it was trained for "
+                "something else.",
+                name=name,
+                have=have,
             )
         if name in POOLED_HEADS:
             pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)
@@ -237,12 +250,32 @@ class Network(nn.Module):
         return cast(Tensor, self.heads[name](hidden))
 
 
-def _trunk(config: ModelConfig, features: FeatureConfig | None) -> Transformer:
+def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer:
+    """The trunk of a config; the rarer ones are imported when a model has them."""
     if features:
+        from malmoi.model.features import LayeredTransformer
+
         return LayeredTransformer(config, features)
     if config.encoder_depth:
+        from malmoi.model.encoder_decoder import EncoderDecoder
+
         return EncoderDecoder(config)
-    return FeaturePrefix(config) if config.feature_count else Transformer(config)
+    if config.feature_count:
+        from malmoi.model.feature_prefix import FeaturePrefix
+
+        return FeaturePrefix(config)
+    return Transformer(config)
+
+
+def _reader(
+    config: ModelConfig, features: "FeatureConfig | None"
+) -> "tuple[FeatureReader | None, nn.Module | None]":
+    """The small model that reads frozen layers, and its pooler."""
+    if features is None:
+        return None, None
+    from malmoi.model.features import FeatureReader, MeanPooler
+
+    return FeatureReader(config, features), MeanPooler()
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -267,9 +300,7 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
                 weight.zero_()
             elif f"{name}.{parameter_name}" not in skip:
                 _draw(module, weight, network.config, generator)
-        if isinstance(module, EmbeddingResidual | SkipConnections):
-            module.reset()
-        if isinstance(module, LSTM):
+        if hasattr(module, "reset") and not name.startswith("reader"):
             module.reset(generator)
     _scale_residual_writers(network)
     if network.reader is not None:

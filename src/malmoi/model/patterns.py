@@ -245,7 +245,10 @@ class Pattern:
         groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]
         if len(groups) > self.heads:
             raise UsageError(
-                f"The pattern {self.text!r} has {len(groups)} head groups for {self.heads} heads."
+                "The pattern {text!r} has {groups} head groups for {heads} heads.",
+                text=self.text,
+                groups=len(groups),
+                heads=self.heads,
             )
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
@@ -280,7 +283,9 @@ class _Parser:
         result = self._or()
         if self.tokens:
             raise UsageError(
-                f"The attention pattern {self.text!r} is invalid: unexpected {self.tokens[0]!r}."
+                "The attention pattern {text!r} is invalid: unexpected {tokens!r}.",
+                text=self.text,
+                tokens=self.tokens[0],
             )
         return result
 
@@ -302,15 +307,15 @@ class _Parser:
     def _term(self) -> Predicate:
         if not self.tokens:
             raise UsageError(
-                f"The attention pattern {self.text!r} ends where a name such as 'causal' is "
-                "expected."
+                "The attention pattern {text!r} ends where a name such as 'causal' is expected.",
+                text=self.text,
             )
         token = self.tokens.pop(0)
         if token == "(":
             inner = self._or()
             if not self.tokens or self.tokens.pop(0) != ")":
                 raise UsageError(
-                    f"The attention pattern {self.text!r} lacks a closing parenthesis."
+                    "The attention pattern {text!r} lacks a closing parenthesis.", text=self.text
                 )
             return inner
         return self.named(token)
@@ -324,6 +329,8 @@ def _named(layout: Layout, token: str) -> Predicate:
     if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
         example = name + (":" + ",".join(wanted) if wanted else "")
         raise UsageError(
-            f"The attention pattern {token!r} must be written {example!r}, with positive numbers."
+            "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
+            token=token,
+            example=example,
         )
     return make(layout, *arguments)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from malmoi.errors import UsageError, nearest
+from malmoi.settings import option
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,19 @@ class GPU:
     memory: float
     bandwidth: float = 0.0  # 0: not known, as with the next
     watts: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What `plan` assumes of the GPUs and the data centre."""
+
+    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", metavar="GB")
+    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", metavar="TFLOP/s")
+    gpu_watts: float | None = option(None, "Power of one GPU in watts.", metavar="W")
+    # gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+    utilisation: float = option(0.41, "Fraction of the peak FLOP/s.", gt=0, le=1)
+    price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out.", ge=0)
+    pue: float = option(1.2, "Power usage effectiveness (PUE) of the data centre.", ge=1)
 
 
 GPUS = {
@@ -48,13 +62,17 @@ def find_gpu(
 ) -> GPU:
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
     given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
-    for option, value in given.items():
+    for flag, value in given.items():
         if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{option} must be positive and finite, not {value:g}.")
+            raise UsageError(
+                "{option} must be positive and finite, not {value:g}.", option=flag, value=value
+            )
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
-            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; "
-            "describe any other with --gpu-memory and --gpu-tflops."
+            "There is no GPU {name!r} here.{hint} `malmoi plan` lists them; describe any "
+            "other with --gpu-memory and --gpu-tflops.",
+            name=name,
+            hint=nearest(name, GPUS),
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))
     known = replace(known, memory=memory or known.memory, watts=watts or known.watts)

@@ -3,19 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
 from malmoi.planning.flops import Flops, Optimal, flops, optimal
-from malmoi.planning.gpus import GPU
+from malmoi.planning.gpus import GPU, PlanSettings
 from malmoi.planning.memory import MemoryUse, activations, device_layout, device_layouts
 from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
 from malmoi.training.recipe import Recipe
 
-# share of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
-MEASURED_UTILISATION = 0.41
 PARAMETER_PARTS = ("embedding", "blocks", "head")
-POWER_USAGE_EFFECTIVENESS = 1.2  # watts a data centre draws per watt of its machines
 USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and fragmentation
 
 
@@ -25,19 +24,22 @@ class Fleet:
 
     gpu: GPU
     gpus: int = 1
-    utilisation: float = MEASURED_UTILISATION
-    pue: float = POWER_USAGE_EFFECTIVENESS
+    utilisation: float = PlanSettings.utilisation
+    pue: float = PlanSettings.pue
     price: float | None = None  # of one GPU per hour
 
     def __post_init__(self) -> None:
-        _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
+        _require(self.gpus >= 1, "A run needs at least one GPU, not {gpus}.", gpus=self.gpus)
         _require(
             0 < self.utilisation <= 1,
-            f"The utilisation must lie in (0, 1], not {self.utilisation:g}.",
+            "The utilisation must lie in (0, 1], not {utilisation:g}.",
+            utilisation=self.utilisation,
         )
-        _require(1 <= self.pue < math.inf, f"The PUE must be at least 1, not {self.pue:g}.")
+        _require(1 <= self.pue < math.inf, "The PUE must be at least 1, not {pue:g}.", pue=self.pue)
         _require(
-            0 <= (self.price or 0) < math.inf, f"The price must be 0 or more, not {self.price}."
+            0 <= (self.price or 0) < math.inf,
+            "The price must be 0 or more, not {price}.",
+            price=self.price,
         )
 
     @property
@@ -132,10 +134,12 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     c = recipe.train
     _require(
         fleet.gpus <= c.batch,
-        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: use fewer, or set a "
-        "larger train.batch.",
+        "{gpus:,} GPUs cannot share a step of {batch:,} sequences: use fewer, or set a larger "
+        "train.batch.",
+        gpus=fleet.gpus,
+        batch=c.batch,
     )
-    _require(c.micro >= 0, f"train.micro cannot be negative ({c.micro}).")
+    _require(c.micro >= 0, "train.micro cannot be negative ({micro}).", micro=c.micro)
     each = flops(network, recipe)
     half = fleet.half(recipe)
     steps, tokens, seconds = budget_of(
@@ -180,14 +184,17 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
             {"train.parallel": way, "train.gradient_checkpointing": again, "train.micro": micro}
         )
         if device_layout(network, tried, way, gpus, half=half).best(fleet.room).total <= fleet.room:
-            return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
+            return msg(
+                "It fits with {words}.", words=" ".join(_words(recipe, tried, fleet.gpus, gpus))
+            )
     small = replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1))
     smallest = device_layout(network, small, "fsdp", c.batch, half=half)
-    return (
-        f"No number of these GPUs is enough: on {c.batch:,}, sharded and with gradient "
-        f"checkpointing, one sequence still takes {smallest.memory(1).total / 1e9:,.0f} GB "
-        "on each. Use GPUs with more memory, a smaller model.width or model.vocab, or shorter "
-        "data.lengths."
+    return msg(
+        "No number of these GPUs is enough: on {batch:,}, sharded and with gradient "
+        "checkpointing, one sequence still takes {total:,.0f} GB on each. Use GPUs with "
+        "more memory, a smaller model.width or model.vocab, or shorter data.lengths.",
+        batch=c.batch,
+        total=smallest.memory(1).total / 1e9,
     )
 
 
@@ -220,10 +227,13 @@ def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
     batch = recipe.train.batch
     gpus = fleet.gpus
     if batch % gpus:
-        yield (
-            f"train.batch={batch} is not a multiple of {gpus} GPUs: a step would take "
-            f"{batch // gpus * gpus} sequences and the run fewer tokens; set "
-            f"train.batch={round(batch / gpus) * gpus}."
+        yield msg(
+            "train.batch={batch} is not a multiple of {gpus} GPUs: a step would take "
+            "{batch2} sequences and the run fewer tokens; set train.batch={batch3}.",
+            batch=batch,
+            gpus=gpus,
+            batch2=batch // gpus * gpus,
+            batch3=round(batch / gpus) * gpus,
         )
     if gpus > 1:
         yield (
@@ -231,11 +241,11 @@ def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
             "--utilisation."
         )
     if not fleet.half(recipe):
-        yield "The run computes in fp32." + (
-            "" if fleet.gpu.bf16 else f" A {fleet.gpu.name} has no units for bf16."
+        yield msg("The run computes in fp32.") + (
+            "" if fleet.gpu.bf16 else msg(" A {gpu} has no units for bf16.", gpu=fleet.gpu.name)
         )
 
 
-def _require(condition: object, sentence: str) -> None:
+def _require(condition: object, sentence: str, /, **values: Any) -> None:
     if not condition:
-        raise UsageError(sentence)
+        raise UsageError(sentence, **values)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from unicodedata import east_asian_width
 
-from malmoi.system.language import language, translate
+from malmoi.messages import language, msg, translate
 from malmoi.system.progress import VALIDATE, Progress, listening
 
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
@@ -60,9 +60,7 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A log record as a line of its own; a warning is a note."""
         note = "note: " if record.levelno >= logging.WARNING else ""
-        # what follows a line break is text that a model wrote
-        message, *sample = record.getMessage().split("\n")
-        text = translate(note) + "\n".join([translate(message), *sample])
+        text = translate(note) + translate(record.getMessage())
         self._print(text)
         self._open = False
         if self._live and text.endswith("…"):  # announces work that takes a while
@@ -74,19 +72,21 @@ class Console(logging.Handler):
             return
         now = time.monotonic()
         # the same work again, on other data, starts over
-        begins = event.verb != self._verb or event.done < self._done
-        self._done = event.done
-        if begins:
+        if event.verb != self._verb or event.done < self._done:
             self._verb = event.verb
             self._began = (now, event.done)
             self._shown = False
+        self._done = event.done
         ends = event.total is not None and event.done >= event.total
         pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
         # a bar that was shown is also shown at its end; very short work is never shown
-        if (now - self._last < pause or ends) and not (ends and self._shown):
+        if not self._shown if ends else now - self._last < pause:
             return
         self._last = now
         self._shown = not ends  # an end that is reported again is not shown again
+        self._show(event, now, ends=ends)
+
+    def _show(self, event: Progress, now: float, *, ends: bool) -> None:
         # a line that wraps cannot be updated in place
         columns = shutil.get_terminal_size().columns - 1 if self._live else None
         text = progress_line(event, self._seconds_left(event, now), columns)
@@ -179,7 +179,7 @@ def progress_line(event: Progress, seconds_left: float | None, columns: int | No
     if event.share is not None:
         parts.append(f"{progress_bar(event.share, 16)} {event.share:4.0%}")
     if seconds_left is not None:
-        parts.append(translate(f"{format_duration(seconds_left)} left"))
+        parts.append(translate(msg("{left} left", left=format_duration(seconds_left))))
     parts.append(_amount(event))
     parts += format_metrics(event.metrics)
     while columns and len(parts) > 1 and _cells("  ".join(parts)) > columns:
@@ -217,9 +217,9 @@ def _metric(name: str, value: float) -> str:
         shown = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
         return f"{shown} {translate(words.removesuffix(' per second'))}/s"
     if name == "utilization":
-        return translate(f"{value:.0%} of the machine")
+        return translate(msg("{value:.0%} of the machine", value=value))
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-    return translate(f"{words} {shown}")
+    return translate(msg(words + " {value}", value=shown))
 
 
 def format_duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from malmoi.system.language import language, translate
+from malmoi.messages import Message, language, msg, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
@@ -14,7 +14,8 @@ REPORT_STYLE = """
 body{font:16px/1.6 system-ui,"Noto Sans KR","NanumGothic","Apple SD Gothic Neo","Malgun Gothic",sans-serif;
 word-break:keep-all;overflow-wrap:break-word;color:var(--ink);background:var(--paper);max-width:860px;margin:2.5rem auto;padding:0 1.2rem}
 h1{font-size:1.75rem;line-height:1.25;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.4rem 0 .7rem}
-.wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
+section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
+.note{color:var(--soft);font-size:.9rem}.wide{overflow-x:auto}p.lead{color:var(--soft);margin:.2rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.4rem .6rem;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500}.rows td:first-child{overflow-wrap:anywhere}
@@ -58,6 +59,15 @@ def heading(text: str) -> str:
     return f"<h2>{words(text)}</h2>"
 
 
+def section(title: str, *parts: str) -> str:
+    return f"<section>{heading(title)}{''.join(parts)}</section>"
+
+
+def page_note(*sentences: str) -> str:
+    """Sentences of a page, smaller than its text."""
+    return f'<p class="note">{" ".join(words(text) for text in sentences)}</p>'
+
+
 def fact_cards(pairs: Sequence[tuple[str, str]]) -> str:
     """Key figures as cards."""
     cards = "".join(f"<div><dt>{words(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in pairs)
@@ -69,13 +79,21 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str 
     """A table; of `kind` "rows" it is a list of texts on a phone."""
 
     def cells(row: Sequence[object], tag: str) -> str:
-        return "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        shown = (
+            words(cell) if isinstance(cell, Message) else html.escape(str(cell)) for cell in row
+        )
+        return "".join(f"<{tag}>{cell}</{tag}>" for cell in shown)
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     named = [translate(column) for column in head]
     return (
         f'<div class="wide"><table class="{kind}"><tr>{cells(named, "th")}</tr>{body}</table></div>'
     )
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def bars(values: Sequence[tuple[str, float]]) -> str:
@@ -95,4 +113,6 @@ def machine_name() -> str:
     """The machine that a page was made on."""
     machine = this_machine()
     gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    return gpus or translate(f"{machine.architecture}, {machine.cores} cores")
+    return gpus or translate(
+        msg("{architecture}, {cores} cores", architecture=machine.architecture, cores=machine.cores)
+    )

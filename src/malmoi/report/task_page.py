@@ -7,18 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from malmoi.metrics import (
-    calibration_bins,
-    calibration_error,
-    confusion,
-    entities,
-    entity_scores,
-    label_scores,
-    mean_with_error,
-)
-from malmoi.report.chart import Line, chart, page_chart
+from malmoi.messages import msg, translate
+from malmoi.metrics import mean_with_error
+from malmoi.metrics.calibration import calibration_bins, calibration_error
+from malmoi.metrics.labels import confusion, label_scores
+from malmoi.metrics.tags import entities, entity_scores
+from malmoi.report.chart import ChartPoints, Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
-from malmoi.system.language import translate
 
 MAX_MISTAKES = 20
 MAX_SUSPECTS = 20
@@ -82,7 +77,7 @@ class TaskPage:
 
     def _baselines(self) -> list[tuple[str, float]]:
         label, times = Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
-        always = (translate(f"always “{label}”"), times / len(self.rows))
+        always = (translate(msg("always “{most}”", most=label)), times / len(self.rows))
         return [always, *((translate(name), value) for name, value in self.baselines)]
 
     @property
@@ -97,9 +92,13 @@ class TaskPage:
         right = sum(is_correct(row) for row in self.rows)
         low, high = wilson_interval(right, len(self.rows))
         shares = [*self._baselines(), (translate("this model"), right / len(self.rows))]
-        note = (
-            f"{right:,} of {len(self.rows):,} rows are right (95% confidence interval: {low:.0%} "
-            f"to {high:.0%})."
+        note = msg(
+            "{right:,} of {rows:,} rows are right (95% confidence interval: {low:.0%} to "
+            "{high:.0%}).",
+            right=right,
+            rows=len(self.rows),
+            low=low,
+            high=high,
         )
         doubt = "" if self._is_better else words("No better than the baseline.")
         return f"{bars(shares)}<p>{words(note)} <strong>{doubt}</strong></p>"
@@ -128,18 +127,7 @@ class TaskPage:
         held = [row for row in measured if row.get("rows") == "held out"]
         judged = [(row["step"], row[self.measure]) for row in held or measured]
         lines = {"loss": loss, self.measure: judged}
-        lines = {name: line for name, line in lines.items() if len(line) > 1}
-        if not lines:
-            return ""
-        if len(lines) == 1:
-            [(name, line)] = lines.items()
-            drawn = page_chart({name: line}, translate("steps"), translate(name), 240)
-            return heading("Learning curve") + drawn
-        drawn = "".join(
-            f"<div>{chart({name: line}, translate('steps'), translate(name), (400, 220))}</div>"
-            for name, line in lines.items()
-        )
-        return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
+        return _learning_curves({name: line for name, line in lines.items() if len(line) > 1})
 
     def _labels(self) -> str:
         if not (self.labels or self.tagged) or not self.rows:
@@ -181,10 +169,10 @@ class TaskPage:
         svg = chart(
             lines, translate("confidence"), translate("fraction correct"), (400, 260), share=True
         )
-        note = (
-            "A prediction of 80% confidence should be right 8 times in 10. On average confidence "
-            f"and accuracy differ by {calibration_error(right, sure):.1%} "
-            "(expected calibration error)."
+        note = msg(
+            "A prediction of 80% confidence should be right 8 times in 10. On average "
+            "confidence and accuracy differ by {error:.1%} (expected calibration error).",
+            error=calibration_error(right, sure),
         )
         picture = f'<div class="pair"><div>{svg}</div></div>'
         return f"{heading('Calibration')}<p>{words(note)}</p>{picture}"
@@ -213,9 +201,11 @@ class TaskPage:
             return ""
         wrong = sorted((r for r in self.rows if not is_correct(r)), key=lambda r: -r["score"])
         right = [r for r in self.rows if is_correct(r)]
-        note = (
-            f"{len(wrong):,} of {len(self.rows):,} are wrong, the most confident first; "
-            "all predictions are in predictions.jsonl."
+        note = msg(
+            "{wrong:,} of {rows:,} are wrong, the most confident first; all predictions "
+            "are in predictions.jsonl.",
+            wrong=len(wrong),
+            rows=len(self.rows),
         )
         above = self._doubtful
         wrong = [row for row in wrong if row not in above]
@@ -261,6 +251,21 @@ class TaskPage:
         if self.next_lines:
             parts += [heading("What to try next"), f"<pre>{html.escape(self.next_lines)}</pre>"]
         return "".join(parts)
+
+
+def _learning_curves(lines: Mapping[str, ChartPoints]) -> str:
+    """One chart across the page, or two side by side."""
+    steps = translate("steps")
+    if len(lines) < 2:
+        charts = [
+            page_chart({name: line}, steps, translate(name), 240) for name, line in lines.items()
+        ]
+        return heading("Learning curve") + charts[0] if charts else ""
+    drawn = "".join(
+        f"<div>{chart({name: line}, steps, translate(name), (400, 220))}</div>"
+        for name, line in lines.items()
+    )
+    return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
 
 
 def confusion_table(labels: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> str:

@@ -1,21 +1,15 @@
-"""The application: routes, middleware and error handlers."""
+"""The application of the API: routes, middleware and error handlers."""
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from malmoi import __version__
-from malmoi.server import errors
+from malmoi.server import error_replies
 from malmoi.server.api import (
     chat,
     completions,
@@ -23,23 +17,15 @@ from malmoi.server.api import (
     inspection,
     predictions,
     responses_api,
-    server,
+    service,
 )
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
-from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
-from malmoi.server.registry import ModelRegistry
-from malmoi.server.studio import ablation, finetuned, minimal_pairs, probing, routes
+from malmoi.server.model_registry import ModelRegistry
+from malmoi.server.prometheus import Metrics
 
-API = (server, completions, chat, responses_api, predictions, inspection, docs_page)
-STUDIO_ROUTES = (routes, ablation, finetuned, probing, minimal_pairs)
-STUDIO = Path(__file__).parent / "studio" / "static"
-# block other hosts and inline scripts, because models and users write arbitrary text
-CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+API = (service, completions, chat, responses_api, predictions, inspection, docs_page)
 STATUS_MEANINGS: dict[int | str, str] = {
     400: "The request is invalid; the message says where.",
     401: "The API key is missing or wrong.",
@@ -52,7 +38,7 @@ STATUS_MEANINGS: dict[int | str, str] = {
     "default": "Another error.",
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": errors.ErrorReply, "description": meaning}
+    status: {"model": error_replies.ErrorReply, "description": meaning}
     for status, meaning in STATUS_MEANINGS.items()
 }
 
@@ -71,11 +57,9 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     app.state.registry, app.state.settings = registry, settings
     app.state.metrics, app.state.gate = Metrics(), ServerState()
     app.state.work = ModelExecutors(registry, settings)
-    errors.install(app)
-    for part in (*API, *STUDIO_ROUTES):
+    error_replies.install(app)
+    for part in API:
         app.include_router(part.router)
-    # after every route, so that routes answer 405 themselves
-    app.router.default = Studio(directory=STUDIO, html=True)
     app.add_middleware(
         RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
     )
@@ -89,28 +73,6 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
             expose_headers=["X-Request-Id"],
         )
     return app
-
-
-class Studio(StaticFiles):
-    """The studio's static files; 404 for everything else, for any method."""
-
-    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        try:
-            return super().lookup_path(path)
-        except (ValueError, OSError):  # no name that a file can have
-            return "", None
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        if self.lookup_path(path)[1] is None:
-            raise HTTPException(404)
-        return await super().get_response(path, scope)
-
-    def file_response(self, *given: Any, **more: Any) -> Response:
-        response = super().file_response(*given, **more)
-        response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cache-Control"] = "no-cache"
-        return response
 
 
 @asynccontextmanager

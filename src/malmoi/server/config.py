@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from malmoi.errors import UsageError, nearest
+from malmoi.settings import find_problem, option, setting
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOG_LEVELS = get_args(LogLevel)
@@ -15,36 +16,38 @@ LOG_LEVELS = get_args(LogLevel)
 class ServeConfig:
     """Safe by default: reachable from this machine only, and not readable by other origins."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free port
-    api_key: str | None = None
-    cors: tuple[str, ...] = ()  # allowed CORS origins; "*": all
-    slots: int = 16  # continuations that a model generates at the same time
-    queue: int = 256  # requests that may wait for a slot
-    timeout: float = 300.0  # seconds that one request may take
-    max_tokens: int = 4096  # new tokens per request
-    # tokens read per request, as for OpenAI's embeddings
-    max_read_tokens: int = 300_000
-    max_body: int = 4 * 2**20  # bytes of a request
-    body_timeout: float = 30.0  # seconds for a request body to arrive
-    stall_timeout: float = 30.0  # beyond `timeout`, for a client that reads slowly
-    time_slice: float = 0.05  # seconds of computation before another client's turn
-    runs: Path | None = None  # training runs for the studio to show
-    pairs: tuple[Path, ...] = ()  # files of minimal pairs that it scores their snapshots on
-    # instead of the folders' names: one for each model, or for a single model any number
-    served_model_name: tuple[str, ...] = ()
-    log_level: LogLevel = "info"
+    host: str = option("127.0.0.1", "Address to bind; 0.0.0.0 accepts other machines.")
+    port: int = option(8000, "0 picks a free port.", ge=0, le=65535)
+    api_key: str | None = option(None, "API key that clients must send.", env="MALMOI_API_KEY")
+    cors: tuple[str, ...] = option((), "An allowed CORS origin.")
+    slots: int = option(16, "Sequences decoded at the same time.", gt=0)
+    queue: int = option(256, "Requests that may queue; more are rejected with 429.", gt=0)
+    timeout: float = option(300.0, "Timeout of one request: 300, 90s, 5m.", gt=0, unit="seconds")
+    max_tokens: int = option(4096, "Maximum new tokens per request.", gt=0)
+    max_read_tokens: int = option(
+        300_000, "Maximum tokens a model reads for one request: texts × labels.", gt=0
+    )
+    max_body: int = setting(4 * 2**20, "Maximum bytes of a request.", gt=0)
+    body_timeout: float = setting(30.0, "Seconds for a request body to arrive.", gt=0)
+    stall_timeout: float = setting(30.0, "Extra seconds for a client that reads slowly.", gt=0)
+    time_slice: float = setting(0.05, "Seconds of computation before another client's turn.")
+    runs: Path | None = option(None, "Folder of runs for the studio to show.", metavar="DIR")
+    pairs: tuple[Path, ...] = option(
+        (), "Minimal pairs (BLiMP, Kontrast) for the studio; repeatable.", metavar="FILE"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "Name in the API instead of the folder's; repeatable: aliases, or one per model."
+    )
+    log_level: LogLevel = option("info", "debug (with every request), info, warning or error.")
 
     def __post_init__(self) -> None:
-        limits = ("slots", "queue", "max_tokens", "max_read_tokens", "max_body")
-        for name in (*limits, "timeout", "body_timeout", "stall_timeout"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
-        if not 0 <= self.port < 2**16:
-            raise UsageError(f"port must be between 0 and 65535, not {self.port}.")
+        if problem := find_problem(self):
+            raise UsageError(problem)
         if self.log_level not in LOG_LEVELS:
             hint = nearest(self.log_level, LOG_LEVELS)
-            raise UsageError(f"There is no log level {self.log_level!r}.{hint}")
+            raise UsageError(
+                "There is no log level {log_level!r}.{hint}", log_level=self.log_level, hint=hint
+            )
         if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
             raise UsageError(
                 "The API key must be one or more ASCII characters: it travels in a header."

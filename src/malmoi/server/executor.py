@@ -19,9 +19,10 @@ from starlette.types import Receive
 from torch import nn
 
 from malmoi.inference.engine import QueueFull
+from malmoi.messages import msg
 from malmoi.server.config import ServeConfig
-from malmoi.server.errors import ApiError
-from malmoi.server.registry import ModelRegistry, ServedModel
+from malmoi.server.error_replies import ApiError
+from malmoi.server.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
@@ -195,7 +196,9 @@ class ModelExecutors:
     async def run(self, served: ServedModel, client: str, task: Callable[[], T]) -> T:
         """The task's result; raises `QueueFull` when too many wait, ApiError 504 on a timeout."""
         if self.waiting[served.name] >= self.settings.queue:
-            raise QueueFull(f"{self.settings.queue} requests are waiting already; try again later.")
+            raise QueueFull(
+                "{queue} requests are waiting already; try again later.", queue=self.settings.queue
+            )
         self.waiting[served.name] += 1
         try:
             async with asyncio.timeout(self.settings.timeout):
@@ -225,7 +228,9 @@ def client_of(request: Request) -> str:
 
 
 def timed_out(seconds: float) -> ApiError:
-    sentence = f"The request took longer than {seconds:g} seconds and was cancelled."
+    sentence = msg(
+        "The request took longer than {seconds:g} seconds and was cancelled.", seconds=seconds
+    )
     return ApiError(504, sentence, code="timeout")
 
 

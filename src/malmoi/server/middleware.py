@@ -15,9 +15,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from malmoi.messages import msg
 from malmoi.server.config import ServeConfig, is_local
-from malmoi.server.errors import ApiError, api_error, log
-from malmoi.server.metrics import Metrics
+from malmoi.server.error_replies import ApiError, api_error, log
+from malmoi.server.prometheus import Metrics
 
 MAX_CONNECTIONS = 1024  # concurrent requests
 # bytes read of a body that is too large, so that its sender can read the response
@@ -101,15 +102,19 @@ class RequestGuard:
         if self.state.stopping:
             raise ApiError(503, "The server is shutting down.", code="stopping")
         if self.state.in_flight > MAX_CONNECTIONS:
-            sentence = f"{MAX_CONNECTIONS} requests are being served already; try again later."
+            sentence = msg(
+                "{most} requests are being served already; try again later.", most=MAX_CONNECTIONS
+            )
             raise ApiError(429, sentence, code="busy")
         if self.settings.api_key is not None:
             if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not self._has_key(headers):
-                sentence = "The API key is missing or wrong: send Authorization: Bearer KEY."
+                sentence = msg("The API key is missing or wrong: send Authorization: Bearer KEY.")
                 raise ApiError(401, sentence, code="no_key")
         elif self.settings.local and not is_local(_host(headers)):
             # another site's page may have pointed its own host name at this machine (DNS rebinding)
-            sentence = "This server answers only to localhost; to use a host name, set --api-key."
+            sentence = msg(
+                "This server answers only to localhost; to use a host name, set --api-key."
+            )
             raise ApiError(403, sentence)
 
     def _has_key(self, headers: Headers) -> bool:
@@ -125,7 +130,10 @@ class RequestGuard:
             async with asyncio.timeout(self.settings.body_timeout):
                 return await self._read(receive, too_large=size > self.settings.max_body)
         except TimeoutError:
-            sentence = f"The request body took longer than {self.settings.body_timeout:g} seconds."
+            sentence = msg(
+                "The request body took longer than {timeout:g} seconds.",
+                timeout=self.settings.body_timeout,
+            )
             raise ApiError(408, sentence, code="slow") from None
 
     async def _read(self, receive: Receive, *, too_large: bool) -> bytes:
@@ -139,7 +147,9 @@ class RequestGuard:
                 break
             body += b"" if too_large else part
         if too_large:
-            sentence = f"The body is larger than {limit:,} bytes, this server's limit."
+            sentence = msg(
+                "The body is larger than {limit:,} bytes, this server's limit.", limit=limit
+            )
             raise ApiError(413, sentence, code="too_large")
         return bytes(body)
 

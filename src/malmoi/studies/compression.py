@@ -1,7 +1,6 @@
 """Compression methods compared by score, size and speed on one task."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from malmoi.evaluation.tasks import metric_names
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask
-from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
-from malmoi.studies.table import Claim, StudyResults, Words
+from malmoi.studies.study import Cell, JudgedModel, StudyPlan
 from malmoi.system.files import folder_lock
 
 WHOLE = "whole"
@@ -64,27 +62,27 @@ ROWS = (WHOLE, *AFTER_TUNING, *BEFORE_TUNING, STUDENT)
 
 
 def compressed(
-    judged: JudgedModel, row: str, task: StudyTask, options: dict[str, Any], text: Path
+    judged: JudgedModel, way: str, task: StudyTask, options: dict[str, Any], text: Path
 ) -> dict[str, float]:
     """Score, bytes and speed of a model compressed with one method."""
     found = task.load()
     assert task.train is not None
     tuned = judged.folder / "tuned"  # shared by the rows that start from it
     source = judged.folder
-    if row in BEFORE_TUNING:
+    if way in BEFORE_TUNING:
         tuned = judged.scratch / "tuned"
         source = judged.scratch / "before"
-        BEFORE_TUNING[row](judged.folder, source)
+        BEFORE_TUNING[way](judged.folder, source)
     with folder_lock(tuned.with_name("tuned.lock"), wait=True):
         if not (tuned / "report.json").is_file():
             rows = (task.train, tuned, task.dev)
             run_finetuning(source, found, *rows, device=judged.device, **options)
     final = tuned
-    if row in AFTER_TUNING:
+    if way in AFTER_TUNING:
         final = judged.scratch / "after"
-        calibration = {"calibration": text} if row == GPTQ else {}
-        _quantized(tuned, final, device=judged.device, **AFTER_TUNING[row], **calibration)
-    if row == STUDENT:
+        calibration = {"calibration": text} if way == GPTQ else {}
+        _quantized(tuned, final, device=judged.device, **AFTER_TUNING[way], **calibration)
+    if way == STUDENT:
         final = judged.scratch / "student"
         learning = {**options, "task": found, "dev": task.dev, "device": judged.device}
         distil_model(tuned, final, task.train, **learning)
@@ -93,59 +91,10 @@ def compressed(
     return {task.name: 100 * score, SIZE: folder_size(final) / 1e6, RATE: cost_of(model).rate}
 
 
-def _cells(plan: StudyPlan) -> Iterator[Cell]:
+def compression_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+    depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is two layers
+    recipe = plan.scale.recipe("bert", seed, **{"model.depth": depth})
+    options = dict(options=plan.scale.tuning(seed), text=plan.data.held_out)
     for task in plan.tasks("sentence")[:1]:
-        for seed in plan.seeds:
-            depth = max(4, plan.scale.recipe("bert", seed).model.depth)  # half of it is two layers
-            recipe = plan.scale.recipe("bert", seed, **{"model.depth": depth})
-            for row in ROWS:
-                judge = partial(
-                    compressed,
-                    row=row,
-                    task=task,
-                    options=plan.scale.tuning(seed),
-                    text=plan.data.held_out,
-                )
-                yield Cell(row, seed, judge, recipe, plan.data.text)
-
-
-def _claims(results: StudyResults) -> list[Claim]:
-    score = next((c for c in results.columns if c not in (SIZE, RATE)), "")
-    return [
-        Claim(
-            Words(
-                "At 4 bits GPTQ loses less than rounding", "4비트에서 GPTQ는 반올림보다 덜 잃는다"
-            ),
-            GPTQ,
-            ROUNDED,
-            score,
-        ),
-        Claim(
-            Words(
-                "A student that learns from the whole model beats the same layers alone",
-                "전체 모델에서 증류한 학생은 층만 줄인 모델보다 낫다",
-            ),
-            STUDENT,
-            HALF_LAYERS,
-            score,
-        ),
-        Claim(Words("4 bits are the smallest", "4비트가 가장 작다"), GPTQ, HALF_LAYERS, SIZE),
-    ]
-
-
-STUDY = Study(
-    "compression",
-    Words(
-        "quantization, pruning, sharing and distillation compared",
-        "비트, 헤드, 층, 공유, 증류로 줄일 때의 이득과 손실",
-    ),
-    "Sanh et al. 2019; Michel et al. 2019; Lan et al. 2020; Frantar et al. 2023",
-    _cells,
-    _claims,
-    caption=Words(
-        "Score, size on disk and speed of a fine-tuned BERT for each way to make it smaller; bars "
-        "are one standard deviation over seeds.",
-        "방법에 따라 줄인 BERT의 미세 조정 점수, 디스크 크기, 속도. 막대는 시드에 따른 표준편차 "
-        "하나.",
-    ),
-)
+        for row in ROWS:
+            yield plan.cell(row, recipe, compressed, way=row, task=task, **options)

@@ -103,8 +103,10 @@ class StudyData:
                 write_json(out / "made.json", made_of)
         if json.loads((out / "made.json").read_text("utf-8")) != made_of:
             raise UsageError(
-                f"{out} was made from a different text than {', '.join(texts)}, or at a different "
-                "scale: choose another --out."
+                "{out} was made from a different text than {texts}, or at a different scale: "
+                "choose another --out.",
+                out=out,
+                texts=", ".join(texts),
             )
         tasks = (*public, *_made_tasks(out))
         return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
@@ -154,6 +156,13 @@ MADE_TASKS = (
 )
 
 
+# role → the columns that its tasks may have, public data sets first
+ROLE_COLUMNS = {
+    role: [name for name, other, *_ in (*DATA_SETS, *MADE_TASKS) if other == role]
+    for role in dict.fromkeys(role for _, role, *_ in (*DATA_SETS, *MADE_TASKS))
+}
+
+
 def _made_tasks(out: Path) -> Iterator[StudyTask]:
     for name, role, task in MADE_TASKS:
         train, dev = (out / f"{role}.{part}.jsonl" for part in ("train", "dev"))
@@ -165,7 +174,9 @@ def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) 
     """train.jsonl, held-out.txt, and rows for the roles that no data set fills."""
     parts = _split([document.text for document in read_documents(sources)], characters)
     if not parts["dev"]:
-        raise UsageError(f"{', '.join(sources)} is too short for a study: give more text.")
+        raise UsageError(
+            "{sources} is too short for a study: give more text.", sources=", ".join(sources)
+        )
     lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in parts["train"])
     write_text(out / "train.jsonl", "".join(lines))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))

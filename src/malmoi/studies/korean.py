@@ -1,17 +1,18 @@
 """Korean tokenizers compared at equal training time."""
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from malmoi.errors import UsageError
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask
-from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
-from malmoi.studies.judges import BITS_CHARACTERS, tuned_cell, zero_shot
-from malmoi.studies.table import Claim, StudyResults, Words
+from malmoi.studies.measures import BITS_CHARACTERS, zero_shot
+from malmoi.studies.report import StudyResults
+from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
 from malmoi.system.files import write_text
 
 BYTES = "byte-level BPE"
@@ -66,7 +67,7 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
+def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte, tokens per character and unknown tokens of held-out reviews.
 
     Unknown tokens cost few bits and hide text, so bits per byte are comparable only without them.
@@ -86,7 +87,7 @@ def vocabulary(judged: JudgedModel, text: Path) -> dict[str, float]:
     }
 
 
-def _cells(plan: StudyPlan) -> Iterator[Cell]:
+def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     tasks = korean_tasks(plan)
     if not tasks or tasks[0].name != "NSMC":
         raise UsageError(
@@ -94,83 +95,30 @@ def _cells(plan: StudyPlan) -> Iterator[Cell]:
             "ratings_train.txt and ratings_test.txt."
         )
     text, held_out = write_reviews(plan, tasks[0])
-    chosen = [row for row in VOCABULARIES if row != MORPHEMES or find_spec("kiwipiepy")]
+    reviews = StudyPlan(plan.scale, replace(plan.data, text=(str(text),)))
     minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes}
-    for seed in plan.seeds:
-        base = plan.scale.recipe("gpt", seed)
-        for row in chosen:
-            settings = {f"tokenizer.{name}": value for name, value in VOCABULARIES[row].items()}
-            same_time = {} if plan.scale.faithful else minutes
-            recipe = base.override({**settings, **same_time, "data.documents": "line"})
-            yield Cell(row, seed, partial(vocabulary, text=held_out), recipe, (str(text),))
-            for task in tasks:
-                if task.train is None:
-                    # a likelihood needs a token to start from, which only these have
-                    if VOCABULARIES[row]["kind"] == "byte-bpe":
-                        yield Cell(row, seed, partial(zero_shot, task=task), recipe, (str(text),))
-                else:
-                    cell = tuned_cell(plan, row, recipe, task)
-                    yield Cell(row, seed, cell.judge, recipe, (str(text),))
+    same_time = {} if plan.scale.faithful else minutes
+    for row, words in VOCABULARIES.items():
+        if row == MORPHEMES and not find_spec("kiwipiepy"):
+            continue
+        settings: dict[str, Any] = {f"tokenizer.{name}": value for name, value in words.items()}
+        settings |= {**same_time, "data.documents": "line"}
+        recipe = plan.scale.recipe("gpt", seed, **settings)
+        yield reviews.cell(row, recipe, vocabulary_scores, text=held_out)
+        for task in tasks:
+            if task.train is not None:
+                yield from reviews.tuned(row, recipe, [task])
+            elif words["kind"] == "byte-bpe":
+                # a likelihood needs a token to start from, which only these have
+                yield reviews.cell(row, recipe, zero_shot, task=task)
 
 
-def _claims(results: StudyResults) -> list[Claim]:
-    return [
-        Claim(
-            Words("Morphemes help to classify reviews", "형태소 단위가 리뷰 분류에 도움이 된다"),
-            MORPHEMES,
-            BYTES,
-            "NSMC",
-        ),
-        Claim(
-            Words(
-                "Morphemes predict text better than bytes alone",
-                "형태소 단위가 바이트 단위보다 텍스트를 잘 예측한다",
-            ),
-            MORPHEMES,
-            BYTES,
-            "bits per byte",
-        ),
-    ]
-
-
-def _notes(results: StudyResults) -> list[Words]:
-    notes = []
+def _notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
+    hidden, left_out = notes
     unknown = {row: results.at(row, UNKNOWN) for row in results.rows}
     lossy = [row for row, share in unknown.items() if share is not None and share.mean > 0.1]
-    if lossy:
-        names = ", ".join(lossy)
-        notes.append(
-            Words(
-                f"{names}: unknown tokens hide text and cost few bits, so its bits per byte "
-                "cannot be compared with those of a vocabulary without them.",
-                f"{names}: 모르는 토큰은 텍스트를 가리고 비트도 적게 들어, 바이트당 비트를 "
-                "모르는 토큰이 없는 어휘와 비교할 수 없다.",
-            )
-        )
-    if MORPHEMES not in results.rows:
-        notes.append(
-            Words(
-                "Morphemes are left out: they need kiwipiepy (pip install kiwipiepy).",
-                "형태소는 kiwipiepy가 없어 빠졌다(pip install kiwipiepy).",
-            )
-        )
-    return notes
+    shown = [hidden.format(rows=", ".join(lossy))] if lossy else []
+    return shown if MORPHEMES in results.rows else [*shown, left_out]
 
 
-STUDY = Study(
-    "korean",
-    Words(
-        "tokenizers for Korean at equal training time",
-        "같은 시간 동안 학습한 한국어 토크나이저 비교",
-    ),
-    "Park et al. 2020 (An Empirical Study of Tokenization Strategies for Korean NLP tasks)",
-    _cells,
-    _claims,
-    caption=Words(
-        "GPTs on the same reviews for the same minutes: bits per byte and tokens per character of "
-        "held-out reviews, tasks after fine-tuning; bars are one standard deviation over seeds.",
-        "같은 리뷰로 같은 시간 학습한 GPT: 따로 둔 리뷰의 바이트당 비트와 글자당 토큰 수, "
-        "미세 조정한 과제 점수. 막대는 시드에 따른 표준편차 하나.",
-    ),
-    notes=_notes,
-)
+SHOWN = {("korean", "notes"): _notes}

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.config import Config
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
+from malmoi.messages import msg, plural
+from malmoi.settings import Config
 from malmoi.system.files import write_text
-from malmoi.system.language import plural
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
-from malmoi.training.resolve import names_budget
+from malmoi.training.recipes import names_budget
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,9 @@ def named_track(name: str) -> Track:
     tracks, _ = read_ladder()
     if name not in tracks:
         raise UsageError(
-            f"There is no track {name!r}.{nearest(name, tracks)} `malmoi records` lists them."
+            "There is no track {name!r}.{hint} `malmoi records` lists them.",
+            name=name,
+            hint=nearest(name, tracks),
         )
     return tracks[name]
 
@@ -105,8 +107,11 @@ def run_record(
         check_judge_data(name, judge_data, glue=judge is judge_bert)
     if names_budget(overrides):
         logger.warning(
-            f"The track {name} is for {plural(track.minutes, 'minute')}: with another budget this "
-            "run is no entry."
+            msg(
+                "The track {name} is for {minutes}: with another budget this run is no entry.",
+                name=name,
+                minutes=plural(track.minutes, "minute"),
+            )
         )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
@@ -137,13 +142,15 @@ def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
     """Refuses a track whose rows are missing before minutes are spent on its training."""
     if data is None:
         raise UsageError(
-            f"The track {name} is evaluated on rows: give the folder with {BLIMP_FILE} and glue/ "
-            "in it with --judge-data."
+            "The track {name} is evaluated on rows: give the folder with {blimp_file} and "
+            "glue/ in it with --judge-data.",
+            name=name,
+            blimp_file=BLIMP_FILE,
         )
     _blimp(data)
     for folder in GLUE if glue else ():
         if not (data / "glue" / folder).is_dir():
-            raise UsageError(f"There is no glue/{folder} in {data}.")
+            raise UsageError("There is no glue/{folder} in {data}.", folder=folder, data=data)
 
 
 def machine_of(device: str | None) -> str:
@@ -152,7 +159,7 @@ def machine_of(device: str | None) -> str:
     machine = this_machine()
     found = next((a for a in machine.accelerators if a.kind == kind), None)
     if found is not None:
-        return f"one {found.name}"
+        return msg("one {found}", found=found.name)
     units = " with AMX" if machine.fast_bf16("cpu") else ""
     return f"{machine.cores} cores, {machine.architecture}{units}"
 
@@ -254,7 +261,7 @@ def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) ->
 def _blimp(data: Path | None) -> Path:
     found = sorted(Path(data or ".").rglob(BLIMP_FILE))
     if not found:
-        raise UsageError(f"There is no {BLIMP_FILE} in {data}.")
+        raise UsageError("There is no {blimp_file} in {data}.", blimp_file=BLIMP_FILE, data=data)
     return found[0]
 
 

@@ -1,22 +1,53 @@
-"""Runs a study in a folder without repeating finished cells."""
+"""Runs a study in a folder: models are trained, then measured, and nothing is done twice.
 
+A model and a number are kept under the hash of all that they depend on (recipe, text, measure and
+the files that it reads), so that an interrupted study resumes and rows share their models.
+"""
+
+import gc
+import hashlib
+import json
 import logging
+import os
+import shutil
+import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg, plural
+from malmoi.model import count_parameters
+from malmoi.settings import Config
 from malmoi.studies.data import StudyData
-from malmoi.studies.grid import Grid, Study, StudyPlan, finished_cells
-from malmoi.studies.page import write_pages
+from malmoi.studies.report import write_pages
 from malmoi.studies.scale import named_scale
-from malmoi.system.files import folder_lock
+from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan
+from malmoi.system.files import folder_lock, write_json
 from malmoi.system.machine import pick_device, this_machine
+from malmoi.system.progress import Progress, listening, report_progress
 from malmoi.system.result import PlainValue, Result
+from malmoi.system.run_folder import read_metrics
+from malmoi.system.untrusted import read_object
+from malmoi.text.documents import read_documents
+from malmoi.text.sentences import sentence_splitter
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.data.encode import build_stores
+from malmoi.training.prepare import SPECIAL
+from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
+from malmoi.training.recipe import Recipe
+from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
 
+ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no measure reads
 MAX_WORKERS = 8  # each takes half a GB
 
 
@@ -42,8 +73,6 @@ class StudyRunConfig:
     seeds: int = 0  # 0: default of the scale
     workers: int = 1  # cells to run in parallel, each in its own process; 0: see `free_workers`
     device: str | None = None
-    cache: Path | None = None  # cache of models and cells; None: the study's folder
-    seconds: float = float("inf")  # no cell starts after this time
 
 
 def free_workers(device: str | None) -> int:
@@ -53,43 +82,313 @@ def free_workers(device: str | None) -> int:
 
 def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     """Runs the missing cells, and writes the table, the figure and the pages."""
-    return run_studies([study], {study.name: out}, options)[0]
-
-
-def run_studies(
-    studies: Sequence[Study], outs: dict[str, Path], options: StudyRunConfig
-) -> list[StudyResult]:
-    """Runs several studies together, so that they share workers and models."""
-    deadline = time.monotonic() + options.seconds
     scale = named_scale(options.scale)
-    cache = options.cache or outs[studies[0].name] / "cache"
-    plan = StudyPlan(
-        scale,
-        StudyData.prepare(cache / "data", options.data, scale.characters),
-        range(options.seeds or scale.seeds),
-    )
-    cells = {study.name: list(study.cells(plan)) for study in studies}
-    for name, some in cells.items():
-        if not some:
-            raise UsageError(f"The data has no task for the study {name}: give it with --data.")
-    every = [cell for some in cells.values() for cell in some]
-    every.sort(key=lambda cell: cell.seed)  # the first seed of all studies before the second
-    cache.mkdir(parents=True, exist_ok=True)
+    kept = out / "cache"
+    plan = StudyPlan(scale, StudyData.prepare(kept / "data", options.data, scale.characters))
+    seeds = range(options.seeds or scale.seeds)
+    cells = study.cells(plan, seeds)
+    if not cells:
+        raise UsageError(
+            "The data has no task for the study {name}: give it with --data.", name=study.name
+        )
     workers = options.workers or free_workers(options.device)
-    with folder_lock(cache):
-        failed = Grid(every, cache, workers, options.device, deadline).run()
-    done = []
-    for study in studies:
-        outs[study.name].mkdir(parents=True, exist_ok=True)
-        records = finished_cells(cells[study.name], cache)
-        logger.info(f"{study.name}: {len(records)} of {len(cells[study.name])} cells are done.")
-        if records:
-            facts = write_pages(study, plan, records, outs[study.name])
-            done.append(StudyResult(study.name, outs[study.name], facts))
+    with folder_lock(kept):
+        failed = run_cells(cells, kept, workers, options.device)
+    records = finished_cells(cells, kept)
+    logger.info(
+        msg(
+            "{study}: {records} of {cells} cells are done.",
+            study=study.name,
+            records=len(records),
+            cells=len(cells),
+        )
+    )
+    facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
         first = failed[0].rstrip(".")
         raise MalmoiError(
-            f"{len(failed)} cells failed, the first with: {first}. The report shows the others; "
-            "the same command retries the failed ones."
+            "{failed} cells failed, the first with: {first}. The report shows the others; the "
+            "same command retries the failed ones.",
+            failed=len(failed),
+            first=first,
         )
-    return done
+    return StudyResult(study.name, out, facts)
+
+
+# ------------------------------------------------------------------ keys
+
+
+def model_key(cell: Cell) -> str:
+    if cell.recipe is None:
+        return ""
+    return _digest([{**cell.recipe.to_dict(), "about": ""}, *_sources(cell)])
+
+
+def cell_key(cell: Cell) -> str:
+    return _digest([model_key(cell), cell.seed, cell.measure])
+
+
+def _sources(cell: Cell) -> list[str | Path]:
+    """The text sources; files are identified by their content."""
+    return [Path(one) if Path(one).exists() else one for one in cell.text]
+
+
+def _digest(value: object) -> str:
+    text = json.dumps([__version__, _plain(value)], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """A value as JSON; a file is identified by its content, a function by its name."""
+    if isinstance(value, partial):
+        named = f"{value.func.__module__}.{value.func.__qualname__}"
+        return [named, _plain(value.args), _plain(value.keywords)]
+    if isinstance(value, Path):
+        files = sorted(p for p in value.rglob("*") if p.is_file()) if value.is_dir() else [value]
+        return [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    if isinstance(value, Config):
+        return _plain(value.to_dict())
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:20]
+
+
+# ------------------------------------------------------------------ one job, in any process
+
+
+def train_model(cell: Cell, kept: Path, device: str | None) -> None:
+    """Pre-trains or resumes a cell's model, and keeps only the files that measures need."""
+    assert cell.recipe is not None
+    folder = _model_folder(cell, kept)
+    tokenizer, store = _shared_text(cell, cell.recipe, kept)
+    if not (folder / "data").is_dir():
+        shutil.copytree(store, folder / "data", copy_function=os.link)
+    started = time.monotonic()
+    model = run_pretraining(
+        cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
+    )
+    rows = read_metrics(folder / "metrics.jsonl")
+    losses = [row for row in rows if "valid_loss" in row][-1:]
+    facts = {
+        "parameters": count_parameters(model.network),
+        "tokens": rows[-1]["tokens"],
+        "steps": rows[-1]["step"],
+        "seconds": time.monotonic() - started,
+        **{name: row[name] for row in losses for name in row if name.endswith("_loss")},
+    }
+    for name in ONLY_FOR_TRAINING:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    write_json(folder / "facts.json", facts)
+
+
+def _model_folder(cell: Cell, kept: Path) -> Path:
+    return kept / "models" / model_key(cell)
+
+
+def _is_trained(cell: Cell, kept: Path) -> bool:
+    return cell.recipe is None or (_model_folder(cell, kept) / "facts.json").is_file()
+
+
+def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
+    """The tokenizer and the encoded text that several models share, created once."""
+    wanted = recipe.tokenizer
+    special = SPECIAL.get(recipe.samples, "none")
+    made_of = [wanted, special, *_sources(cell)]
+    folder = kept / "tokenizers" / _digest(made_of)
+    with folder_lock(folder, wait=True):
+        if not (folder / "tokenizer.json").is_file():
+            texts = (document.text for document in read_documents(cell.text))
+            trained = train_tokenizer(
+                texts,
+                kind=wanted.kind,
+                vocab=wanted.vocab,
+                lowercase=wanted.lowercase,
+                special=special,
+                morphemes=wanted.morphemes,
+            )
+            trained.save(folder)
+    words = Tokenizer.load(folder)
+    windows = recipe.in_windows
+    store = kept / "stores" / _digest([made_of, windows, recipe.data.valid])
+    build_stores(
+        read_documents(cell.text, documents=recipe.data.documents),
+        words,
+        store,
+        sentences=None if windows else sentence_splitter(recipe.data.sentences),
+        valid=recipe.data.valid,
+        end=words.specials.eos if windows else None,
+    )
+    return folder, store
+
+
+def measure_cell(cell: Cell, kept: Path, device: str | None) -> None:
+    """Computes the numbers of a cell and saves them."""
+    key = cell_key(cell)
+    scratch = kept / "scratch" / key
+    scratch.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    folder = scratch if cell.recipe is None else _model_folder(cell, kept)
+    judged = JudgedModel(folder, scratch, cell.seed, device)
+    values = {name: float(value) for name, value in cell.measure(judged).items()}
+    facts = {} if cell.recipe is None else judged.facts()
+    facts["judge_seconds"] = time.monotonic() - started
+    record = {"row": cell.row, "seed": cell.seed, "values": values, "facts": facts}
+    write_json(_result_path(cell, kept), record)
+    shutil.rmtree(scratch)
+
+
+def _result_path(cell: Cell, kept: Path) -> Path:
+    return kept / "cells" / f"{cell_key(cell)}.json"
+
+
+def finished_cells(cells: Sequence[Cell], kept: Path) -> list[dict[str, Any]]:
+    """Records of the finished cells."""
+    paths = [(cell.row, _result_path(cell, kept)) for cell in cells]
+    return [{**read_object(path), "row": row} for row, path in paths if path.is_file()]
+
+
+# ------------------------------------------------------------------ all of them
+
+Job = Callable[[Cell, Path, str | None], None]
+Outcome = tuple[Cell, int | BaseException]  # a signal's number (0: none), or an error
+
+
+def run_cells(
+    cells: Sequence[Cell], kept: Path, workers: int = 1, device: str | None = None
+) -> list[str]:
+    """Trains all missing models, then measures: a model with a time budget shares the machine with
+    no measure. Returns one message for each failure.
+    """
+    for name in ("models", "cells"):
+        (kept / name).mkdir(parents=True, exist_ok=True)
+    missing = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
+    models = {model_key(c): c for c in missing.values() if not _is_trained(c, kept)}
+    failed: list[str] = []
+    count = _Count(len(models) + len(missing))
+    try:
+        with StopSignals() as stop:
+            for cell, outcome in _all_outcomes(models, missing, kept, workers, device):
+                _note(cell, outcome, failed)
+                count.add()
+                if number := stop.number or (outcome if isinstance(outcome, int) else 0):
+                    raise Stopped(number)  # after running cells have saved their state
+    except BrokenExecutor as error:
+        failed.append(msg("a worker process died: {error}", error=error))
+    return failed
+
+
+def _all_outcomes(
+    models: Mapping[str, Cell],
+    cells: Mapping[str, Cell],
+    kept: Path,
+    workers: int,
+    device: str | None,
+) -> Iterator[Outcome]:
+    """First of the models, then of the cells whose model is there."""
+    with closing(_outcomes(train_model, [*models.values()], kept, workers, device)) as trained:
+        yield from trained
+    ready = [cell for cell in cells.values() if _is_trained(cell, kept)]
+    with closing(_outcomes(measure_cell, ready, kept, workers, device)) as measured:
+        yield from measured
+
+
+def _note(cell: Cell, outcome: int | BaseException, failed: list[str]) -> None:
+    if isinstance(outcome, BaseException):
+        failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
+        known = isinstance(outcome, MalmoiError)
+        logger.warning(failed[-1], exc_info=None if known else outcome)
+
+
+@dataclass
+class _Count:
+    """Reports progress, and once how long the rest will take."""
+
+    total: int
+    ready: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self) -> None:
+        self.ready += 1
+        left = self.total - self.ready
+        report_progress(Progress("study", self.ready, self.total, "cells"))
+        minutes = left * (time.monotonic() - self.began) / self.ready / 60
+        if self.ready == 1 and minutes > LONG_MINUTES:
+            logger.info(
+                msg(
+                    "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+                    cells=plural(left, "cell"),
+                    minutes=plural(round(minutes), "minute"),
+                )
+            )
+
+
+def _outcomes(
+    job: Job, cells: Sequence[Cell], kept: Path, workers: int, device: str | None
+) -> Generator[Outcome]:
+    """Each cell as it ends, with the signal that stopped it or its error."""
+    if workers <= 1:
+        for cell in cells:
+            try:
+                with _quietly(), listening(lambda event: None):
+                    outcome: int | BaseException = _do(job, cell, kept, device)
+            except Exception as error:
+                outcome = error
+            yield cell, outcome
+        return
+    threads = max(1, this_machine().cores // workers)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
+    try:
+        running = {pool.submit(_do, job, cell, kept, device): cell for cell in cells}
+        for future in as_completed(running):
+            failure = future.exception()
+            if isinstance(failure, BrokenExecutor):
+                raise failure
+            yield running[future], failure or future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _do(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
+    """Returns the number of the signal that stopped it, or 0; `Stopped` itself does not pickle."""
+    import torch
+
+    try:
+        job(cell, kept, device)
+    except Stopped as stopped:
+        return stopped.code - 128
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():  # other workers share the GPU
+            torch.cuda.empty_cache()
+    return 0
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Silences the logs of single runs, of which a study has many."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _worker_ready(threads: int) -> None:
+    import torch
+
+    # signals are handled by the main process; training in a worker also saves and stops on its own
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(threads)

@@ -177,6 +177,8 @@ SCALES = {
 def named_scale(name: str) -> Scale:
     if name not in SCALES:
         raise UsageError(
-            f"There is no scale {name!r}.{nearest(name, SCALES)} Choose cpu, gpu-minutes or paper."
+            "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes or paper.",
+            name=name,
+            hint=nearest(name, SCALES),
         )
     return SCALES[name]

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_CONFINED_BYTES, MAX_CONFINED_SECONDS, MAX_RENDERED_CHARACTERS
 
 MAX_ANSWER_BYTES = 16 * MAX_RENDERED_CHARACTERS
@@ -93,12 +94,14 @@ class _Worker:
             return self._read(MAX_CONFINED_SECONDS)
         except TimeoutError:
             raise MalmoiError(
-                f"The model's {what} ran for more than {MAX_CONFINED_SECONDS:g} seconds and was "
-                "stopped: it is broken or hostile."
+                "The model's {what} ran for more than {most:g} seconds and was stopped: it is "
+                "broken or hostile.",
+                what=msg(what),
+                most=MAX_CONFINED_SECONDS,
             ) from None
         except (EOFError, BrokenPipeError):
             raise MalmoiError(
-                f"The model's {what} killed the process it ran in: it is hostile."
+                "The model's {what} killed the process it ran in: it is hostile.", what=msg(what)
             ) from None
 
     def _read(self, seconds: float) -> bytes:

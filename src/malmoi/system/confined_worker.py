@@ -13,6 +13,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from malmoi.messages import msg
+
 
 def main() -> None:
     """Answers until stdin is closed."""
@@ -53,7 +55,9 @@ def render(question: dict[str, Any]) -> str:
     text = str(_compiled(question["template"]).render(**question["values"]))
     limit = question["limit"]
     if len(text) > limit:
-        raise ValueError(f"it writes {len(text):,} characters, more than {limit:,}")
+        raise ValueError(
+            msg("it writes {text:,} characters, more than {limit:,}", text=len(text), limit=limit)
+        )
     return text
 
 

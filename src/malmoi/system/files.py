@@ -17,6 +17,7 @@ from typing import IO
 from zlib import crc32
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 
 LOCK_NAME = ".lock"
 PARTIAL_SUFFIX = ".tmp"
@@ -66,8 +67,12 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
         "could not be read or written" if _errno(error) == errno.EIO else "could not be written"
     )
     return DiskError(
-        f"{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
-        "is kept."
+        "{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
+        "is kept.",
+        reason=msg(reason),
+        where=where,
+        failed=msg(failed),
+        advice=msg(advice),
     )
 
 
@@ -139,8 +144,9 @@ def _check_no_folder(*files: Path) -> None:
     for path in files:
         if path.is_dir():
             raise UsageError(
-                f"{path} is a folder where a file should be written: move it away, or choose "
-                "another path."
+                "{path} is a folder where a file should be written: move it away, or choose "
+                "another path.",
+                path=path,
             )
 
 
@@ -205,7 +211,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"{folder} is a file, or lies inside one; give a folder.") from error
+        raise UsageError(
+            "{folder} is a file, or lies inside one; give a folder.", folder=folder
+        ) from error
 
 
 @contextmanager
@@ -241,8 +249,8 @@ def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout as error:
         raise MalmoiError(
-            f"Another process is using {path.parent}: wait for it to finish, or choose another "
-            "folder."
+            "Another process is using {parent}: wait for it to finish, or choose another folder.",
+            parent=path.parent,
         ) from error
     try:
         yield
@@ -316,7 +324,9 @@ def require_free(out: Path, *, overwrite: bool) -> None:
     """Refuses to replace an existing file or non-empty folder unless `overwrite` is set."""
     taken = out.is_file() or (out.is_dir() and not _is_free(out))
     if taken and not overwrite:
-        raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")
+        raise UsageError(
+            "{out} already exists; choose another --out, or pass --overwrite.", out=out
+        )
 
 
 def _is_free(folder: Path) -> bool:

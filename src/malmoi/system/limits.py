@@ -4,6 +4,7 @@ They are also far below what would exhaust a machine's memory or keep it busy.
 """
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg
 
 # files
 MAX_JSON_BYTES = 512 * 2**20  # the largest tokenizer.json in use has about 35 MB
@@ -54,7 +55,11 @@ def check_whole_number(name: str, value: object, low: int, high: int) -> int:
     """The value, if it is an integer within these bounds; raises otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(
-            f"{name} must be a whole number from {low:,} to {high:,}, not {shown(value)}."
+            "{name} must be a whole number from {low:,} to {high:,}, not {value}.",
+            name=name,
+            low=low,
+            high=high,
+            value=shown(value),
         )
     return value
 
@@ -64,7 +69,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # too many digits; a value that contains itself
-        return f"a {type(value).__name__} too large to show"
+        return msg("a {type} too large to show", type=type(value).__name__)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"
 
 

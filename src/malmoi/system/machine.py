@@ -195,11 +195,18 @@ def parse_machine(text: str) -> Machine:
 def _changed(machine: Machine, word: str) -> Machine:
     name, _, value = word.partition("=")
     if name not in CHANGES:
-        raise UsageError(f"{ENVIRONMENT} has {word!r}.{nearest(name, CHANGES)}")
+        raise UsageError(
+            "{environment} has {word!r}.{hint}",
+            environment=ENVIRONMENT,
+            word=word,
+            hint=nearest(name, CHANGES),
+        )
     try:
         return CHANGES[name](machine, value)
     except ValueError as error:
-        raise UsageError(f"{ENVIRONMENT} has {word!r}, which is not a number.") from error
+        raise UsageError(
+            "{environment} has {word!r}, which is not a number.", environment=ENVIRONMENT, word=word
+        ) from error
 
 
 def _without(*names: str) -> Callable[[Machine, str], Machine]:
@@ -344,7 +351,9 @@ def named_dtype(name: str) -> "torch.dtype":
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
     if name not in names:
-        raise UsageError(f"There is no dtype {name!r}.{nearest(name, [*names, 'int8'])}")
+        raise UsageError(
+            "There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, [*names, "int8"])
+        )
     return names[name]
 
 
@@ -387,14 +396,18 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
         device = torch.device(name or machine.default_device())
     except RuntimeError as error:
         raise UsageError(
-            f"There is no device {str(name)!r}: give cpu, cuda, cuda:1 and so on, or mps."
+            "There is no device {name!r}: give cpu, cuda, cuda:1 and so on, or mps.", name=str(name)
         ) from error
     if not machine.has(device.type) and device.type in ("cuda", "mps"):
         raise UsageError(
-            f"There is no device {str(name)!r} on this machine that torch can use: omit it to "
-            f"use {machine.default_device()}."
+            "There is no device {name!r} on this machine that torch can use: omit it to use "
+            "{device}.",
+            name=str(name),
+            device=machine.default_device(),
         )
     count = machine.count(device.type)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise UsageError(f"There is no GPU {str(name)!r}: this machine has {count}.")
+        raise UsageError(
+            "There is no GPU {name!r}: this machine has {count}.", name=str(name), count=count
+        )
     return device

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from malmoi.errors import MOST_NAMES, MalmoiError, UsageError, did_you_mean, similar_names
 
+ADAPTER_CONFIG = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def require_path(path: Path) -> None:
     """Raises an error if a file or folder does not exist."""
     if not path.expanduser().exists():
-        raise UsageError(f"There is no file or folder {str(path)!r}.{similar_path(path)}")
+        raise UsageError(
+            "There is no file or folder {path!r}.{hint}", path=str(path), hint=similar_path(path)
+        )
 
 
 def similar_path(path: Path) -> str:
@@ -41,11 +44,13 @@ def local_model(source: str | Path) -> Path | None:
     name = str(source)
     beside = bool(path.parent.name) and path.parent.is_dir()
     if not HUB_ID.fullmatch(name) or name.startswith(".") or beside:
-        raise UsageError(f"There is no folder {name!r}.{similar_path(path)}")
+        raise UsageError("There is no folder {name!r}.{hint}", name=name, hint=similar_path(path))
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         raise MalmoiError(
-            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the "
-            f"hub.{similar_path(path)}"
+            "There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the "
+            "hub.{hint}",
+            name=name,
+            hint=similar_path(path),
         )
     return None
 
@@ -56,3 +61,8 @@ def names_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):
         return False
+
+
+def is_adapter(source: str | Path) -> bool:
+    """Whether a folder holds an adapter, in PEFT's format, instead of a whole model."""
+    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()

@@ -34,7 +34,9 @@ class Registry(dict[str, Value]):
         """Adds a value of a plugin; a name of the package itself cannot be replaced."""
         if name in self and name not in self.origins:
             raise UsageError(
-                f"The {self.kind} {name!r} is built in: choose another name for yours."
+                "The {kind} {name!r} is built in: choose another name for yours.",
+                kind=self.kind,
+                name=name,
             )
         self[name] = value
         self.origins[name] = _calling_plugin()
@@ -45,7 +47,12 @@ class Registry(dict[str, Value]):
         if name not in self:
             load_installed_plugins()
         if name not in self:
-            raise UsageError(f"There is no {self.kind} {name!r}.{nearest(name, self)}")
+            raise UsageError(
+                "There is no {kind} {name!r}.{hint}",
+                kind=self.kind,
+                name=name,
+                hint=nearest(name, self),
+            )
         return self[name]
 
 
@@ -68,11 +75,11 @@ def load_plugin(file: str | Path) -> None:
     """Runs a Python file that registers names."""
     path = Path(file)
     if not path.is_file():
-        raise UsageError(f"There is no plugin file {path}.")
+        raise UsageError("There is no plugin file {path}.", path=path)
     name = f"{FILE_PREFIX}{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file: a plugin's name ends in .py.")
+        raise UsageError("{path} is not a Python file: a plugin's name ends in .py.", path=path)
     module = module_from_spec(spec)
     sys.modules[name] = module  # its classes and functions name it as their module
     try:
@@ -81,7 +88,10 @@ def load_plugin(file: str | Path) -> None:
         raise
     except Exception as error:
         raise MalmoiError(
-            f"The plugin {path} failed: {type(error).__name__}: {error}. Fix it first."
+            "The plugin {path} failed: {type}: {error}. Fix it first.",
+            path=path,
+            type=type(error).__name__,
+            error=error,
         ) from error
 
 
@@ -95,7 +105,10 @@ def load_installed_plugins() -> None:
             point.load()
         except Exception as error:
             raise MalmoiError(
-                f"The installed plugin {point.value} failed: {type(error).__name__}: {error}."
+                "The installed plugin {value} failed: {type}: {error}.",
+                value=point.value,
+                type=type(error).__name__,
+                error=error,
             ) from error
 
 
@@ -107,6 +120,7 @@ def require_plugins(names: Iterable[str]) -> None:
     for name in missing:
         if name not in _loaded:
             raise UsageError(
-                f"This run uses the plugin {name}, which is not loaded: add --plugin FILE.py to "
-                "the command, or import it first."
+                "This run uses the plugin {name}, which is not loaded: add --plugin FILE.py "
+                "to the command, or import it first.",
+                name=name,
             )

@@ -1,14 +1,15 @@
 """Which run a folder holds: the same one is resumed or already finished, another is refused."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import joined, msg
 from malmoi.system.files import write_json
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import JsonObject, flat_settings, read_object
 
 SHOWN = 4  # differences that an error names
 FINISHED = "finished"
@@ -38,8 +39,11 @@ class RunFolder:
             return dict(self.parse(read_object(self.path)))
         except MalmoiError as error:
             raise MalmoiError(
-                f"{self.path} is not a valid record of a {self.kind}: {error} Choose another "
-                f"folder{self._restart()}."
+                "{path} is not a valid record of a {kind}: {error} Choose another folder{restart}.",
+                path=self.path,
+                kind=msg(self.kind),
+                error=error,
+                restart=self._restart(),
             ) from error
 
     def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:
@@ -66,12 +70,17 @@ class RunFolder:
     def refusal(self, differences: Sequence[str]) -> UsageError:
         """The error that the folder holds another run, with what differs."""
         return UsageError(
-            f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give "
-            f"the same settings to resume it, or choose another folder{self._restart()}."
+            "{folder} holds another {kind} ({differences}): give the same settings to resume "
+            "it, or choose another folder{restart}.",
+            folder=self.folder,
+            kind=msg(self.kind),
+            differences=joined(", ", map(msg, differences[:SHOWN])),
+            restart=self._restart(),
         )
 
     def _restart(self) -> str:
-        return ", or start over with --overwrite (overwrite=True)" if self.can_restart else ""
+        restart = msg(", or start over with --overwrite (overwrite=True)")
+        return restart if self.can_restart else ""
 
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]
@@ -81,17 +90,11 @@ class RunFolder:
         changed = [name for name, value in now if name not in free and old.get(name) != value]
         if changed:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
-            words = [self.unreadable.get(name) or f"{name} was {was[name]}" for name in changed]
+            words = [
+                self.unreadable.get(name) or msg("{name} was {value}", name=name, value=was[name])
+                for name in changed
+            ]
             raise self.refusal(words)
-
-
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

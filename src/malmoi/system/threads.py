@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from malmoi.messages import msg
+
 if TYPE_CHECKING:
     import torch
 
@@ -159,10 +161,13 @@ class ThreadTuner:
         if others < WORTH_SAYING or seconds < LONG_ENOUGH or self._fixed:
             return ""
         if steps > FEWER_STEPS * expected:
-            return f"Other programs used {others:.0%} of this machine."
-        return (
-            f"Other programs used {others:.0%} of this machine: {steps:,} of about "
-            f"{expected:,.0f} updates were made."
+            return msg("Other programs used {others:.0%} of this machine.", others=others)
+        return msg(
+            "Other programs used {others:.0%} of this machine: {steps:,} of about "
+            "{expected:,.0f} updates were made.",
+            others=others,
+            steps=steps,
+            expected=expected,
         )
 
     def use(self, count: int) -> None:
@@ -183,7 +188,9 @@ class ThreadTuner:
             self._quiet += 1
             if self.count == self.limit or self._quiet >= QUIET_WINDOWS:
                 self._rates = {}
-                sentence = f"The machine is free again: computing with {self.limit} threads."
+                sentence = msg(
+                    "The machine is free again: computing with {limit} threads.", limit=self.limit
+                )
                 self._settle(self.limit, rate, sentence)
             else:
                 self.rate = rate
@@ -196,9 +203,12 @@ class ThreadTuner:
             self.use(stale[0])
             return
         best = max(self._rates, key=self._worth)
-        sentence = (
-            f"Other programs use {self.others:.0%} of this machine: computing with {best} of "
-            f"{self.limit} threads."
+        sentence = msg(
+            "Other programs use {others:.0%} of this machine: computing with {best} of "
+            "{limit} threads.",
+            others=self.others,
+            best=best,
+            limit=self.limit,
         )
         self._settle(best, self._rates[best], sentence)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
 
 D = TypeVar("D")
@@ -58,7 +59,9 @@ class JsonObject(Mapping[str, Any]):
         """An integer within bounds."""
         value = self._typed(key, int, default)
         if self._values.get(key) is not None and not low <= cast(int, value) <= high:
-            raise self.wrong(key, f"a whole number from {low:,} to {high:,}")
+            raise self.wrong(
+                key, msg("a whole number from {low:,} to {high:,}", low=low, high=high)
+            )
         return value
 
     def number(self, key: str, *, default: D = _REQUIRED) -> float | D:
@@ -89,7 +92,11 @@ class JsonObject(Mapping[str, Any]):
             return self._checked(key, value, kind)
         if default is _REQUIRED:
             raise MalmoiError(
-                f"{self.where} has no {self._prefix}{key}, which must be {CALLED[kind]}."
+                "{where} has no {prefix}{key}, which must be {called}.",
+                where=self.where,
+                prefix=self._prefix,
+                key=key,
+                called=msg(CALLED[kind]),
             )
         return default
 
@@ -116,7 +123,13 @@ def _is_finite(value: object) -> bool:
 
 
 def _wrong(where: str, key: str, expected: str, value: object) -> MalmoiError:
-    return MalmoiError(f"{where}: {key[:80]} must be {expected}, not {shown(value)}.")
+    return MalmoiError(
+        "{where}: {key} must be {expected}, not {value}.",
+        where=where,
+        key=key[:80],
+        expected=msg(expected),
+        value=shown(value),
+    )
 
 
 @contextmanager
@@ -125,7 +138,7 @@ def named(where: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise MalmoiError(f"{where}: {error}") from error
+        raise MalmoiError("{where}: {error}", where=where, error=error) from error
 
 
 @contextmanager
@@ -153,7 +166,9 @@ def parse_object(text: str, where: str) -> JsonObject:
     """The object of a JSON text; `where` names it in errors."""
     value = parse(text, where)
     if not isinstance(value, dict):
-        raise MalmoiError(f"{where} must hold a JSON object, not {shown(value)}.")
+        raise MalmoiError(
+            "{where} must hold a JSON object, not {value}.", where=where, value=shown(value)
+        )
     return JsonObject(value, where)
 
 
@@ -163,12 +178,16 @@ def parse(text: str, where: str) -> Any:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise MalmoiError(
-            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; was "
-            "it cut short? Copy or download it again."
+            "{where} is not JSON: {msg} at line {lineno}, column {colno}; was it cut short? "
+            "Copy or download it again.",
+            where=where,
+            msg=error.msg,
+            lineno=error.lineno,
+            colno=error.colno,
         ) from None
     except ValueError:  # from a number: Python limits the digits it converts
         raise MalmoiError(
-            f"{where} holds a number of thousands of digits; it is damaged."
+            "{where} holds a number of thousands of digits; it is damaged.", where=where
         ) from None
     except RecursionError:
         raise _too_deep(where) from None
@@ -184,7 +203,7 @@ def _check_characters(value: Any, where: str) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MalmoiError(
-            f"{where} holds half a character (a lone surrogate); it is damaged."
+            "{where} holds half a character (a lone surrogate); it is damaged.", where=where
         ) from None
 
 
@@ -201,7 +220,9 @@ def _check_depth(value: Any, where: str) -> None:
 
 def _too_deep(where: str) -> MalmoiError:
     return MalmoiError(
-        f"{where} nests more than {MAX_JSON_DEPTH} levels deep, which no valid file does."
+        "{where} nests more than {most} levels deep, which no valid file does.",
+        where=where,
+        most=MAX_JSON_DEPTH,
     )
 
 
@@ -211,7 +232,10 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
         text = read_bytes(path, max_bytes=max_bytes).decode()
     except UnicodeDecodeError as error:
         raise MalmoiError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+            "{path} is not UTF-8 text: {reason} at byte {start}.",
+            path=path,
+            reason=error.reason,
+            start=error.start,
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -222,8 +246,22 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         size = path.stat().st_size
         if size > max_bytes:
             raise MalmoiError(
-                f"{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}."
+                "{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}.",
+                path=path,
+                size=size,
+                max_bytes=max_bytes,
             )
         return path.read_bytes()
     except OSError as error:
-        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise MalmoiError(
+            "{path} cannot be read: {strerror}.", path=path, strerror=error.strerror or error
+        ) from None
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -13,6 +13,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import joined, msg
 from malmoi.text.column_names import (
     CHAT_COLUMNS,
     LABEL_NAMES,
@@ -65,30 +66,63 @@ class GuessedColumns:
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% of these rows (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
-        others = [f"pair = {self.pair}"] * bool(self.pair) + [f"label = {columns}"] * bool(columns)
-        others += [f"negatives = {', '.join(self.negatives)}"] * bool(self.negatives)
-        description = f"{self.kind}: text = {', '.join([self.text, *others])}"
+        others = [msg("pair = {pair}", pair=self.pair)] * bool(self.pair) + [
+            msg("label = {columns}", columns=columns)
+        ] * bool(columns)
+        others += [msg("negatives = {negatives}", negatives=", ".join(self.negatives))] * bool(
+            self.negatives
+        )
+        description = msg(
+            "{kind}: text = {names}", kind=self.kind, names=joined(", ", [self.text, *others])
+        )
         if self.kind == "regression":
-            return f"{description}, standard deviation {self.baseline:.3g}"
+            return msg(
+                "{description}, standard deviation {baseline:.3g}",
+                description=description,
+                baseline=self.baseline,
+            )
         if len(self.labels) < 2:
             return description
         if self.separator:
-            return f"{description} ({len(self.labels)} labels, separated by {self.separator!r})"
+            return msg(
+                "{description} ({labels} labels, separated by {separator!r})",
+                description=description,
+                labels=len(self.labels),
+                separator=self.separator,
+            )
         if self.kind == "multilabel":
-            return f"{description} ({len(self.labels)} columns of 0 and 1)"
-        always = f"baseline {self.baseline:.0%} of these rows (always {self.labels[0]!r})"
-        return f"{description} ({len(self.labels)} labels), {always}"
+            return msg(
+                "{description} ({labels} columns of 0 and 1)",
+                description=description,
+                labels=len(self.labels),
+            )
+        always = msg(
+            "baseline {baseline:.0%} of these rows (always {labels!r})",
+            baseline=self.baseline,
+            labels=self.labels[0],
+        )
+        return msg(
+            "{description} ({labels} labels), {always}",
+            description=description,
+            labels=len(self.labels),
+            always=always,
+        )
 
     def sentences(self) -> list[str]:
         """The description, what may surprise in it, and the columns that are not read."""
         said = [self.describe()]
         if self.pair_by_content:
             said.append(
-                f"Two columns hold texts and are read as a pair; for one alone: --text {self.text}"
+                msg(
+                    "Two columns hold texts and are read as a pair; for one alone: --text {text}",
+                    text=self.text,
+                )
             )
         if self.unused:
             names = shown_names(self.unused)
-            said.append(f"Not used: {names}. Choose with --text, --pair and --label.")
+            said.append(
+                msg("Not used: {names}. Choose with --text, --pair and --label.", names=names)
+            )
         return said
 
     def among(self, names: Iterable[str]) -> "GuessedColumns":
@@ -150,8 +184,10 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if given.kind == "writing":
         if written is None:
             raise MalmoiError(
-                f"No columns of {table.where} look like prompts and answers "
-                f"({shown_names(table.names)}): name them with --text COLUMN --label COLUMN."
+                "No columns of {where} look like prompts and answers ({names}): name them "
+                "with --text COLUMN --label COLUMN.",
+                where=table.where,
+                names=shown_names(table.names),
             )
         return written
     named = given.text or given.label
@@ -160,14 +196,14 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
 
 def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns | None:
     """Detects columns of prompts and answers, or conversations, by their names."""
-    known = {name.lower(): name for name in names}
-    chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
-    if (given.text or chat or "").lower() in CHAT_COLUMNS:
-        return GuessedColumns("writing", given.text or str(chat), None)
-    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), None)
-    prompt = given.text or (known[likely[0]] if likely else None)
-    answer = given.label or (known[likely[1]] if likely else None)
-    if prompt is None or answer is None:
+    chat = given.text or column_named(CHAT_COLUMNS, names) or ""
+    if chat.lower() in CHAT_COLUMNS:
+        return GuessedColumns("writing", chat, None)
+    known = {name.lower(): name for name in names if name}
+    likely = next((pair for pair in PROMPT_COLUMNS if known.keys() >= set(pair)), ("", ""))
+    prompt = given.text or known.get(likely[0])
+    answer = given.label or known.get(likely[1])
+    if not prompt or not answer:
         return None
     second = known.get(SECOND_COLUMNS.get(prompt.lower(), ""))
     return GuessedColumns("writing", prompt, answer, given.pair or second)
@@ -217,19 +253,18 @@ def _labelled(table: Table, given: GivenColumns) -> GuessedColumns:
 
 def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns:
     """The labels of the rows, and how good a constant answer is."""
+    if guess.kind == "regression":
+        numbers = _numbers(values)
+        return replace(guess, baseline=pstdev(numbers) if numbers else 0.0)
     if guess.separator:
         counts = Counter(name for value in values for name in split_labels(value, guess.separator))
-        return replace(guess, labels=tuple(name for name, _ in counts.most_common()))
-    if guess.kind == "regression":
-        numbers = [float(str(value)) for value in values if _is_number(value)]
-        return replace(guess, baseline=pstdev(numbers) if numbers else 0.0)
-    if guess.kind != "classification":
+    elif guess.kind == "classification":
+        counts = Counter(label_name(value) for value in values if value is not None)
+        del counts[""]
+    else:
         return guess
-    names = [name for value in values if value is not None and (name := label_name(value))]
-    counts = Counter(names)
-    most = counts.most_common(1)[0][1] if counts else 0
     labels = tuple(name for name, _ in counts.most_common())
-    return replace(guess, labels=labels, baseline=most / len(values))
+    return replace(guess, labels=labels, baseline=max(counts.values(), default=0) / len(values))
 
 
 def _text(table: Table, given: GivenColumns) -> str:
@@ -281,8 +316,9 @@ def _label(table: Table) -> str:
     classes = [name for name, count in few.items() if 2 <= count <= most]
     if not classes:
         raise MalmoiError(
-            f"No column of {table.where} looks like labels ({shown_names(table.names)}): name it "
-            "with --label COLUMN."
+            "No column of {where} looks like labels ({names}): name it with --label COLUMN.",
+            where=table.where,
+            names=shown_names(table.names),
         )
     # a table usually ends with its label
     return min(reversed(classes), key=lambda name: few[name])
@@ -302,9 +338,9 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
         if read and not rows:
             _ = read[0].checked  # says what is wrong with it
     except BadRow as error:
-        raise MalmoiError(f"{error}.") from error
+        raise MalmoiError("{error}.", error=error) from error
     if not rows:
-        raise MalmoiError(f"There are no examples in {source_name(data)}.")
+        raise MalmoiError("There are no examples in {name}.", name=source_name(data))
     return rows
 
 
@@ -312,15 +348,20 @@ def note_missing_header(names: Sequence[str], where: str) -> None:
     """Warns if the columns of a table had to be numbered."""
     if list(names) == unnamed_columns(len(names)):
         logger.warning(
-            f"{where} has no header: its first line is a row, and its columns are called "
-            f"{', '.join(names[:3])}{' …' * (len(names) > 3)}."
+            msg(
+                "{where} has no header: its first line is a row, and its columns are called "
+                "{names}{value}.",
+                where=where,
+                names=", ".join(names[:3]),
+                value=" …" * (len(names) > 3),
+            )
         )
 
 
 def shown_names(names: Sequence[str]) -> str:
     """The columns of a table as a sentence lists them."""
-    more = f" … ({len(names):,} columns)" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    more = msg(" … ({names:,} columns)", names=len(names)) if len(names) > SHOWN_NAMES else ""
+    return joined("", (", ".join(names[:SHOWN_NAMES]), more))
 
 
 def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
@@ -335,7 +376,9 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
         if not all(_is_number(row.get(name)) for row in rows)
     }
     if not texts:
-        raise MalmoiError(f"No column of {where} looks like text: name it with --text COLUMN.")
+        raise MalmoiError(
+            "No column of {where} looks like text: name it with --text COLUMN.", where=where
+        )
     sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
     return max(sizes, key=lambda name: sizes[name])
 
@@ -349,24 +392,30 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
         return "tagging" if tagged else "multilabel"
     if pair is not None and pair.lower() == "context":
         return "answer"
-    numbers = [float(value) for value in values if _is_number(value)]
-    scale = any(n != int(n) for n in numbers) or len(set(numbers)) > MANY_NUMBERS
+    numbers = _numbers(values)
+    scale = len(set(numbers)) > MANY_NUMBERS or not all(map(float.is_integer, numbers))
     mostly = len(numbers) >= MOSTLY * len(values)  # the others are reported with their rows
     return "regression" if mostly and scale else "classification"
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(value) for value in values if _is_number(value)]
 
 
 def _separator(values: Sequence[Any]) -> str | None:
     """The separator of joined labels: splitting by it leaves only a few distinct labels."""
     if not all(isinstance(value, str) for value in values):
         return None
-    for separator in LABEL_SEPARATORS:
-        joined = sum(separator in value for value in values)
-        parts = {one for value in values for one in split_labels(value, separator)}
-        few = 1 < len(parts) < len(set(values)) and max(map(len, parts)) <= MAX_NAME
-        decimals = separator == "," and all(part.isdigit() for part in parts)
-        if joined >= max(1, MIN_JOINED * len(values)) and few and not decimals:
-            return separator
-    return None
+    return next((sign for sign in LABEL_SEPARATORS if _separates(sign, values)), None)
+
+
+def _separates(separator: str, values: Sequence[str]) -> bool:
+    joined = sum(separator in value for value in values)
+    parts = {one for value in values for one in split_labels(value, separator)}
+    if joined < max(1, MIN_JOINED * len(values)) or not 1 < len(parts) < len(set(values)):
+        return False
+    decimals = separator == "," and all(map(str.isdigit, parts))
+    return max(map(len, parts)) <= MAX_NAME and not decimals
 
 
 def split_labels(value: str, separator: str) -> list[str]:

@@ -3,14 +3,15 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.column_names import LABEL_NAMES, TEXT_NAMES, label_name, unnamed_columns
-from malmoi.text.lines import start_of
+from malmoi.text.lines import OnBadLine, read_lines, start_of
 
 
 class UnquotedTabs(csv.excel_tab):
@@ -123,10 +124,41 @@ def _even(sample: str, dialect: Dialect) -> bool:
 
 
 def _sample_rows(sample: str, dialect: Dialect) -> list[list[str]]:
-    return [row for row in table_reader(sample.splitlines(keepends=True), dialect) if row]
+    return [row for row in _table_reader(sample.splitlines(keepends=True), dialect) if row]
 
 
-def table_reader(lines: Iterable[str], dialect: Dialect) -> Any:
+def _table_reader(lines: Iterable[str], dialect: Dialect) -> Any:
     """A csv.reader, whose fields may be as long as a line."""
     csv.field_size_limit(MAX_LINE_CHARACTERS)
     return csv.reader(lines, dialect)
+
+
+def named_cells(
+    path: Path, dialect: Dialect, bad: OnBadLine, names: Sequence[str] | None = None
+) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
+    """The columns of a table, and of each row its first line, its last line and its cells.
+
+    Without `names`, the first row has them. A malformed row raises an error with its location.
+    """
+    rows = _cells(path, dialect, bad)
+    if names is None:
+        names = next(rows, (1, 1, []))[2]
+    return list(map(label_name, names)), rows
+
+
+def _cells(path: Path, dialect: Dialect, bad: OnBadLine) -> Iterator[tuple[int, int, list[str]]]:
+    reader = _table_reader((text + "\n" for _, text in read_lines(path, bad)), dialect)
+    before = 0
+    try:
+        for cells in reader:
+            if cells:
+                yield before + 1, reader.line_num, cells
+            before = reader.line_num
+    except csv.Error as error:
+        raise MalmoiError(
+            "{path}:{line_num} is not a valid row ({error}): fix it there, or save the file "
+            "with plain newlines.",
+            path=path,
+            line_num=reader.line_num,
+            error=str(error).partition(" - ")[0],
+        ) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.system.language import plural
+from malmoi.messages import joined, msg, plural
 from malmoi.text.formats import (
     DOCUMENT_RULES,
     MAX_DOCUMENT_CHARACTERS,
@@ -69,7 +69,10 @@ class BadLines:
 
     @property
     def first(self) -> list[str]:
-        return [f"{self.name}:{line}: {why}" for line, why in self.lines]
+        return [
+            msg("{name}:{line}: {why}", name=self.name, line=line, why=msg(why))
+            for line, why in self.lines
+        ]
 
 
 class DocumentReader:
@@ -139,14 +142,22 @@ class DocumentReader:
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
-        sentences = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
+        sentences: list[str] = [
+            msg("{where}: {wrong}.", where=name, wrong=msg(DOCUMENT_RULES[rule]))
+            for name, rule in self.rules.items()
+        ]
         for name, problem in self.problems.items():
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
             count = plural(bad, "bad record") if web else plural(bad, "bad line")
             advice = repair(problem.lines[0][1], Path(name)) if bad > MAX_BAD_LINES_SHOWN else ""
-            said = f"{name}: {count} skipped, first {'; '.join(problem.first)}."
-            sentences.append(f"{said} {advice}" if advice else said)
+            said = msg(
+                "{name}: {count} skipped, first {first}.",
+                name=name,
+                count=count,
+                first=joined("; ", problem.first),
+            )
+            sentences.append(joined(" ", filter(None, (said, advice))))
         return sentences
 
     def fingerprint(self) -> str:
@@ -166,8 +177,9 @@ def read_documents(
     """
     if documents not in (*DOCUMENT_RULES, "auto"):
         raise UsageError(
-            f"documents={documents!r} is not a rule for plain "
-            f"text.{nearest(documents, [*DOCUMENT_RULES, 'auto'])}"
+            "documents={documents!r} is not a rule for plain text.{hint}",
+            documents=documents,
+            hint=nearest(documents, [*DOCUMENT_RULES, "auto"]),
         )
     given = [sources] if isinstance(sources, str | Path) else sources
     if not given:
@@ -193,8 +205,14 @@ def _no_text(problems: Sequence[BadLines]) -> MalmoiError:
         return MalmoiError("There is no text to learn from: every source is empty.")
     first = problems[0]
     lines = plural(sum(bad.count for bad in problems), "bad line")
-    said = f"There is no text to learn from: {lines} skipped, such as {first.first[0]}."
-    return MalmoiError(f"{said} {repair(first.lines[0][1], Path(first.name))}".rstrip())
+    said = msg(
+        "There is no text to learn from: {lines} skipped, such as {first}.",
+        lines=lines,
+        first=first.first[0],
+    )
+    return MalmoiError(
+        joined(" ", filter(None, (said, repair(first.lines[0][1], Path(first.name)))))
+    )
 
 
 def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":

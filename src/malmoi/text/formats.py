@@ -1,6 +1,5 @@
 """Splits files into documents: plain text by one of four rules, Markdown, JSON, tables."""
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.column_names import label_name
-from malmoi.text.dialect import comma_dialect, missing_header, tab_dialect, table_reader
+from malmoi.text.dialect import comma_dialect, missing_header, named_cells, tab_dialect
 from malmoi.text.lines import (
     SAMPLE_BYTES,
     TOO_LONG,
@@ -47,6 +47,7 @@ class FoundDocument(NamedTuple):
 
 
 FoundDocuments = Iterator[FoundDocument]
+LineBlocks = Iterator[tuple[int, list[str], bool]]  # number of the first, lines, whether they end
 
 
 class FoundLines(NamedTuple):
@@ -81,7 +82,11 @@ def read_plain_blocks(path: Path, want: ReadOptions) -> Iterator[FoundDocument |
         sample = stream.read(SAMPLE_BYTES)
     encoding, start = decode_sample(sample)
     if start.count("\ufffd") + start.count("\0") > max(MAX_BAD_SHARE * len(start), 100):
-        raise MalmoiError(f"{path} is not text: most of its bytes are not readable as {encoding}.")
+        raise MalmoiError(
+            "{path} is not text: most of its bytes are not readable as {encoding}.",
+            path=path,
+            encoding=encoding,
+        )
     rule = guess_rule(start) if want.rule == "auto" else want.rule
     want.on_rule(rule)
     with open_bytes(path) as stream:
@@ -114,42 +119,48 @@ def guess_rule(text: str) -> str:
     )
 
 
-def _by_rule(
-    blocks: Iterator[tuple[int, list[str], bool]], rule: str
-) -> Iterator[FoundDocument | FoundLines]:
+def _by_rule(blocks: LineBlocks, rule: str) -> Iterator[FoundDocument | FoundLines]:
     """Joins lines into documents, stripped unless the file is one document."""
+    if rule == "line":
+        yield from _by_line(blocks)
+        return
+    limit = {"blank": 1, "blanks": 2}.get(rule, 0)
     parts: list[str] = []
     begun = 1
     size = 0
     blank = 0
-    limit = {"blank": 1, "blanks": 2}.get(rule, 0)
-    line = rule == "line"
+    for number, text, ends in ((f + i, t, e) for f, ts, e in blocks for i, t in enumerate(ts)):
+        blank = 0 if text and not text.isspace() else blank + 1
+        if parts and (size > MAX_DOCUMENT_CHARACTERS or (limit and blank == limit)):
+            yield _document(parts, begun, whole=not limit)
+            parts = []
+            size = 0
+        begun = begun if parts else number
+        parts.append(text + "\n" if ends else text)
+        size += len(parts[-1])
+    yield _document(parts, begun, whole=not limit)
+
+
+def _by_line(blocks: LineBlocks) -> Iterator[FoundDocument | FoundLines]:
+    """Lines as documents, many at once; the pieces of a long one are joined up to a limit."""
+    parts: list[str] = []
+    begun = 1
     for first, lines, ends in blocks:
-        if line and ends and not parts and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
+        if ends and not parts and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
             yield FoundLines([text.strip() for text in lines], first)
             continue
         for number, text in enumerate(lines, first):
-            blank = 0 if text and not text.isspace() else blank + 1
-            if parts and (
-                (limit and blank == limit)
-                or size > MAX_DOCUMENT_CHARACTERS
-                or (line and begun < number)
-            ):
-                yield FoundDocument(_document(parts, rule), begun)
+            if parts and (begun < number or sum(map(len, parts)) > MAX_DOCUMENT_CHARACTERS):
+                yield _document(parts, begun)
                 parts = []
-                size = 0
-            if not parts:
-                begun = number
-                if line and ends:
-                    yield FoundDocument(text.strip(), number)
-                    continue
-            parts.append(text + "\n" if ends else text)
-            size += len(parts[-1])
-    yield FoundDocument(_document(parts, rule), begun)
+            begun = begun if parts else number
+            parts.append(text)
+    yield _document(parts, begun)
 
 
-def _document(parts: list[str], rule: str) -> str:
-    return "".join(parts) if rule == "file" else "".join(parts).strip()
+def _document(parts: list[str], line: int, *, whole: bool = False) -> FoundDocument:
+    text = "".join(parts)
+    return FoundDocument(text if whole else text.strip(), line)
 
 
 def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -161,13 +172,19 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
             continue
         if first and want.column not in row:
             hint = nearest(want.column, row)
-            raise MalmoiError(f"{path}:{number} has no key {want.column!r}.{hint}")
+            raise MalmoiError(
+                "{path}:{number} has no key {column!r}.{hint}",
+                path=path,
+                number=number,
+                column=want.column,
+                hint=hint,
+            )
         first = False
         if isinstance(found := row.get(want.column), str) and _is_text(found):
             url = row.get("url")
             yield FoundDocument(found, number, url if isinstance(url, str) else "")
         else:
-            want.on_bad_line(number, f"no text under {want.column!r}")
+            want.on_bad_line(number, msg("no text under {column!r}", column=want.column))
 
 
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -176,19 +193,26 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
         value = json.loads(whole_text(path, want.on_bad_line))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
-            f"{path} is not valid JSON ({error}); a file with one object per line must be named "
-            ".jsonl."
+            "{path} is not valid JSON ({error}); a file with one object per line must be "
+            "named .jsonl.",
+            path=path,
+            error=error,
         ) from error
     values = value if isinstance(value, list) else [value]
     first = next((row for row in values if isinstance(row, dict)), {})
     if first and want.column not in first:
-        raise MalmoiError(f"{path} has no key {want.column!r}.{nearest(want.column, first)}")
+        raise MalmoiError(
+            "{path} has no key {column!r}.{hint}",
+            path=path,
+            column=want.column,
+            hint=nearest(want.column, first),
+        )
     for number, row in enumerate(values, start=1):
         found = row.get(want.column) if isinstance(row, dict) else row
         if isinstance(found, str) and _is_text(found):
             yield FoundDocument(found, number)
         else:
-            named = f"no text under {want.column!r}"
+            named = msg("no text under {column!r}", column=want.column)
             why = named if isinstance(row, dict) else "neither text nor an object"
             want.on_bad_line(number, why)
 
@@ -201,7 +225,7 @@ def json_objects(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dic
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield number, f"not JSON: {error}"
+            yield number, msg("not JSON: {error}", error=error)
             continue
         yield number, row if isinstance(row, dict) else "not a JSON object"
 
@@ -214,30 +238,22 @@ def _is_text(value: str) -> bool:
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads CSV or TSV, separated and quoted as the file is, with or without a header."""
     dialect = tab_dialect(path) if ".tsv" in path.suffixes else comma_dialect(path)
-    lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
-    rows = table_reader(lines, dialect)
-    read = whole_rows(rows, path)
     column = label_name(want.column)
     unnamed = missing_header(path, dialect, [column])
-    header = unnamed or [label_name(name) for name in next(read, [])]
+    header, rows = named_cells(path, dialect, want.on_bad_line, unnamed)
     place = header.index(checked_column(f"{path}:1", column, header))
-    for row in read:
-        if len(row) == len(header):
-            yield FoundDocument(row[place], rows.line_num)
-        elif row:
-            reason = f"{len(row)} fields where the header has {len(header)}"
-            want.on_bad_line(rows.line_num, reason)
-
-
-def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
-    """Yields the rows of a table; a malformed one raises an error with its location."""
-    try:
-        yield from rows
-    except csv.Error as error:
-        raise MalmoiError(
-            f"{path}:{rows.line_num} is not a valid row ({str(error).partition(' - ')[0]}): fix "
-            "it there, or save the file with plain newlines."
-        ) from error
+    for _, last, cells in rows:
+        if len(cells) == len(header):
+            yield FoundDocument(cells[place], last)
+        else:
+            want.on_bad_line(
+                last,
+                msg(
+                    "{fields} fields where the header has {header}",
+                    fields=len(cells),
+                    header=len(header),
+                ),
+            )
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -291,14 +307,21 @@ def import_pyarrow(path: Path) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package pyarrow: pip install pyarrow.") from error
+        raise MalmoiError(
+            "{path} needs the package pyarrow: pip install pyarrow.", path=path
+        ) from error
     return pyarrow
 
 
 def checked_column(where: str | Path, column: str, names: list[str]) -> str:
     """The column, if a table with these names has it."""
     if column not in names:
-        raise MalmoiError(f"{where} has no column {column!r}.{nearest(column, names)}")
+        raise MalmoiError(
+            "{data} has no column {name!r}.{hint}",
+            data=where,
+            name=column,
+            hint=nearest(column, names),
+        )
     return column
 
 
@@ -308,7 +331,7 @@ def text_cells(cells: Iterable[Any], want: ReadOptions) -> FoundDocuments:
         if isinstance(cell, str):
             yield FoundDocument(cell, number)
         else:
-            want.on_bad_line(number, f"no text in {want.column!r}")
+            want.on_bad_line(number, msg("no text in {column!r}", column=want.column))
 
 
 FORMATS: dict[str, Callable[[Path, ReadOptions], FoundDocuments]] = {

@@ -13,6 +13,7 @@ from typing import IO
 from unicodedata import category
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.text.open_file import open_bytes, require_real_size, uncompressed_name
 
@@ -34,7 +35,7 @@ _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
 HAS_NULS = "not text: it has NUL characters"
-TOO_LONG = f"longer than {MAX_LINE_CHARACTERS:,} characters"
+TOO_LONG = msg("longer than {most:,} characters", most=MAX_LINE_CHARACTERS)
 # lines, of which None is undecodable; whether they end
 DecodedLines = tuple[list[str | None] | list[str], bool]
 
@@ -151,14 +152,20 @@ def repair(why: str, path: Path) -> str:
     """What to do about a file with such a bad line; empty if that is clear."""
     name = uncompressed_name(path)
     if why == HAS_NULS:
-        return f"Remove them, with tr -d '\\000' < {name} > clean{name.suffix} for example."
+        return msg(
+            "Remove them, with tr -d '\\000' < {name} > clean{suffix} for example.",
+            name=name,
+            suffix=name.suffix,
+        )
     if why == TOO_LONG:
-        return "Save long texts as plain text: .txt."
+        return msg("Save long texts as plain text: .txt.")
     if not why.startswith("not readable"):
         return ""
-    return (
-        "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert a file of Windows in Europe with "
-        f"iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{name.suffix} for example."
+    return msg(
+        "Malmoi reads UTF-8, UTF-16 and CP949 (EUC-KR); convert a file of Windows in "
+        "Europe with iconv -f WINDOWS-1252 -t UTF-8 {name} > utf8{suffix} for example.",
+        name=name,
+        suffix=name.suffix,
     )
 
 
@@ -166,24 +173,21 @@ def refuse_bad_lines(path: Path) -> OnBadLine:
     """Raises the error of a line that cannot be read."""
 
     def bad(number: int, why: str) -> None:
-        raise MalmoiError(f"{path}:{number}: {why}. {repair(why, path)}")
+        raise MalmoiError(
+            "{path}:{number}: {why}. {repair}",
+            path=path,
+            number=number,
+            why=msg(why),
+            repair=repair(why, path),
+        )
 
     return bad
-
-
-def decode_lines(
-    stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[int, str, bool]]:
-    """Yields (number, text, whether the line ends here); undecodable lines go to `bad`."""
-    for first, lines, end in decode_blocks(stream, encoding, bad, max_bytes=max_bytes):
-        for number, text in enumerate(lines, first):
-            yield number, text, end
 
 
 def decode_blocks(
     stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, list[str], bool]]:
-    """The same lines, many at once, with the number of the first."""
+    """Yields (number of the first, lines, whether the last ends); undecodable ones go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
     first = 1
     for lines, end in (_wide_lines if wide else _byte_lines)(stream, encoding, max_bytes):
@@ -202,7 +206,7 @@ def _readable(
 ) -> Iterator[tuple[int, str]]:
     for number, text in enumerate(lines, first):
         if text is None:
-            bad(number, f"not readable as {encoding}")
+            bad(number, msg("not readable as {encoding}", encoding=encoding))
         elif "\0" in text:
             bad(number, HAS_NULS)
         else:

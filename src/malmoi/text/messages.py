@@ -19,7 +19,7 @@ def parse_messages(given: Any) -> list[Message]:
         except ValueError:
             found = None
     if not isinstance(found, list) or not found:
-        raise UsageError(f"a conversation is a list of messages, not {given!r:.60}")
+        raise UsageError("a conversation is a list of messages, not {given!r:.60}", given=given)
     return [_message(one) for one in found]
 
 
@@ -28,5 +28,7 @@ def _message(one: Any) -> Message:
     role = values.get("role") or values.get("from")
     content = values.get("content", values.get("value"))
     if not isinstance(role, str) or not isinstance(content, str):
-        raise UsageError(f"a message needs a role and a content, both texts, not {one!r:.60}")
+        raise UsageError(
+            "a message needs a role and a content, both texts, not {one!r:.60}", one=one
+        )
     return {"role": SPEAKERS.get(role, role), "content": content}

@@ -34,9 +34,13 @@ def open_bytes(path: Path, *, decompress: bool = True) -> Iterator[IO[bytes]]:
         with _open(path) if decompress else path.open("rb") as stream:
             yield stream
     except _damages() as error:
-        raise MalmoiError(f"{path} is damaged or truncated ({error}); fetch it again.") from error
+        raise MalmoiError(
+            "{path} is damaged or truncated ({error}); fetch it again.", path=path, error=error
+        ) from error
     except OSError as error:
-        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise MalmoiError(
+            "{path} cannot be read: {strerror}.", path=path, strerror=error.strerror or error
+        ) from error
 
 
 def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
@@ -53,7 +57,10 @@ def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
         kind = uncompressed_name(path).suffix
         place = f"{path}:{count + 1}" if count else str(path)
         raise MalmoiError(
-            f"{place} is damaged, or no {kind} file ({first_line(error)}); fetch it again."
+            "{place} is damaged, or no {kind} file ({error}); fetch it again.",
+            place=place,
+            kind=kind,
+            error=first_line(error),
         ) from error
 
 
@@ -62,8 +69,10 @@ def require_real_size(path: Path, unpacked: int) -> None:
     limit = max(MIN_UNPACKED_BYTES, MAX_GROWTH * path.stat().st_size)
     if unpacked > limit:
         raise MalmoiError(
-            f"{path} unpacks to more than {limit:,} bytes, which no text of its size does: it is "
-            "damaged, or made to fill the memory."
+            "{path} unpacks to more than {limit:,} bytes, which no text of its size does: it "
+            "is damaged, or made to fill the memory.",
+            path=path,
+            limit=limit,
         )
 
 
@@ -94,7 +103,9 @@ def _zstandard(path: Path) -> IO[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package zstandard: pip install zstandard.") from error
+        raise MalmoiError(
+            "{path} needs the package zstandard: pip install zstandard.", path=path
+        ) from error
     with path.open("rb") as file:
         while file.read(1):
             file.seek(-1, io.SEEK_CUR)

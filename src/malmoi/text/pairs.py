@@ -76,8 +76,13 @@ class PairSource:
         if self.source != self.target and sources != targets:
             last = min(int(sources), int(targets))
             raise MalmoiError(
-                f"{self.source} has {int(sources):,} lines and {self.target} {int(targets):,}: "
-                f"translations are paired line by line, and line {last + 1:,} has no partner."
+                "{source} has {sources:,} lines and {target} {targets:,}: translations are "
+                "paired line by line, and line {last:,} has no partner.",
+                source=self.source,
+                sources=int(sources),
+                target=self.target,
+                targets=int(targets),
+                last=last + 1,
             )
 
 
@@ -91,18 +96,17 @@ def _lines(path: Path, want: ReadOptions) -> FoundDocuments:
 
 def _aligned(sources: FoundDocuments, targets: FoundDocuments) -> Iterator[tuple[int, str, str]]:
     """Yields line, source and target where both have a line; last (0, and both last lines)."""
-    source, target = next(sources, None), next(targets, None)
+    sides = (sources, targets)
+    heads = [next(side, None) for side in sides]
     last = [0, 0]
-    while source is not None or target is not None:
-        at = min(side[1] for side in (source, target) if side is not None)
-        if source is not None and target is not None and source[1] == target[1]:
-            yield at, source[0], target[0]
-        if source is not None and source[1] == at:
-            last[0] = at
-            source = next(sources, None)
-        if target is not None and target[1] == at:
-            last[1] = at
-            target = next(targets, None)
+    while at := min((head.line for head in heads if head is not None), default=0):
+        texts = [head.text for head in heads if head is not None and head.line == at]
+        if len(texts) == 2:
+            yield at, texts[0], texts[1]
+        for i, head in enumerate(heads):
+            if head is not None and head.line == at:
+                last[i] = at
+                heads[i] = next(sides[i], None)
     yield 0, str(last[0]), str(last[1])
 
 
@@ -122,8 +126,9 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             alone.append(path)
     if len(alone) % 2:
         raise UsageError(
-            f"{alone[-1]} has no partner: give two files with the same number of lines, source "
-            "and target, or a table (.tsv, .csv, .jsonl) with a column for each."
+            "{alone} has no partner: give two files with the same number of lines, source and "
+            "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
+            alone=alone[-1],
         )
     found += [
         PairSource(first, second, columns)

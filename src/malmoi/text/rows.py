@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.system.language import plural
+from malmoi.messages import msg, plural
 from malmoi.system.untrusted import parse
 from malmoi.text.column_names import label_name
 from malmoi.text.dialect import (
@@ -19,10 +19,10 @@ from malmoi.text.dialect import (
     UnquotedTabs,
     comma_dialect,
     missing_header,
+    named_cells,
     tab_dialect,
-    table_reader,
 )
-from malmoi.text.formats import json_objects, parquet_batches, parquet_file, whole_rows
+from malmoi.text.formats import json_objects, parquet_batches, parquet_file
 from malmoi.text.lines import read_lines, refuse_bad_lines, whole_text
 from malmoi.text.open_file import COMPRESSED, require_real_size, uncompressed_name, whole_items
 
@@ -41,8 +41,8 @@ RowSource: TypeAlias = Files | Sequence[Mapping[str, Any]] | TableLike
 class BadRow(Exception):
     """A row that cannot be used: its place and the reason."""
 
-    def __init__(self, place: str, why: str) -> None:
-        super().__init__(f"{place}: {why}")
+    def __init__(self, place: str, why: str, /, **values: object) -> None:
+        super().__init__(msg("{place}: {why}", place=place, why=msg(why, **values)))
         self.place = place
 
 
@@ -50,8 +50,10 @@ class NoColumn(BadRow):
     """A missing column: for the first row a wrong column name, later a bad row."""
 
     def __init__(self, place: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(place, f"there is no column {name!r}")
-        self.sentence = f"{place} has no column {name!r}.{nearest(name, known)}"
+        super().__init__(place, "there is no column {name!r}", name=name)
+        self.sentence = msg(
+            "{data} has no column {name!r}.{hint}", data=place, name=name, hint=nearest(name, known)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class DataRow:
     def text(self, name: str) -> str:
         value = self[name]
         if not isinstance(value, str):
-            raise BadRow(self.place, f"{name!r} must hold text, not {value!r:.40}")
+            raise BadRow(
+                self.place, "{name!r} must hold text, not {value!r:.40}", name=name, value=value
+            )
         return value
 
     def label(self, *names: str) -> str | None:
@@ -84,12 +88,14 @@ class DataRow:
             return None
         value = self[name]
         if value is None or str(value).strip() == "":
-            raise BadRow(self.place, f"the label in {name!r} is missing")
+            raise BadRow(self.place, "the label in {name!r} is missing", name=name)
         if isinstance(as_list(value), list | dict):
             raise BadRow(
                 self.place,
-                f"{name!r} holds {value!r:.40}, but this task has one label per row; for several "
-                "use the kind multilabel",
+                "{name!r} holds {value!r:.40}, but this task has one label per row; for "
+                "several use the kind multilabel",
+                name=name,
+                value=value,
             )
         return label_name(value)
 
@@ -102,13 +108,17 @@ class DataRow:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadRow(self.place, f"{name!r} must be a number, not {found!r:.40}")
+            raise BadRow(
+                self.place, "{name!r} must be a number, not {found!r:.40}", name=name, found=found
+            )
         return value
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
         if value is not None and value != int(value):
-            raise BadRow(self.place, f"{name!r} must be a whole number, not {value:g}")
+            raise BadRow(
+                self.place, "{name!r} must be a whole number, not {value:g}", name=name, value=value
+            )
         return None if value is None else int(value)
 
 
@@ -133,33 +143,31 @@ def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
-    reader = table_reader((text + "\n" for _, text in text_lines(path)), dialect)
-    rows = whole_rows(reader, path)
-    names = list(header) if header is not None else [label_name(name) for name in next(rows, [])]
+    names, rows = named_cells(path, dialect, refuse_bad_lines(path), header)
     _check_header(f"{path}:1", names)
-    before = reader.line_num
-    for values in rows:
-        # a quoted field may span lines
-        place = f"{path}:{before + 1}"
-        several = reader.line_num - before > 1
-        before = reader.line_num
-        if len(values) != len(names) and values:
-            fields = plural(len(values), "field")
-            why = f"{fields} where there should be {len(names)}"
-            if several:
-                why = (
-                    f"{fields} where there should be {len(names)} (a quote that opens here "
-                    f"continues to line {before})"
-                )
-            yield BrokenRow({}, place, why)
-        elif values:
-            yield DataRow(dict(zip(names, values, strict=True)), place)
+    for line, last, values in rows:  # a quoted field may span lines
+        if len(values) == len(names):
+            yield DataRow(dict(zip(names, values, strict=True)), f"{path}:{line}")
+            continue
+        fields = plural(len(values), "field")
+        why = msg("{fields} where there should be {names}", fields=fields, names=len(names))
+        if last > line:
+            why = msg(
+                "{fields} where there should be {names} (a quote that opens here "
+                "continues to line {before})",
+                fields=fields,
+                names=len(names),
+                before=last,
+            )
+        yield BrokenRow({}, f"{path}:{line}", why)
 
 
 def _check_header(where: str, names: Sequence[str]) -> None:
     for name, count in Counter(filter(None, names)).items():
         if count > 1:
-            raise MalmoiError(f"{where} has two columns {name!r}; rename one of them.")
+            raise MalmoiError(
+                "{where} has two columns {name!r}; rename one of them.", where=where, name=name
+            )
 
 
 @dataclass(frozen=True)
@@ -203,7 +211,7 @@ def json_array_rows(path: Path) -> Iterator[DataRow]:
     """Yields the objects of a file that is one JSON array; rows are numbered from 1."""
     values = json_value(path)
     if not isinstance(values, list):
-        raise MalmoiError(f"{path} must hold a JSON array.")
+        raise MalmoiError("{path} must hold a JSON array.", path=path)
     for number, value in enumerate(values, start=1):
         yield _object_row(value if isinstance(value, dict) else None, f"{path}:{number}")
 
@@ -222,7 +230,9 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
     try:
         from openpyxl import load_workbook
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package openpyxl: pip install openpyxl.") from error
+        raise MalmoiError(
+            "{path} needs the package openpyxl: pip install openpyxl.", path=path
+        ) from error
     with zipfile.ZipFile(path) as parts:
         require_real_size(path, sum(part.file_size for part in parts.infolist()))
     book = load_workbook(path, read_only=True, data_only=True)
@@ -250,7 +260,11 @@ def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
     if not has_rows(path):
         kinds = f"{' '.join(ROW_FORMATS)}, also {' '.join(COMPRESSED)}"
-        raise UsageError(f"{path} has an unknown format: its name should end in one of {kinds}.")
+        raise UsageError(
+            "{path} has an unknown format: its name should end in one of {kinds}.",
+            path=path,
+            kinds=kinds,
+        )
     return whole_items(path, _read_rows(path, named))
 
 
@@ -285,7 +299,7 @@ def rows_of(data: RowSource, named: Iterable[str] = ()) -> Iterator[DataRow]:
             yield from any_rows(path, named)
         return
     for number, values in enumerate(records_of(data), start=1):
-        yield DataRow(values, f"row {number}")
+        yield DataRow(values, msg("row {number}", number=number))
 
 
 def file_list(data: RowSource) -> list[Path]:
@@ -294,7 +308,7 @@ def file_list(data: RowSource) -> list[Path]:
 
 def source_name(data: RowSource) -> str:
     """The data as an error message names it."""
-    return (is_files(data) and ", ".join(map(str, file_list(data)))) or "the data"
+    return (is_files(data) and ", ".join(map(str, file_list(data)))) or msg("the data")
 
 
 def records_of(table: Any) -> list[dict[str, Any]]:
@@ -303,21 +317,22 @@ def records_of(table: Any) -> list[dict[str, Any]]:
     Numbers that a `datasets.Dataset` has names for (a `ClassLabel`) become these names.
     """
     if hasattr(table, "columns"):
-        _check_header("The table", list(map(str, table.columns)))
-    for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
-        if hasattr(table, "columns") and hasattr(table, method):
-            table = getattr(table, method)(*how)
-            break
+        _check_header(msg("The table"), list(map(str, table.columns)))
+        if hasattr(table, "to_dicts"):  # polars
+            table = table.to_dicts()
+        elif hasattr(table, "to_dict"):  # pandas
+            table = table.to_dict("records")
     if isinstance(table, Mapping):
         raise UsageError(
-            f"Rows are a list of dicts or a table, not one {type(table).__name__} (with "
-            f"{', '.join(map(str, table))}); a DatasetDict has its rows in its splits: "
-            "data['train']."
+            "Rows are a list of dicts or a table, not one {type} (with {table}); a "
+            "DatasetDict has its rows in its splits: data['train'].",
+            type=type(table).__name__,
+            table=", ".join(map(str, table)),
         )
     found = []
     for row in table:
         if not isinstance(row, Mapping):
-            raise UsageError(f"A row is a dict of its columns, not {row!r:.40}.")
+            raise UsageError("A row is a dict of its columns, not {row!r:.40}.", row=row)
         found.append({str(name): _plain_value(value) for name, value in row.items()})
     features = getattr(table, "features", None) or {}
     names = {name: one.int2str for name, one in features.items() if hasattr(one, "int2str")}

@@ -117,5 +117,7 @@ def sentence_splitter(name: str) -> Callable[[str], list[str]]:
     """Returns the splitter of this name: "rules" or "kiwi"."""
     if name not in ("rules", "kiwi"):
         hint = nearest(name, ("rules", "kiwi"))
-        raise UsageError(f"There is no method to split sentences called {name!r}.{hint}")
+        raise UsageError(
+            "There is no method to split sentences called {name!r}.{hint}", name=name, hint=hint
+        )
     return split_sentences if name == "rules" else KiwiSplitter()

@@ -164,7 +164,7 @@ class HubDataset:
             import datasets
         except ImportError as error:
             raise MalmoiError(
-                f"{name} needs the package datasets: pip install datasets."
+                "{name} needs the package datasets: pip install datasets.", name=name
             ) from error
         dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
         try:
@@ -172,7 +172,7 @@ class HubDataset:
         # the hub raises many kinds of errors; all mean that the data set is unavailable
         except Exception as error:
             raise MalmoiError(
-                f"The data set {name} cannot be loaded: {first_line(error)}"
+                "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
             ) from error
 
     @property
@@ -193,11 +193,15 @@ def resolve_source(given: str) -> list[TextSource]:
         return [StandardInput()]
     if given.startswith("builtin:"):
         if given not in BUILT_IN:
-            raise UsageError(f"There is no built-in corpus {given!r}.{nearest(given, BUILT_IN)}")
+            raise UsageError(
+                "There is no built-in corpus {given!r}.{hint}",
+                given=given,
+                hint=nearest(given, BUILT_IN),
+            )
         return [BUILT_IN[given]()]
     if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
         return [HubDataset(given)]
-    return list(_on_disk(given.removeprefix("hf:")))
+    return [*_on_disk(given.removeprefix("hf:"))]
 
 
 def _is_saved(folder: Path) -> bool:
@@ -205,36 +209,46 @@ def _is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _on_disk(given: str) -> Iterator[FileSource]:
-    path = Path(given).expanduser()
+def _on_disk(given: str) -> list[FileSource]:
+    path = _as_spelt(Path(given).expanduser())
     if path.is_dir():
         found = _in_folder(path)
         if not found:
-            raise MalmoiError(f"The folder {path} has no file in a known format ({_known()}).")
-        yield from found
-    elif path.exists():
-        yield _file(path)
-    elif any(sign in given for sign in "*?["):
-        matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-        found = [_file(match) for match in sorted(matches) if match.is_file()]
-        if not found:
-            raise MalmoiError(f"No file matches {given!r}.")
-        yield from found
-    else:
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        composed = unicodedata.normalize("NFC", path.name)
-        same = [name for name in beside if unicodedata.normalize("NFC", name) == composed]
-        if same:  # a name that macOS decomposed
-            yield from _on_disk(str(path.with_name(same[0])))
-            return
+            raise MalmoiError(
+                "The folder {path} has no file in a known format ({known}).",
+                path=path,
+                known=_known(),
+            )
+        return found
+    if path.exists() or not any(sign in given for sign in "*?["):
         require_path(path)
+        return [_file(path)]
+    matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+    found = [_file(match) for match in sorted(matches) if match.is_file()]
+    if not found:
+        raise MalmoiError("No file matches {given!r}.", given=given)
+    return found
+
+
+def _as_spelt(path: Path) -> Path:
+    """The path with the name that its folder has, which macOS may have decomposed."""
+    if path.exists() or not path.parent.is_dir():
+        return path
+    composed = unicodedata.normalize("NFC", path.name)
+    names = (other.name for other in path.parent.iterdir())
+    same = (name for name in names if unicodedata.normalize("NFC", name) == composed)
+    return path.with_name(next(same, path.name))
 
 
 def _file(path: Path) -> FileSource:
     """An explicitly named file: of a known format, or without suffix, which means plain text."""
     kind = format_of(path)
     if kind is None and path.suffix:
-        raise UsageError(f"{path} has an unknown format: its name should end in one of {_known()}.")
+        raise UsageError(
+            "{path} has an unknown format: its name should end in one of {kinds}.",
+            path=path,
+            kinds=_known(),
+        )
     return FileSource(path, kind or ".txt")
 
 
@@ -256,13 +270,11 @@ def _in_folder(folder: Path) -> list[FileSource]:
     if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
         folder = folder / "train"
     if (folder / "state.json").is_file():
-        entries = read_object(folder / "state.json").list_of("_data_files", dict, default=[])
-        names = [
-            JsonObject(entry, str(folder / "state.json")).text("filename") for entry in entries
-        ]
+        state = folder / "state.json"
+        entries = read_object(state).list_of("_data_files", dict, default=[])
+        names = (JsonObject(entry, str(state)).text("filename") for entry in entries)
         return [FileSource(folder / name, ".arrow") for name in names]
-    paths = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
-    )
-    found = [FileSource(path, kind) for path in paths if (kind := format_of(path))]
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    shown = (path for path in paths if not path.name.startswith("."))
+    found = [FileSource(path, kind) for path in shown if (kind := format_of(path))]
     return [file for file in found if file.kind != ".json"] or found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from malmoi.messages import msg
 from malmoi.text.lines import OnBadLine
 from malmoi.text.open_file import open_bytes
 
@@ -74,7 +75,10 @@ def _members(stream: IO[bytes], damages: list[Damage]) -> Iterator[bytes]:
                 given += len(piece)
                 yield piece
         except zlib.error as error:
-            damages.append((given, f"the gzip member at byte {begin:,} is damaged ({error})"))
+            why = msg(
+                "the gzip member at byte {begin:,} is damaged ({error})", begin=begin, error=error
+            )
+            damages.append((given, why))
             if not _seek_member(stream, begin + 1):
                 return
             rest = b""
@@ -146,7 +150,7 @@ class _Records:
         if not (length.isascii() and length.isdigit()):
             raise _BadRecord("its Content-Length is missing")
         if len(length) > 18 or int(length) > MAX_RECORD_BYTES:
-            raise _BadRecord(f"its Content-Length is {length}")
+            raise _BadRecord(msg("its Content-Length is {length}", length=length))
         end = header + int(length)
         if not self._fill(end) or self._is_cut(end) or not self._ends_at(end):
             raise _BadRecord("its Content-Length is wrong")

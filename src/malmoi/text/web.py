@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import decode_sample
 from malmoi.text.open_file import open_bytes
@@ -25,7 +26,7 @@ def read_html(path: Path, want: ReadOptions) -> FoundDocuments:
     with open_bytes(path) as stream:
         page = stream.read(MAX_RECORD_BYTES + 1)
     if len(page) > MAX_RECORD_BYTES:
-        want.on_bad_line(1, f"longer than {MAX_RECORD_BYTES:,} bytes")
+        want.on_bad_line(1, msg("longer than {most:,} bytes", most=MAX_RECORD_BYTES))
     else:
         yield FoundDocument("", 1, page=page)
 
@@ -64,7 +65,9 @@ def _trafilatura(name: str) -> Any:
         import trafilatura
     except ImportError as error:
         raise MalmoiError(
-            f"{name} needs two packages ({error}): pip install trafilatura lxml_html_clean."
+            "{name} needs two packages ({error}): pip install trafilatura lxml_html_clean.",
+            name=name,
+            error=error,
         ) from error
     # a page without text is reported by its place, not by trafilatura's own log
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -91,7 +94,7 @@ def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
     try:
         return kind, _unpacked(body, headers)
     except (ValueError, zlib.error) as error:
-        want.on_bad_line(record.number, f"the page cannot be unpacked: {error}")
+        want.on_bad_line(record.number, msg("the page cannot be unpacked: {error}", error=error))
         return None
 
 
@@ -107,7 +110,7 @@ def _unpacked(body: bytes, headers: dict[str, str]) -> bytes:
     if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
         return _inflated(body, 31)
     if coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
-        raise ValueError(f"its Content-Encoding is {coding}")
+        raise ValueError(msg("its Content-Encoding is {coding}", coding=coding))
     if coding == "deflate" and not body.lstrip().startswith(b"<"):
         return _inflated(body, 15 if body.startswith(b"\x78") else -15)
     return body

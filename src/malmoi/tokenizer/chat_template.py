@@ -60,7 +60,9 @@ def template_of(tokenizer: Tokenizer) -> str | None:
     if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
         raise MalmoiError(
             "The chat template that came with the tokenizer must be a text of at most "
-            f"{MAX_TEMPLATE_CHARACTERS:,} characters, not {shown(found)}."
+            "{most:,} characters, not {found}.",
+            most=MAX_TEMPLATE_CHARACTERS,
+            found=shown(found),
         )
     return found
 
@@ -104,9 +106,11 @@ def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str
     except Refused as error:
         if error.line is not None:
             raise MalmoiError(
-                f"The chat template is invalid: {error} (line {error.line})."
+                "The chat template is invalid: {error} (line {line}).", error=error, line=error.line
             ) from None
-        raise UsageError(f"The chat template rejects these messages: {error}.") from None
+        raise UsageError(
+            "The chat template rejects these messages: {error}.", error=error
+        ) from None
 
 
 def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:
@@ -143,12 +147,16 @@ def checked(messages: Messages) -> list[dict[str, Any]]:
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UsageError(
-                f'Message {at} has no role; write {{"role": "user", "content": …}}, not '
-                f"{message!r:.60}."
+                'Message {at} has no role; write {{"role": "user", "content": …}}, not '
+                "{message!r:.60}.",
+                at=at,
+                message=message,
             )
         if not isinstance(message.get("content"), str | list | None):
             raise UsageError(
-                f"The content of message {at} must be a text, not {message['content']!r:.60}."
+                "The content of message {at} must be a text, not {content!r:.60}.",
+                at=at,
+                content=message["content"],
             )
     plain: list[dict[str, Any]] = _plain([dict(message) for message in messages])
     return plain
@@ -159,4 +167,6 @@ def _plain(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"A message must be plain data, as in JSON: {error}.") from None
+        raise UsageError(
+            "A message must be plain data, as in JSON: {error}.", error=error
+        ) from None

@@ -6,6 +6,7 @@ from operator import index
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -28,18 +29,23 @@ def panics_explained(sentence: str) -> Iterator[None]:
         if not is_refusal(error):
             raise
         reason = str(error).strip().partition("\n")[0][:200]
-        raise MalmoiError(f"{sentence}: {reason}.") from None
+        raise MalmoiError("{where}: {wrong}.", where=msg(sentence), wrong=reason) from None
 
 
 def check_texts(texts: Any, name: str) -> None:
     """Refuses anything but a list of str: the Rust library would take tuples for pairs."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
+        raise UsageError(
+            "{name} must be a list of str, not {type}.", name=name, type=type(texts).__name__
+        )
     for at, text in enumerate(texts):
         if not isinstance(text, str):
             raise UsageError(
-                f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: "
-                f"{text!r:.60}."
+                "Only str can be encoded; item {at} of {name} is {type}: {text!r:.60}.",
+                at=at,
+                name=name,
+                type=type(text).__name__,
+                text=text,
             )
 
 
@@ -50,7 +56,7 @@ def integers(ids: Any) -> list[int]:
         return [index(value) for value in values]
     except TypeError:
         raise UsageError(
-            f"Token ids must be integers; these cannot be decoded: {ids!r:.80}."
+            "Token ids must be integers; these cannot be decoded: {ids!r:.80}.", ids=ids
         ) from None
 
 
@@ -67,9 +73,11 @@ def encoding_explained(texts: Iterable[str], pairs: Iterable[str] = ()) -> Itera
                 text.encode()
             except UnicodeEncodeError as where:
                 raise MalmoiError(
-                    f"Text {at} is not valid Unicode: a lone surrogate "
-                    f"U+{ord(text[where.start]):04X} at character {where.start}. Read the file "
-                    "with the right encoding, or replace it: text.encode('utf-8', "
-                    "'replace').decode()."
+                    "Text {at} is not valid Unicode: a lone surrogate U+{ord:04X} at "
+                    "character {start}. Read the file with the right encoding, or replace it: "
+                    "text.encode('utf-8', 'replace').decode().",
+                    at=at,
+                    ord=ord(text[where.start]),
+                    start=where.start,
                 ) from None
-        raise MalmoiError(f"The text could not be encoded: {error}.") from None
+        raise MalmoiError("The text could not be encoded: {error}.", error=error) from None

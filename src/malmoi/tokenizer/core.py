@@ -7,19 +7,19 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product, repeat
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.html import fact_table
+from malmoi.messages import msg
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import collection_paused
-from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer import control, hf_files, pipeline
 from malmoi.tokenizer.call import (
     TENSORS,
     ArrayRows,
@@ -28,14 +28,18 @@ from malmoi.tokenizer.call import (
     TensorRows,
     as_arrays,
     as_tensors,
-    call_rows,
+    limit_of,
+    padded,
+    padded_width,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
-from malmoi.tokenizer.marian import MarianPieces
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
@@ -96,7 +100,7 @@ class Tokenizer:
         self,
         rust: Rust,
         settings: dict[str, Any] | None = None,
-        pieces: MarianPieces | None = None,
+        pieces: "MarianPieces | None" = None,
         where: str = "given here",
     ) -> None:
         """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
@@ -104,7 +108,7 @@ class Tokenizer:
         `where` names it in errors.
         """
         self._where = where
-        with panics_explained(f"The tokenizer {where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=where)):
             rust.no_truncation()
             rust.no_padding()
             state = pipeline.parse_pipeline(rust)
@@ -116,8 +120,11 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
-                f"The tokenizer {where} puts the token {max(frame):,} around a text, but its "
-                f"vocabulary ends at {self.vocab_size - 1:,}; its post_processor is damaged."
+                "The tokenizer {where} puts the token {frame:,} around a text, but its "
+                "vocabulary ends at {vocab_size:,}; its post_processor is damaged.",
+                where=where,
+                frame=max(frame),
+                vocab_size=self.vocab_size - 1,
             )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
@@ -249,10 +256,7 @@ class Tokenizer:
         """Encodes one or two texts given in parts, with control tokens under secret names."""
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
-        given = [
-            [part if isinstance(part, str) else self._secret(part) for part in parts]
-            for parts in sequences
-        ]
+        given = [_spelt(parts, self._secret) for parts in sequences]
         if self._pieces is not None:
             raise UsageError("A translation model's tokenizer encodes whole texts only.")
         # control tokens between parts keep their secret names: those have no Hangul to mark
@@ -262,10 +266,7 @@ class Tokenizer:
             one = self._secretive.encode(first, second, add_special_tokens=specials)
         marked = (first, second or "")
         encoding = self._encoding(one, self._offsets(one, marked, marked, None), None)
-        shown = shown or [
-            [part if isinstance(part, str) else self.token(part) for part in parts]
-            for parts in sequences
-        ]
+        shown = shown or [_spelt(parts, self.token) for parts in sequences]
         places = [moved_offsets(*both) for both in zip(given, shown, strict=True)]
         offsets = [
             offset if which is None else (places[which](offset[0]), places[which](offset[1]))
@@ -382,9 +383,11 @@ class Tokenizer:
 
     def save(self, folder: str | Path, *, segments: bool = True) -> None:
         """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
+        from malmoi.tokenizer.save import write_tokenizer
+
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
-        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
+        write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
 
     def fingerprint(self) -> str:
         """A sha256 of everything that decides the ids."""
@@ -456,21 +459,56 @@ class Tokenizer:
             True
         """
         if return_tensors not in TENSORS:
-            raise UsageError(f"return_tensors is 'pt' or 'np', not {return_tensors!r}.")
+            raise UsageError(
+                "return_tensors is 'pt' or 'np', not {tensors!r}.", tensors=return_tensors
+            )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
-        rows = call_rows(self, texts, pairs, options)
+        rows = self._call_rows(texts, pairs, options)
         if return_tensors == "pt":
             return as_tensors(rows)
         if return_tensors == "np":
             return as_arrays(rows)
         return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
 
+    def _call_rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
+    ) -> Rows:
+        limit = limit_of(options, self.model_max_length)
+        encodings = self.encode_batch(
+            texts,
+            pairs,
+            max_tokens=limit if options.get("truncation") else None,
+            specials=options.get("add_special_tokens", True),
+            parse_special=True,
+        )
+        rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
+        if self.has_segments:
+            rows["token_type_ids"] = [list(one.segments) for one in encodings]
+        rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
+        padding = options.get("padding", False)
+        if not padding:
+            return rows
+        width = padded_width(map(len, rows["input_ids"]), limit, padding)
+        left = self.settings.get("padding_side") == "left"
+        return padded(rows, self.specials.pad, width, left=left)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a model of this tokenizer reads token_type_ids."""
+        names = self.settings.get("model_input_names")
+        if names is not None:
+            return "token_type_ids" in names
+        plain = str(self.settings.get("tokenizer_class", "")).startswith("DistilBert")
+        return self.kind == "wordpiece" and not plain
+
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
     def _repr_html_(self) -> str:
         """What it is as a small table, for notebooks."""
+        from malmoi.system.html import fact_table
+
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
         facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]
@@ -498,7 +536,7 @@ class Tokenizer:
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             if control.is_reachable(state, self.control_tokens):
                 return self._secretive
         self._rust.encode_special_tokens = True
@@ -507,7 +545,7 @@ class Tokenizer:
     @cached_property
     def _parsing(self) -> Rust:
         """The encoder that finds control tokens by name."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             return Rust.from_str(self._rust.to_str())
 
     @cached_property
@@ -517,13 +555,15 @@ class Tokenizer:
     @cached_property
     def _secretive(self) -> Rust:
         """The encoder that finds control tokens by their secret names only."""
-        with panics_explained(f"The tokenizer {self._where} cannot be used"):
+        with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
             return control.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:
         name = self.token(id)
         if name not in self._secrets:
-            raise UsageError(f"Token {id} ({name!r}) is not a control token: write it as text.")
+            raise UsageError(
+                "Token {id} ({name!r}) is not a control token: write it as text.", id=id, name=name
+            )
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
@@ -533,17 +573,25 @@ class Tokenizer:
             check_texts(pairs, "pairs")
             if len(pairs) != len(texts):
                 raise UsageError(
-                    f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each "
-                    "text."
+                    "There are {texts} texts but {pairs} pairs; give one pair for each text.",
+                    texts=len(texts),
+                    pairs=len(pairs),
                 )
         if max_tokens is None:
             return
         needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
         if max_tokens < max(needed, 1):
             raise UsageError(
-                f"max_tokens={max_tokens} leaves no room: the special tokens alone take {needed}."
+                msg(
+                    "max_tokens={most} leaves no room: the special tokens alone take {needed}.",
+                    most=max_tokens,
+                    needed=needed,
+                )
                 if needed
-                else f"max_tokens={max_tokens} leaves no room for any token; give at least 1."
+                else msg(
+                    "max_tokens={most} leaves no room for any token; give at least 1.",
+                    most=max_tokens,
+                )
             )
 
     def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:
@@ -579,21 +627,27 @@ class Tokenizer:
             pieces = [iter(self._pieces.places(text, names)) for text in given]
             return [(0, 0) if i is None else next(pieces[i]) for i in one.sequence_ids]
         found: Offsets = one.offsets
-        corrections: list[Callable[[str, Offsets], Offsets]] = []
-        if self._composes and not all(unicodedata.is_normalized("NFC", text) for text in texts):
-            corrections.append(widened)
-        if self.morphemes:
-            corrections.append(without_marks)
-        for correct, (which, text) in product(corrections, enumerate(texts)):
+        for which, text in enumerate(texts):
             places = [at for at, sequence in enumerate(one.sequence_ids) if sequence == which]
-            for at, place in zip(places, correct(text, [found[at] for at in places]), strict=True):
+            here = [found[at] for at in places]
+            if self._composes and not unicodedata.is_normalized("NFC", text):
+                here = widened(text, here)
+            if self.morphemes:
+                here = without_marks(text, here)
+            for at, place in zip(places, here, strict=True):
                 found[at] = place
         return found
 
     def _no_such(self, id: int) -> UsageError:
         return UsageError(
-            f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}."
+            "There is no token with id {id}: the vocabulary has ids 0 to {vocab_size}.",
+            id=id,
+            vocab_size=self.vocab_size - 1,
         )
+
+
+def _spelt(parts: Sequence[str | int], name: Callable[[int], str]) -> list[str]:
+    return [part if isinstance(part, str) else name(part) for part in parts]
 
 
 def _row(one: Any, max_tokens: int | None) -> TokenRow:

@@ -41,19 +41,10 @@ class ExtendedTokenizer:
 def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
     """Adds up to `add` tokens that make this text shorter."""
     if add < 1:
-        raise UsageError(f"add={add}: give the number of tokens to add, 1 or more.")
+        raise UsageError("add={add}: give the number of tokens to add, 1 or more.", add=add)
     state = pipeline.parse_pipeline(old._rust)
     kind = state["model"]["type"]
-    bare = state["pre_tokenizer"] is None
-    if kind not in ("BPE", "WordPiece", "Unigram") or bare or old.kind == "char":
-        raise UsageError(
-            "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
-            "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
-        )
-    if old.morphemes:
-        raise UsageError(
-            "This tokenizer cannot be extended: its words are morphemes. Train a new one instead."
-        )
+    _check_extensible(old, state)
     words = _words(old._rust, state, texts)
     characters = _unknown_characters(words, state, add) if kind == "WordPiece" else []
     known = old.vocab()
@@ -62,26 +53,48 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     tokens, merges = _first_tokens(merges, characters, known, add)
     if not tokens:
         raise MalmoiError("No token was added: the text has no pair of pieces that occurs twice.")
-    size = old.vocab_size
-    ids = {token: size + i for i, token in enumerate(tokens)}
-    model = state["model"]
-    if kind == "Unigram":
-        _extend_unigram(model, [merge for merge in merges if merge.token in ids], size)
-    else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
-        model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
-    if kind == "BPE":
-        listed = [[merge.left, merge.right] for merge in merges]
-        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
-    made: dict[str, tuple[str, ...]] = dict.fromkeys(characters, ())
-    for merge in merges:
-        parts = (made.get(part, (part,)) for part in (merge.left, merge.right))
-        made.setdefault(merge.token, tuple(piece for some in parts for piece in some))
-    found = {
-        ids[token]: tuple(known[piece] for piece in made[token] if piece in known)
-        for token in tokens
+    ids = {token: old.vocab_size + i for i, token in enumerate(tokens)}
+    _extend_model(state, merges, ids)
+    made = _spelt(characters, merges)
+    pieces = {
+        id: tuple(known[piece] for piece in made[token] if piece in known)
+        for token, id in ids.items()
     }
     rust = Rust.from_str(json.dumps(state))
-    return ExtendedTokenizer(Tokenizer(rust, old.settings), found)
+    return ExtendedTokenizer(Tokenizer(rust, old.settings), pieces)
+
+
+def _extend_model(state: pipeline.State, merges: list["Merge"], ids: dict[str, int]) -> None:
+    model = state["model"]
+    if model["type"] == "Unigram":
+        _extend_unigram(model, [merge for merge in merges if merge.token in ids], min(ids.values()))
+    else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
+        model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
+    if model["type"] == "BPE":
+        listed = [[merge.left, merge.right] for merge in merges]
+        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
+
+
+def _check_extensible(old: Tokenizer, state: pipeline.State) -> None:
+    known = state["model"]["type"] in ("BPE", "WordPiece", "Unigram")
+    if not known or state["pre_tokenizer"] is None or old.kind == "char":
+        raise UsageError(
+            "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
+            "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
+        )
+    if old.morphemes:
+        raise UsageError(
+            "This tokenizer cannot be extended: its words are morphemes. Train a new one instead."
+        )
+
+
+def _spelt(characters: Iterable[str], merges: Iterable["Merge"]) -> dict[str, tuple[str, ...]]:
+    """The pieces that each token is merged from; none for a character."""
+    made: dict[str, tuple[str, ...]] = dict.fromkeys(characters, ())
+    for merge in merges:
+        left, right = (made.get(part, (part,)) for part in (merge.left, merge.right))
+        made.setdefault(merge.token, left + right)
+    return made
 
 
 def _first_tokens(

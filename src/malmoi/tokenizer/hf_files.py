@@ -1,36 +1,41 @@
 """Reading tokenizer files; errors name the file and the line."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
-from malmoi.tokenizer import pipeline, sentencepiece_model
+from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
+    BERT_SETTINGS,
     Settings,
     class_name,
     read_settings,
     register,
     special_token_settings,
 )
-from malmoi.tokenizer.marian import FILES, MarianPieces
 from malmoi.tokenizer.pipeline import (
     ALBERT_SPECIALS,
     BERT_SPECIALS,
     GPT1_SPECIALS,
     GPT2_SPECIALS,
     LLAMA_SPECIALS,
+    MARIAN_FILES,
     MARIAN_SPECIALS,
     ROBERTA_SPECIALS,
     SPECIAL_ROLES,
     Merges,
     Vocab,
 )
-from malmoi.tokenizer.sentencepiece_model import add_own_tokens, read_sentencepiece
 from malmoi.tokenizer.verify import check_ids, check_state
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
 WORDPIECE_CLASSES = {
@@ -39,18 +44,14 @@ WORDPIECE_CLASSES = {
     "ElectraTokenizer",
     "MobileBertTokenizer",
 }
-BERT_SETTINGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-# how a class of transformers reads a SentencePiece model, and its special tokens
+# how a class of transformers reads a SentencePiece model: a function of sentencepiece_model.py,
+# and its special tokens
 SENTENCEPIECE_CLASSES = {
-    "XLMRobertaTokenizer": (sentencepiece_model.xlm_roberta, ROBERTA_SPECIALS),
-    "AlbertTokenizer": (sentencepiece_model.albert, ALBERT_SPECIALS),
-    "LlamaTokenizer": (sentencepiece_model.llama, LLAMA_SPECIALS),
+    "XLMRobertaTokenizer": ("xlm_roberta", ROBERTA_SPECIALS),
+    "AlbertTokenizer": ("albert", ALBERT_SPECIALS),
+    "LlamaTokenizer": ("llama", LLAMA_SPECIALS),
 }
 MODEL_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -60,10 +61,10 @@ MODEL_CLASSES = {
 }
 
 
-def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
+def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, "MarianPieces | None", str]:
     """The tokenizer of a folder or file: all that `Tokenizer` takes."""
     if not path.exists():
-        raise MalmoiError(f"There is no tokenizer at {path}: no such file or folder.")
+        raise MalmoiError("There is no tokenizer at {path}: no such file or folder.", path=path)
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
     pieces = None
@@ -72,7 +73,10 @@ def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | Non
     else:
         rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
     with panics_explained(
-        f"The special tokens that {folder / 'tokenizer_config.json'} names cannot be added"
+        msg(
+            "The special tokens that {folder} names cannot be added",
+            folder=folder / "tokenizer_config.json",
+        )
     ):
         register(rust, settings)
     return rust, settings, pieces, str(path)
@@ -96,9 +100,11 @@ def _read_folder(folder: Path, settings: Settings) -> Rust:
         if (folder / name).exists():
             return read_sentencepiece_file(folder / name, settings)
     raise MalmoiError(
-        f"There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or vocab.json "
-        f"and merges.txt, or a SentencePiece model ({', '.join(SENTENCEPIECE_FILES)}, or "
-        "source.spm and target.spm with vocab.json)."
+        "There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or "
+        "vocab.json and merges.txt, or a SentencePiece model ({files}, or source.spm and "
+        "target.spm with vocab.json).",
+        folder=folder,
+        files=", ".join(SENTENCEPIECE_FILES),
     )
 
 
@@ -124,12 +130,12 @@ def parse_rust(text: str, where: str) -> Rust:
     """A tokenizer from the text of a tokenizer.json; `where` names it in errors."""
     state = parse_object(text, where)
     if not isinstance(state.get("model"), dict):
-        raise MalmoiError(f"{where} is not a tokenizer.json: it has no 'model' part.")
+        raise MalmoiError("{where} is not a tokenizer.json: it has no 'model' part.", where=where)
     check_state(state)
-    with panics_explained(f"{where} is not a tokenizer.json that can be used"):
+    with panics_explained(msg("{where} is not a tokenizer.json that can be used", where=where)):
         rust = Rust.from_str(text)
     if rust.get_vocab_size() == 0:
-        raise MalmoiError(f"{where} has an empty vocabulary.")
+        raise MalmoiError("{where} has an empty vocabulary.", where=where)
     return rust
 
 
@@ -147,41 +153,53 @@ def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
     name = _class_beside(path, settings)
     if name not in SENTENCEPIECE_CLASSES:
         raise MalmoiError(
-            f"{path} does not tell which tokenizer it belongs to: give its tokenizer_class in a "
-            f"tokenizer_config.json beside it. Known: {', '.join(SENTENCEPIECE_CLASSES)}."
+            "{path} does not tell which tokenizer it belongs to: give its tokenizer_class in "
+            "a tokenizer_config.json beside it. Known: {classes}.",
+            path=path,
+            classes=", ".join(SENTENCEPIECE_CLASSES),
         )
+    from malmoi.tokenizer import sentencepiece_model
+
     build, usual = SENTENCEPIECE_CLASSES[name]
-    model = read_sentencepiece(path)
+    model = sentencepiece_model.read_sentencepiece(path)
     names = _names(usual, settings)
     settings |= {f"{role}_token": settings.get(f"{role}_token") or names[role] for role in names}
-    with panics_explained(f"The tokenizer {path} cannot be used"):
-        rust = build(model, names, settings)
+    with panics_explained(msg("The tokenizer {where} cannot be used", where=path)):
+        rust: Rust = getattr(sentencepiece_model, build)(model, names, settings)
         _make_special(rust, rust.get_vocab(), names, settings)
-        add_own_tokens(rust, model, names)
+        sentencepiece_model.add_own_tokens(rust, model, names)
     return rust
 
 
 def _is_marian(folder: Path, settings: Settings) -> bool:
     """As for transformers, a Marian's models count more than a tokenizer.json beside them."""
-    if not all((folder / name).exists() for name in ("vocab.json", *FILES.values())):
+    if not all((folder / name).exists() for name in ("vocab.json", *MARIAN_FILES.values())):
         return False
     return _class_beside(folder / "vocab.json", settings) == "MarianTokenizer"
 
 
-def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
+def read_marian(folder: Path, settings: Settings) -> "tuple[Rust, MarianPieces]":
     """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
+    from malmoi.tokenizer.marian import MarianPieces
+    from malmoi.tokenizer.sentencepiece_model import read_sentencepiece
+
     if settings.get("separate_vocabs"):
         raise MalmoiError(
-            f"{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
-            "translation models only with one for both."
+            "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
+            "translation models only with one for both.",
+            folder=folder,
         )
     names = _names(MARIAN_SPECIALS, settings)
     vocab = read_vocab_json(folder / "vocab.json")
     missing = next((name for name in names.values() if name not in vocab), None)
     if missing is not None:
-        raise MalmoiError(f"{folder / 'vocab.json'} has no {missing}, which a Marian needs.")
-    source, target = (read_sentencepiece(folder / name).data for name in FILES.values())
-    with panics_explained(f"The tokenizer {folder} cannot be used"):
+        raise MalmoiError(
+            "{folder} has no {missing}, which a Marian needs.",
+            folder=folder / "vocab.json",
+            missing=missing,
+        )
+    source, target = (read_sentencepiece(folder / name).data for name in MARIAN_FILES.values())
+    with panics_explained(msg("The tokenizer {where} cannot be used", where=folder)):
         rust = pipeline.marian_pipeline(vocab, names)
         _make_special(rust, vocab, names, settings)
         return rust, MarianPieces(source, target)
@@ -208,9 +226,12 @@ def read_wordpiece(path: Path, settings: Settings) -> Rust:
     for role in ("unk", "cls", "sep"):
         if names[role] not in vocab:
             raise MalmoiError(
-                f"{path} has no {names[role]}, which a BERT vocabulary needs as its {role} "
-                f"token. If it has another name, give it as {role}_token in a "
-                "tokenizer_config.json beside it."
+                "{path} has no {names}, which a BERT vocabulary needs as its {role} token. If "
+                "it has another name, give it as {role}_token in a tokenizer_config.json "
+                "beside it.",
+                path=path,
+                names=names[role],
+                role=role,
             )
     lowercase = settings.get("do_lower_case", not looks_cased(vocab))
     rust = pipeline.bert_pipeline(
@@ -274,12 +295,16 @@ def read_vocab_lines(path: Path) -> Vocab:
     for number, token in enumerate(lines):
         if token in vocab:
             raise MalmoiError(
-                f"{path}, line {number + 1}: {shown(token)} is already on line "
-                f"{vocab[token] + 1}; a vocabulary has each token once."
+                "{path}, line {number}: {token} is already on line {vocab}; a vocabulary has "
+                "each token once.",
+                path=path,
+                number=number + 1,
+                token=shown(token),
+                vocab=vocab[token] + 1,
             )
         vocab[token] = number
     if not vocab:
-        raise MalmoiError(f"{path} is empty: a vocabulary has one token per line.")
+        raise MalmoiError("{path} is empty: a vocabulary has one token per line.", path=path)
     return vocab
 
 
@@ -289,10 +314,13 @@ def read_vocab_json(path: Path) -> Vocab:
     for token, id in vocab.items():
         if not isinstance(id, int) or isinstance(id, bool) or id < 0:
             raise MalmoiError(
-                f"{path}: the id of {shown(token)} is {shown(id)}; ids are integers from 0."
+                "{path}: the id of {token} is {id}; ids are integers from 0.",
+                path=path,
+                token=shown(token),
+                id=shown(id),
             )
     if not vocab:
-        raise MalmoiError(f"{path} is empty: a vocabulary has at least one token.")
+        raise MalmoiError("{path} is empty: a vocabulary has at least one token.", path=path)
     check_ids(vocab, str(path))
     return vocab
 
@@ -306,13 +334,19 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
             raise MalmoiError(
-                f"{path}, line {number}: {shown(line)} is not a merge; a merge is two tokens and "
-                "one space."
+                "{path}, line {number}: {line} is not a merge; a merge is two tokens and one "
+                "space.",
+                path=path,
+                number=number,
+                line=shown(line),
             )
         for token in (left, right, left + right):
             if token not in vocab:
                 raise MalmoiError(
-                    f"{path}, line {number}: {shown(token)} is not in the vocabulary beside it."
+                    "{path}, line {number}: {token} is not in the vocabulary beside it.",
+                    path=path,
+                    number=number,
+                    token=shown(token),
                 )
         merges.append((left, right))
     return merges
@@ -323,12 +357,15 @@ def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
     name = class_name(settings)
     if name in GENERIC_CLASSES:
         raise MalmoiError(
-            f"{path.parent} has no tokenizer.json, which alone has the rules of its tokenizer: the "
-            "copy is incomplete, or its writing was interrupted."
+            "{parent} has no tokenizer.json, which alone has the rules of its tokenizer: the "
+            "copy is incomplete, or its writing was interrupted.",
+            parent=path.parent,
         )
     if name not in {*known, ""}:
         raise MalmoiError(
-            f"{path} belongs to a {name}, whose rules are not in these files. Save it with "
+            "{path} belongs to a {name}, whose rules are not in these files. Save it with "
             "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
-            "tokenizer.json, and load that."
+            "tokenizer.json, and load that.",
+            path=path,
+            name=name,
         )

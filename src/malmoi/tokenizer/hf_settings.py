@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
+from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEMPLATE_CHARACTERS,
     MAX_TOKEN_CHARACTERS,
@@ -19,6 +19,11 @@ from malmoi.tokenizer.pipeline import SPECIAL_ROLES, State
 Settings = dict[str, Any]
 FLAGS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"]
 FLAGS += ["keep_accents", "legacy", "add_bos_token", "add_eos_token", "separate_vocabs"]
+BERT_SETTINGS = {  # of BERT's classes, which override the normalizer's
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 LIKELY = {  # usual names of the roles if there is no tokenizer_config.json
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -58,7 +63,8 @@ def _check(settings: JsonObject) -> None:
     for id in added:
         if not id.isdecimal() or len(id) > 9 or int(id) > MAX_VOCABULARY_TOKENS:
             raise settings.wrong(
-                "added_tokens_decoder", f"tokens by their ids, up to {MAX_VOCABULARY_TOKENS:,}"
+                "added_tokens_decoder",
+                msg("tokens by their ids, up to {most:,}", most=MAX_VOCABULARY_TOKENS),
             )
         _check_token(added, id)
     for role in SPECIAL_ROLES:
@@ -87,58 +93,50 @@ def _check_token(values: JsonObject, key: str) -> None:
 
 def register(rust: Rust, settings: Settings) -> None:
     """Adds tokens that the settings name and the tokenizer lacks, with transformers' ids."""
-    here = {token.content: token for token in rust.get_added_tokens_decoder().values()}
-    known = set(here)
+    here = list(rust.get_added_tokens_decoder().values())
+    known = {None, "", *(token.content for token in here)}
     added = settings.get("added_tokens_decoder") or {}
     roles = [settings.get(f"{role}_token") for role in SPECIAL_ROLES]
     extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
-    wanted = [added[id] for id in sorted(added, key=int)] + named
-    names = {_content(token) for token in named}
-    for token in here.values():  # tokens with a role are special even if tokenizer.json disagrees
+    names = {content_of(token) for token in named}
+    for token in here:  # tokens with a role are special even if tokenizer.json disagrees
         if token.content in names and not token.special:
-            flags = {
-                flag: getattr(token, flag)
-                for flag in ("lstrip", "rstrip", "single_word", "normalized")
-            }
-            rust.add_special_tokens([AddedToken(token.content, special=True, **flags)])
-    for token in wanted:
-        content = _content(token)
-        if not content or content in known:
-            continue
-        known.add(content)
-        special = content in names or bool(token.get("special"))  # tokens without a role are dicts
-        rust.add_tokens([pipeline.added(token, special=special)])
+            token.special = True
+            rust.add_special_tokens([token])
+    for token in [*(added[id] for id in sorted(added, key=int)), *named]:
+        content = content_of(token)
+        if content not in known:
+            known.add(content)
+            # tokens without a role are dicts
+            special = content in names or bool(token.get("special"))
+            rust.add_tokens([pipeline.added(token, special=special)])
 
 
 def special_names(state: State, settings: Settings) -> dict[str, str]:
     """The token of each role: from the settings, else from the model or by its usual name."""
     known = {token["content"] for token in state["added_tokens"]}
-    names = {
-        role: name
-        for role in SPECIAL_ROLES
-        if (name := special_token_settings(settings, role)) is not None
-    }
+    given = {role: special_token_settings(settings, role) for role in SPECIAL_ROLES}
+    names = {role: name for role, name in given.items() if name is not None}
     model_unk = state["model"].get("unk_token")
     if isinstance(model_unk, str):
         names.setdefault("unk", model_unk)
-    for role, likely in LIKELY.items():
+    usual = LIKELY
+    if "<mask>" in known:  # RoBERTa and XLM-R, whose cls and sep are also bos and eos
+        usual = LIKELY | {"cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>")}
+    for role, likely in usual.items():
         found = next((name for name in likely if name in known), None)
         if found is not None and f"{role}_token" not in settings:
             names.setdefault(role, found)
-    if "<mask>" in known:  # RoBERTa and XLM-R, whose cls and sep are also bos and eos
-        for role, name in (("cls", "<s>"), ("sep", "</s>")):
-            if name in known and f"{role}_token" not in settings:
-                names.setdefault(role, name)
     return names
 
 
 def special_token_settings(settings: Settings, role: str) -> str | None:
     """The token that tokenizer_config.json assigns to a role."""
-    return _content(settings.get(f"{role}_token"))
+    return content_of(settings.get(f"{role}_token"))
 
 
-def _content(token: Any) -> str | None:
+def content_of(token: Any) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.files import atomic_write, output_folder, write_text
 from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.marian import FILES, MarianPieces
-from malmoi.tokenizer.pipeline import State
+from malmoi.tokenizer.hf_settings import BERT_SETTINGS, content_of
+from malmoi.tokenizer.pipeline import MARIAN_FILES, State
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 # not saved: paths on another machine, and tokens that tokenizer.json has already
@@ -22,7 +25,7 @@ def write_tokenizer(
     settings: dict[str, Any],
     names: dict[str, str],
     folder: Path,
-    pieces: MarianPieces | None = None,
+    pieces: "MarianPieces | None" = None,
 ) -> None:
     """Writes tokenizer_config.json, the family's vocabulary files and tokenizer.json.
 
@@ -33,7 +36,7 @@ def write_tokenizer(
     texts = {"tokenizer_config.json": _json(config(state, settings, names))}
     texts |= vocabulary_files(state)
     texts |= {} if pieces else {"tokenizer.json": rust.to_str(pretty=True)}
-    models = {file: getattr(pieces, side) for side, file in FILES.items()} if pieces else {}
+    models = {file: getattr(pieces, side) for side, file in MARIAN_FILES.items()} if pieces else {}
     try:
         with output_folder(folder) as place:
             for name, text in texts.items():
@@ -45,7 +48,9 @@ def write_tokenizer(
                 (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
         raise MalmoiError(
-            f"The tokenizer cannot be written to {folder}: {error.strerror or error}."
+            "The tokenizer cannot be written to {folder}: {strerror}.",
+            folder=folder,
+            strerror=error.strerror or error,
         ) from None
 
 
@@ -59,19 +64,21 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
     values |= {f"{role}_token": name for role, name in known.items()}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
-            values[key] = [
-                token["content"] if isinstance(token, dict) else token for token in values[key]
-            ]
+            values[key] = list(map(content_of, values[key]))
     values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
+    return values | _pipeline_settings(state, values)
+
+
+def _pipeline_settings(state: State, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings by which transformers' classes rebuild a pipeline."""
+    values: dict[str, Any] = {}
     family = pipeline.kind(state)
     normalizer = pipeline.normalizer_of(state) or {}
     if family == "wordpiece" and normalizer.get("type") == "BertNormalizer":
-        values["do_lower_case"] = normalizer["lowercase"]
-        values["strip_accents"] = normalizer["strip_accents"]
-        values["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
-    if family != "other":
+        values |= {key: normalizer[field] for key, field in BERT_SETTINGS.items()}
+    if family != "other" and "model_input_names" not in settings:
         segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs have no segments
-        values.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
+        values["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         values["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]
     return values

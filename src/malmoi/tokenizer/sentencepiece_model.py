@@ -45,8 +45,10 @@ class SentencePieceModel(NamedTuple):
         if self.kind != kind:
             names = {UNIGRAM: "Unigram", BPE: "BPE"}
             raise MalmoiError(
-                f"{self.path} is no {names[kind]} model, which such a tokenizer needs; it belongs "
-                "to another one."
+                "{path} is no {names} model, which such a tokenizer needs; it belongs to "
+                "another one.",
+                path=self.path,
+                names=names[kind],
             )
 
 
@@ -56,10 +58,15 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         model = _parse(path, read_bytes(path))
     except (ValueError, IndexError, TypeError, AttributeError, struct.error):
         raise MalmoiError(
-            f"{path} is not a SentencePiece model, or it is damaged; copy or download it again."
+            "{path} is not a SentencePiece model, or it is damaged; copy or download it again.",
+            path=path,
         ) from None
     if model.charsmap and longest_replacement(model.charsmap, str(path)) > MAX_TEXT_GROWTH:
-        raise MalmoiError(f"{path} may make a text more than {MAX_TEXT_GROWTH} times as long.")
+        raise MalmoiError(
+            "{path} may make a text more than {most} times as long.",
+            path=path,
+            most=MAX_TEXT_GROWTH,
+        )
     return model
 
 

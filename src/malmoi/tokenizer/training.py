@@ -61,16 +61,25 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
         "char": _char,
     }
     if kind not in recipes:
-        raise UsageError(f"There is no kind of tokenizer {kind!r}.{nearest(kind, recipes)}")
+        raise UsageError(
+            "There is no kind of tokenizer {kind!r}.{hint}", kind=kind, hint=nearest(kind, recipes)
+        )
     if isinstance(texts, str):
         raise UsageError("Training takes an iterable of texts; wrap a single text in a list.")
     least = {"wordpiece": 7, "bpe": 3, "byte-bpe": 257, "char": 2}[kind]
     if vocab < least:
         raise UsageError(
-            f"vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}."
+            "vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}.",
+            vocab=vocab,
+            kind=kind,
+            least=least,
         )
     if special != "none" and kind != "byte-bpe":
-        raise UsageError(f"Only a byte-bpe tokenizer is given a {special} token, not {kind}.")
+        raise UsageError(
+            "Only a byte-bpe tokenizer is given a {special} token, not {kind}.",
+            special=special,
+            kind=kind,
+        )
     lower = kind == "bpe" if lowercase is None else lowercase
     learn = recipes[kind] if morphemes == "none" else _morpheme_recipe(kind, morphemes)
     rust, names = learn(
@@ -103,8 +112,10 @@ class Stream:
         for number, text in enumerate(self._texts):
             if not isinstance(text, str):
                 raise UsageError(
-                    f"Training takes texts (str); text {number} is {type(text).__name__}: "
-                    f"{text!r:.60}."
+                    "Training takes texts (str); text {number} is {type}: {text!r:.60}.",
+                    number=number,
+                    type=type(text).__name__,
+                    text=text,
                 )
             with encoding_explained([text]):
                 text.isascii() or text.encode()
@@ -203,7 +214,7 @@ def _char(
 
 def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dict[str, str]]]:
     if morphemes != "kiwi":
-        raise UsageError(f"morphemes must be kiwi or none, not {morphemes!r}.")
+        raise UsageError("morphemes must be kiwi or none, not {morphemes!r}.", morphemes=morphemes)
     if kind == "char":
         raise UsageError(
             "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe."

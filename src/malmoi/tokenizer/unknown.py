@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from malmoi.messages import msg
 from malmoi.tokenizer.core import Tokenizer
 
 MAX_UNKNOWN_SHARE = 0.03  # of the tokens: more, and words are missing rather than odd signs
@@ -20,7 +21,9 @@ def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
     if share <= MAX_UNKNOWN_SHARE:
         return None
     name = tokenizer.token(unknown)
-    return (
-        f"{share:.0%} of the tokens are {name}: this model's vocabulary does not cover these "
-        "texts. Add tokens with malmoi tokenizer extend, or use another model."
+    return msg(
+        "{share:.0%} of the tokens are {name}: this model's vocabulary does not cover "
+        "these texts. Add tokens with malmoi tokenizer extend, or use another model.",
+        share=share,
+        name=name,
     )

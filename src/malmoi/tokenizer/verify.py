@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
     MAX_TOKEN_CHARACTERS,
@@ -41,8 +42,12 @@ def check_state(state: JsonObject) -> None:
         growth = _growth(state.get(part), state.where)
         if growth > MAX_TEXT_GROWTH:
             raise MalmoiError(
-                f"{state.where}: its {part} may make a text {growth:,} times as long; up to "
-                f"{MAX_TEXT_GROWTH} are allowed."
+                "{where}: its {part} may make a text {growth:,} times as long; up to {most} "
+                "are allowed.",
+                where=state.where,
+                part=part,
+                growth=growth,
+                most=MAX_TEXT_GROWTH,
             )
     _check_patterns(dict(state), state.where)
 
@@ -56,14 +61,18 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
         # finds which one is wrong; slow for 250,000 tokens
         JsonObject({"vocab": vocab}, where).map_of("vocab", int)
     if len(set(ids)) < len(vocab):
-        raise MalmoiError(f"{where}: two tokens have the same id; a vocabulary has each id once.")
+        raise MalmoiError(
+            "{where}: two tokens have the same id; a vocabulary has each id once.", where=where
+        )
     largest = max(ids, default=-1)
     smallest = min(ids, default=0)
     if smallest < 0 or largest >= len(vocab) + MAX_VOCABULARY_HOLES:
         wrong = smallest if smallest < 0 else largest
         raise MalmoiError(
-            f"{where}: a token has the id {wrong:,} in a vocabulary of {len(vocab):,}; it is "
-            "damaged."
+            "{where}: a token has the id {wrong:,} in a vocabulary of {vocab:,}; it is damaged.",
+            where=where,
+            wrong=wrong,
+            vocab=len(vocab),
         )
 
 
@@ -71,12 +80,17 @@ def check_added(token: JsonObject) -> None:
     """Checks an added token."""
     token.whole("id", high=MAX_VOCABULARY_TOKENS)
     if len(token.text("content")) > MAX_TOKEN_CHARACTERS:
-        raise token.wrong("content", f"a text of at most {MAX_TOKEN_CHARACTERS:,} characters")
+        raise token.wrong(
+            "content", msg("a text of at most {most:,} characters", most=MAX_TOKEN_CHARACTERS)
+        )
 
 
 def _too_many(where: str, count: int) -> MalmoiError:
     return MalmoiError(
-        f"{where} has a vocabulary of {count:,} tokens; up to {MAX_VOCABULARY_TOKENS:,} are read."
+        "{where} has a vocabulary of {count:,} tokens; up to {most:,} are read.",
+        where=where,
+        count=count,
+        most=MAX_VOCABULARY_TOKENS,
     )
 
 
@@ -104,7 +118,7 @@ def _longest_replacement(charsmap: Any, where: str) -> int:
         data = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise MalmoiError(
-            f"{where}: its precompiled_charsmap is not base64; it is damaged."
+            "{where}: its precompiled_charsmap is not base64; it is damaged.", where=where
         ) from None
     return longest_replacement(data, where)
 
@@ -119,14 +133,16 @@ def longest_replacement(data: bytes, where: str) -> int:
     size = int.from_bytes(data[:4], "little")
     texts = data[4 + size :]
     if size % 4 or len(data) < 4 + size:
-        raise MalmoiError(f"{where}: its precompiled_charsmap is truncated; it is damaged.")
+        raise MalmoiError(
+            "{where}: its precompiled_charsmap is truncated; it is damaged.", where=where
+        )
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     leaves = units >> 31 == 1
     next_units = np.arange(len(units)) ^ units >> 10 << ((units & 512) >> 6) | 255
     beyond = np.where(leaves, (units & 0x7FFFFFFF) >= len(texts), next_units >= len(units))
     if beyond.any():
         raise MalmoiError(
-            f"{where}: its precompiled_charsmap points outside itself; it is damaged."
+            "{where}: its precompiled_charsmap points outside itself; it is damaged.", where=where
         )
     return max(1, max(map(len, texts.split(b"\0")), default=1))
 
@@ -144,8 +160,11 @@ def _check_patterns(part: Any, where: str) -> None:
             and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS
         ):
             raise MalmoiError(
-                f"{where} has a regular expression of {len(value):,} characters; up to "
-                f"{MAX_TOKENIZER_REGEX_CHARACTERS:,} are read."
+                "{where} has a regular expression of {value:,} characters; up to {most:,} are "
+                "read.",
+                where=where,
+                value=len(value),
+                most=MAX_TOKENIZER_REGEX_CHARACTERS,
             )
         if key not in ("model", "added_tokens") and isinstance(value, dict | list):
             _check_patterns(value, where)

@@ -99,7 +99,8 @@ def _windows(e: Encoding, length: int, stride: int, most: int) -> Iterator[Conte
     room = length - len(head) - len(tail)
     if room < 1:
         raise UsageError(
-            f"{length} tokens leave no room for the context after the question; increase the limit."
+            "{length} tokens leave no room for the context after the question; increase the limit.",
+            length=length,
         )
     step = min(stride, room)
     for start in range(0, max(1, len(offsets) - room + step), step):

@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
 from malmoi.errors import first_line
+from malmoi.messages import msg
+from malmoi.model import Network
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
 from malmoi.system.threads import ThreadTuner, tuned_threads
-from malmoi.training.loss_module import LossModule
 from malmoi.training.recipe import TrainConfig
 
 # On an H200 cuDNN's attention takes 1.30 ms where FlashAttention takes 2.11 (GPT-2 small, forward
@@ -124,7 +125,7 @@ def known_flops(execution: Execution) -> tuple[float, str]:
         flops = measured_flops(execution)
     except RuntimeError as error:
         return 0.0, first_line(error)
-    return (flops, "") if 0 < flops < math.inf else (0.0, f"a speed of {flops:g}")
+    return (flops, "") if 0 < flops < math.inf else (0.0, msg("a speed of {flops:g}", flops=flops))
 
 
 @contextmanager
@@ -141,8 +142,12 @@ def thread_count(
     on_cpu = device.type == "cpu"
     if on_cpu and recorded > cores:
         say(
-            f"This run began with {recorded} threads and continues with {cores}: results may "
-            "differ in the last digits."
+            msg(
+                "This run began with {recorded} threads and continues with {cores}: results "
+                "may differ in the last digits.",
+                recorded=recorded,
+                cores=cores,
+            )
         )
     limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
     tuner = ThreadTuner(limit, say, fixed=not on_cpu)
@@ -186,7 +191,7 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
 
 
 def compile_for(
-    execution: Execution, loss_module: LossModule, *, dynamic: bool, whole: bool = False
+    execution: Execution, network: Network, *, dynamic: bool, whole: bool = False
 ) -> None:
     """Compiles one block, whose code all layers share, or all of them as one graph.
 
@@ -195,20 +200,19 @@ def compile_for(
     """
     if not execution.compiled:
         return
-    trunk = loss_module.network.trunk
+    trunk = network.trunk
     shapes = None if dynamic else False
     if whole:
         trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
         return
-    for block in loss_module.network.blocks:
+    for block in network.blocks:
         block.compile(dynamic=shapes)
 
 
-def release_compiled(loss_module: LossModule) -> None:
+def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    trunk = loss_module.network.trunk
-    trunk.compiled_blocks = None
-    for block in loss_module.network.blocks:
+    network.trunk.compiled_blocks = None
+    for block in network.blocks:
         block._compiled_call_impl = None
 
 

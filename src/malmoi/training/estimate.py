@@ -11,10 +11,10 @@ import torch
 from malmoi.config import ModelConfig
 from malmoi.model import Network, count_parameters
 from malmoi.system.machine import per_device, pick_device
+from malmoi.training.budget import Budget, steps_per_sample
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
 from malmoi.training.losses import objective
 from malmoi.training.losses.linear_xent import MAX_LOGITS
-from malmoi.training.pace import Budget, steps_per_sample
 from malmoi.training.recipe import Recipe
 
 # of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each

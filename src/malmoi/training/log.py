@@ -43,8 +43,9 @@ class RunLog:
         gone = self._written and not self.path.is_file()
         if self.first and (gone or not self.path.parent.is_dir()):
             raise MalmoiError(
-                f"{self.path.parent} was removed while the run was writing to it, so the run has "
-                "stopped. Run the same command again to start over."
+                "{parent} was removed while the run was writing to it, so the run has "
+                "stopped. Run the same command again to start over.",
+                parent=self.path.parent,
             )
 
     def write_row(self, **values: Any) -> None:

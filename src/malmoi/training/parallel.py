@@ -107,8 +107,9 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
         if group.world == 1 or not _left_alone(error):
             raise
         raise MalmoiError(
-            f"Process {group.rank} stopped because another process of this run ended; see its "
-            "message, or torchrun's."
+            "Process {rank} stopped because another process of this run ended; see its "
+            "message, or torchrun's.",
+            rank=group.rank,
         ) from error
     group.close()
 
@@ -128,7 +129,7 @@ def wrap_model(
         ids = [group.device.index] if group.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(loss_module, device_ids=ids)
     if mode != "fsdp":
-        raise UsageError(f"train.parallel must be ddp or fsdp, not {mode!r}.")
+        raise UsageError("train.parallel must be ddp or fsdp, not {mode!r}.", mode=mode)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 

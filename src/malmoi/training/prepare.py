@@ -1,10 +1,10 @@
-"""Prepares a run's folder: vocabulary, token stores, network, recipe.json."""
+"""Prepares a run's folder: text, vocabulary, token stores, network, recipe.json."""
 
 import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,26 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
+from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
-from malmoi.system.language import plural
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
-from malmoi.text.pairs import split_pair
+from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.sentences import sentence_splitter
-from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.captions import open_features
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.training import Special, first_texts
+from malmoi.training.budget import Budget
+from malmoi.training.data.captions import TextPerRow, open_features
 from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.spans import SENTINELS
+from malmoi.training.data.split import draw
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.losses import objective
-from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
+from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
 from malmoi.training.run import TrainingRun
-from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
 from malmoi.training.trackers import check_trackers
 
@@ -40,10 +41,58 @@ DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes; a plugin's file may be renamed
-FREE = "save_every keep snapshots valid_every valid_batches log_every prompt tensorboard track"
-FREE += " fit_batch micro compile parallel stretch"
-CHANGEABLE_SETTINGS = {f"train.{name}" for name in (*BUDGETS, *FREE.split())} | {"about", "plugins"}
-CHANGEABLE_SETTINGS.add("data.fraction")  # a longer run reads more of the text
+FREE = (
+    *("save_every", "keep", "snapshots", "valid_every", "valid_batches", "log_every", "prompt"),
+    *("tensorboard", "track", "fit_batch", "micro", "compile", "parallel", "stretch"),
+)
+# a longer run reads more of the text
+CHANGEABLE_SETTINGS = {
+    *(f"train.{name}" for name in (*BUDGETS, *FREE)),
+    *("about", "plugins", "data.fraction"),
+}
+SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad", "span": "pad"}  # by objective
+TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
+
+
+@dataclass
+class RunSources:
+    """Where a run's text, vocabulary and initial weights come from."""
+
+    sources: tuple[str, ...]
+    tokenizer: Path | None = None
+    start: str | Path | None = None
+    _opened: list[DocumentReader] | None = None  # standard input can be opened only once
+
+    def readers(self, data: DataConfig) -> list[DocumentReader]:
+        """One reader for all sources, or one each if they are mixed by weight."""
+        if self._opened is None:
+            self._opened = self._open(data)
+        return self._opened
+
+    def _open(self, data: DataConfig) -> list[DocumentReader]:
+        if data.features:
+            return [self._text_per_row(data.features)]
+        if data.pairs:
+            return [read_pairs(self.sources, (data.source, data.target))]
+        kinds = dict(documents=data.documents, text=data.text)
+        if not data.weights:
+            return [read_documents(self.sources, **kinds)]
+        if len(data.weights) != len(self.sources):
+            raise UsageError(
+                "data.weights has {weights} numbers for {sources} sources; give one for each.",
+                weights=len(data.weights),
+                sources=len(self.sources),
+            )
+        return [read_documents([source], **kinds) for source in self.sources]
+
+    def _text_per_row(self, features: str) -> DocumentReader:
+        if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
+            raise UsageError(
+                "Features need one text file with a line for each row, not {sources}.",
+                sources=", ".join(self.sources),
+            )
+        rows = len(open_features(features))
+        return DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
@@ -54,10 +103,10 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     if group.first:
         if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
             raise UsageError(
-                f"{out} holds a model that was not pre-trained here: choose another folder."
+                "{out} holds a model that was not pre-trained here: choose another folder.", out=out
             )
         readers = origin.readers(recipe.data)
-        prepare_tokenizer(recipe, readers, out, origin)
+        _prepare_tokenizer(recipe, readers, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
     if not origin.start:
@@ -95,12 +144,14 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         )
     if recipe.model.feature_count and not recipe.data.features:
         raise UsageError(
-            f"{recipe.name} is trained on features: give their file with --set "
-            "data.features=FILE.npy."
+            "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
+            recipe=recipe.name,
         )
     if c.batch % group.world:
         raise UsageError(
-            f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
+            "train.batch={batch} does not divide over {world} processes: use a multiple.",
+            batch=c.batch,
+            world=group.world,
         )
 
 
@@ -111,6 +162,50 @@ def _with_features(recipe: Recipe) -> Recipe:
     _, count, width = open_features(recipe.data.features).shape
     shape = dict(feature_count=count, feature_width=width, attention=(f"causal | prefix:{count}",))
     return replace(recipe, model=replace(recipe.model, **shape))
+
+
+# ------------------------------------------------------------------ tokenizer
+
+
+def _prepare_tokenizer(
+    recipe: Recipe, readers: list[DocumentReader], out: Path, origin: RunSources
+) -> None:
+    """The run's tokenizer: the existing one, a given one, the start model's, or a trained one."""
+    given = origin.tokenizer or origin.start
+    wanted = Tokenizer.load(given) if given else None
+    if (out / "tokenizer.json").is_file():
+        _check_same(Tokenizer.load(out), wanted, recipe, out)
+    elif wanted is not None:
+        wanted.save(out)
+    else:
+        _learn(recipe, readers).save(out)
+
+
+def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
+    if wanted is not None and wanted.fingerprint() != existing.fingerprint():
+        raise pretraining_folder(out).refusal(
+            ["with another tokenizer than --tokenizer or --start"]
+        )
+    fresh = not (out / "recipe.json").is_file() and wanted is None
+    if fresh and existing.kind != recipe.tokenizer.kind:
+        raise UsageError(
+            "{out} holds a {kind} tokenizer but this recipe trains a {kind2} one: choose "
+            "another folder, or use it with --tokenizer.",
+            out=out,
+            kind=existing.kind,
+            kind2=recipe.tokenizer.kind,
+        )
+
+
+def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
+    c = recipe.tokenizer
+    logger.info(
+        msg("Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab)
+    )
+    whole = ((document.text, False) for document in require_documents(readers))
+    texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
+    special = SPECIAL.get(recipe.samples, "none")
+    return train_tokenizer(first_texts(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)
 
 
 # ------------------------------------------------------------------ network
@@ -138,16 +233,24 @@ def _check_start(
     for head in heads:
         if head not in checkpoint.network.heads:
             raise UsageError(
-                f"{origin.start} has no {head} head, which the objective {objective_name} trains."
+                "{start} has no {head} head, which the objective {name} trains.",
+                start=origin.start,
+                head=head,
+                name=objective_name,
             )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
     if words.vocab_size > vocab:
         raise UsageError(
-            f"The tokenizer has {words.vocab_size:,} tokens, but {origin.start} only {vocab:,}."
+            "The tokenizer has {vocab_size:,} tokens, but {start} only {vocab:,}.",
+            vocab_size=words.vocab_size,
+            start=origin.start,
+            vocab=vocab,
         )
     if own is not None and own.fingerprint() != words.fingerprint():
-        raise UsageError(f"{origin.start} was trained with its own tokenizer: omit --tokenizer.")
+        raise UsageError(
+            "{start} was trained with its own tokenizer: omit --tokenizer.", start=origin.start
+        )
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -196,7 +299,11 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
-                f"The token store in {where} was {done.how}; training continues with the new one."
+                msg(
+                    "The token store in {where} was {how}; training continues with the new one.",
+                    where=where,
+                    how=done.how,
+                )
             )
         for sentence in _about(reader):
             logger.info(sentence)
@@ -208,11 +315,23 @@ def _about(reader: DocumentReader) -> list[str]:
         return reader.describe()
     counts = Counter(reader.rules.values())
     bad = sum(problem.count for problem in reader.problems.values())
-    sentences = [
-        f"{plural(count, 'file')}: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()
+    sentences: list[str] = [
+        msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
+        for rule, count in counts.items()
     ]
     first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return [*sentences, f"{plural(bad, 'bad line')} skipped, first {first}."] if bad else sentences
+    return (
+        [
+            *sentences,
+            msg(
+                "{bad_lines} skipped, first {first}.",
+                bad_lines=plural(bad, "bad line"),
+                first=first,
+            ),
+        ]
+        if bad
+        else sentences
+    )
 
 
 def _frequency_loss(stores: list[Stores]) -> float:
@@ -227,20 +346,43 @@ def _describe(
 ) -> None:
     tokens = sum(len(s.train.tokens) for s in stores)
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
-    size = f"{count_parameters(network):,} weights"
-    size += ", " + f"{tokens:,} training tokens"
-    steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
-    lengths = " then ".join(str(length) for length, _ in recipe.phases)
+    size = msg("{parameters:,} weights", parameters=count_parameters(network))
+    size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
+    minutes = plural(recipe.train.minutes, "minute")
+    steps = plural(budget.steps, "step") if budget.steps else minutes
+    lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
     batch = recipe.train.batch
     if recipe.data.packed:
-        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens at most per step")
+        logger.info(
+            msg(
+                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step",
+                recipe=recipe.name,
+                size=size,
+                steps=steps,
+                batch=batch,
+                lengths=lengths,
+            )
+        )
     else:
-        logger.info(f"{recipe.name}: {size}, {steps}, {batch} × {lengths} tokens per step")
+        logger.info(
+            msg(
+                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step",
+                recipe=recipe.name,
+                size=size,
+                steps=steps,
+                batch=batch,
+                lengths=lengths,
+            )
+        )
     if recipe.objective in ("lm", "mlm"):
         blind = math.log(network.config.vocab)
         logger.info(
-            f"Losses to compare with: {blind:.2f} if all tokens were equally likely, "
-            f"{entropy:.2f} if only their frequencies were known."
+            msg(
+                "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
+                "{entropy:.2f} if only their frequencies were known.",
+                blind=blind,
+                entropy=entropy,
+            )
         )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
@@ -248,4 +390,11 @@ def _describe(
         for i, (weight, store) in enumerate(zip(recipe.data.weights, stores, strict=True), 1):
             share = weight / sum(recipe.data.weights)
             epochs = used * share / max(1, len(store.train.tokens))
-            logger.info(f"  source {i}: weight {share:.2f}, {epochs:.2f} epochs")
+            logger.info(
+                msg(
+                    "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
+                    i=i,
+                    share=share,
+                    epochs=epochs,
+                )
+            )

@@ -9,25 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError
+from malmoi.messages import msg, plural
 from malmoi.system.files import folder_lock
-from malmoi.system.language import plural
-from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
-from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
-from malmoi.training.recipes import RECIPES, SIZED
-from malmoi.training.report import write_report
-from malmoi.training.resolve import names_budget, resolve_recipe, settings_by_path
+from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
 from malmoi.training.run import TrainingRun
-from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
-from malmoi.training.sized_recipe import SizedRecipe, encoded_fraction, size_recipe
+from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
+    from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +38,7 @@ def run_pretraining(
     *,
     data: str | Path | Sequence[str | Path],
     out: str | Path,
-    distillation: Distillation | None = None,
+    distillation: "Distillation | None" = None,
     **options: Any,
 ) -> "Model":
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
@@ -75,7 +71,7 @@ def run_pretraining(
             return _train(prepare_run(chosen, origin, out, group), distillation)
 
 
-def _train(run: TrainingRun, distillation: Distillation | None) -> "Model":
+def _train(run: TrainingRun, distillation: "Distillation | None") -> "Model":
     """Trains a prepared run and writes its report, also when a signal stops it."""
     if distillation is not None:
         distillation.teacher.to(run.group.device)
@@ -101,8 +97,11 @@ def discard_run(out: Path) -> None:
 
 
 def _report(trainer: Trainer) -> None:
+    from malmoi.training.report import write_report  # only at the end
+
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
+    trainer.log.close()
     trainer.group.barrier()
 
 
@@ -120,7 +119,7 @@ def _sized(
     chosen = ""
     if group.first:
         logger.info("Reading the text and measuring this machine …")
-        sized = size_run(requested, overrides, origin, group)
+        sized = size_recipe(requested, overrides, origin, group)
         for sentence in sized.reasons:
             logger.info(sentence)
         chosen = sized.recipe.to_json()
@@ -147,26 +146,7 @@ def explain_size(
     """The recipe that `pretrain gpt|bert|both` would take, and why; nothing is written."""
     requested = resolve_recipe(kind, overrides)
     with process_group(device) as group:
-        return size_run(requested, overrides, RunSources(tuple(data), tokenizer), group)
-
-
-def size_run(
-    requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
-) -> SizedRecipe:
-    """Chooses a size for this text, time budget and machine, and says why."""
-    given = settings_by_path(requested, overrides)
-    if "train.minutes" not in given:
-        raise UsageError(
-            f"The size of `pretrain {requested.name}` follows from its time: give --minutes, or "
-            "use a recipe with a fixed size (malmoi recipes)."
-        )
-    if origin.start is not None:
-        raise UsageError(
-            f"--start already has a size, which `pretrain {requested.name}` would choose: give the "
-            "recipe it was trained with."
-        )
-    words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
-    return size_recipe(requested, frozenset(given), origin.readers(requested.data), group, words)
+        return size_recipe(requested, overrides, RunSources(tuple(data), tokenizer), group)
 
 
 def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, begun: bool) -> None:
@@ -179,11 +159,18 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
     paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
     if minutes > 1440:
         raise UsageError(
-            f"This would take about {plural(round(minutes / 1440), 'day')} here. Give --minutes, "
-            f"--steps or --tokens, or {paper} for the paper's budget."
+            "This would take about {days} here. Give --minutes, --steps or --tokens, or "
+            "{paper} for the paper's budget.",
+            days=plural(round(minutes / 1440), "day"),
+            paper=paper,
         )
     if minutes > LONG_MINUTES and group.first and not begun:
         logger.info(
-            f"{recipe.name} takes about {plural(round(minutes), 'minute')} here; --minutes "
-            f"{LONG_MINUTES} (minutes={LONG_MINUTES}) makes it shorter."
+            msg(
+                "{recipe} takes about {minutes} here; --minutes {minutes2} "
+                "(minutes={minutes2}) makes it shorter.",
+                recipe=recipe.name,
+                minutes=plural(round(minutes), "minute"),
+                minutes2=LONG_MINUTES,
+            )
         )

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from malmoi.config import Config, ModelConfig
+from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, require
+from malmoi.settings import Config, find_problem, option, setting
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.untrusted import read_object
@@ -23,94 +24,150 @@ OBJECTIVE_SAMPLES: Registry[str] = Registry("objective", {name: name for name in
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(Config):
-    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = "byte-bpe"  # how words are split
-    vocab: int = 50_257  # tokens to learn
-    lowercase: bool = False  # lower-case the text
-    morphemes: Literal["none", "kiwi"] = "none"  # what cuts Korean words before the vocabulary
+    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = setting(
+        "byte-bpe", "How words are split."
+    )
+    vocab: int = setting(50_257, "Tokens of the vocabulary that is learnt.")
+    lowercase: bool = setting(False, "Lower-case the text.")
+    morphemes: Literal["none", "kiwi"] = setting(
+        "none", "What cuts Korean words before the vocabulary."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
     """How text becomes samples."""
 
-    lengths: tuple[int, ...] = ()  # tokens per sample in each phase; none: the model's context
-    shares: tuple[float, ...] = ()  # share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)
-    weights: tuple[float, ...] = ()  # share of each source in the mixture; none: by size
-    valid: float = 0.01  # share of the documents held out for validation
-    fraction: float = 1.0  # of the training text that is encoded, drawn evenly; 1: all of it
-    # what separates documents in plain text
-    documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
-    text: str = "text"  # the column or key that holds the text
-    # the text is translations: files two by two, aligned by line, or tables of two columns
-    pairs: bool = False
-    source: str = "source"  # of a table of translations: the column or key to translate from, …
-    target: str = "target"  # … and to
-    features: str = ""  # a .npy file with vectors for each line of the text, before it
-    together: float = 0.5  # share of an MLM's rows that are both sides of a pair (XLM's TLM)
-    sentences: Literal["rules", "kiwi"] = "rules"  # what splits text into sentences
-    document_mask: bool = False  # packed documents do not see one another
-    # what an epoch reorders: windows of the text, or its documents before they are cut into windows
-    shuffle: Literal["windows", "documents"] = "windows"
-    short: float = 0.1  # share of pairs that are shortened on purpose
-    # rows that the objective `both` trains causally; the others are masked (docs/lab.md)
-    causal_share: float = 0.7
-    masked_length: int = 0  # tokens of their masked rows; none: as many as of the causal ones
-    mask_rate: float = 0.15  # share of the tokens that are predicted (MLM)
-    mask_token: float = 0.8  # share of the chosen tokens that become [MASK]
-    mask_random: float = 0.1  # share that becomes a random token; the rest is kept
-    whole_word: bool = False  # mask all tokens of a word together
-    packed: bool | None = None  # BERT without padding; none: if this device benefits
+    lengths: tuple[int, ...] = setting(
+        (), "Tokens per sample in each phase; none: the model's context."
+    )
+    shares: tuple[float, ...] = setting(
+        (), "Share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)."
+    )
+    weights: tuple[float, ...] = setting((), "Share of each source in the mixture; none: by size.")
+    valid: float = setting(0.01, "Share of the documents held out for validation.")
+    fraction: float = setting(
+        1.0, "Share of the training text that is encoded, drawn evenly; 1: all of it.", gt=0, le=1
+    )
+    documents: Literal["auto", "blank", "blanks", "line", "file"] = setting(
+        "auto", "What separates documents in plain text."
+    )
+    text: str = setting("text", "Column or key that holds the text.")
+    pairs: bool = setting(
+        False,
+        "The text is translations: files two by two, aligned by line, or tables of two columns.",
+    )
+    source: str = setting(
+        "source", "Of a table of translations, the column or key to translate from."
+    )
+    target: str = setting(
+        "target", "Of a table of translations, the column or key to translate to."
+    )
+    features: str = setting("", "A .npy file with vectors for each line of the text, before it.")
+    together: float = setting(
+        0.5, "Share of an MLM's rows that are both sides of a pair (XLM's TLM).", ge=0, le=1
+    )
+    sentences: Literal["rules", "kiwi"] = setting("rules", "What splits text into sentences.")
+    document_mask: bool = setting(False, "Packed documents do not see one another.")
+    shuffle: Literal["windows", "documents"] = setting(
+        "windows",
+        "What an epoch reorders: windows of the text, or its documents before they are cut into "
+        "windows.",
+    )
+    short: float = setting(0.1, "Share of pairs that are shortened on purpose.")
+    causal_share: float = setting(
+        0.7,
+        "Share of the rows that the objective `both` trains causally; the others are masked "
+        "(docs/lab.md).",
+        gt=0,
+        lt=1,
+    )
+    masked_length: int = setting(
+        0, "Tokens of its masked rows; 0: as many as of the causal ones.", ge=0
+    )
+    mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).")
+    mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].")
+    mask_random: float = setting(0.1, "Share that becomes a random token; the rest is kept.")
+    whole_word: bool = setting(False, "Mask all tokens of a word together.")
+    packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
     """Optimisation, budget and checkpointing."""
 
-    steps: int = 0  # the budget: one of steps, tokens, epochs, minutes
-    tokens: int = 0  # the budget in tokens
-    epochs: float = 0.0  # the budget in epochs of the text
-    minutes: float = 0.0  # the budget in minutes …
-    stretch: float = 1.0  # … which may take this many times as long beside other programs
-    max_epochs: float = 0.0  # … which ends when the text was read this often; 0: never
-    batch: int = 32  # sequences per step over all processes
-    fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
-    batch_start: int = 0  # the batch grows from here …
-    batch_ramp: float = 0.0  # … over this share of the budget
-    # muon: Muon for weight matrices, AdamW for the rest
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    lr: float = 1e-4  # peak learning rate
-    muon_lr: float = 0.02  # Muon's learning rate, for weight matrices; `lr` is for the rest
-    betas: tuple[float, ...] = (0.9, 0.999)  # of Adam
-    eps: float = 1e-8  # of Adam
-    decay: float = 0.01  # weight decay; not for biases and norms
-    muon_decay: float | None = None  # weight decay of Muon's matrices; none: as `decay`
-    # apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
-    cautious_decay: bool = False
-    clip: float = 1.0  # 0: off
-    label_smoothing: float = 0.0  # share of the next token's probability spread over all tokens
-    schedule: str = "linear"  # linear, cosine, wsd, constant, inverse_sqrt, or a plugin's
-    warmup: float = 0.01  # share of the budget
-    warmup_steps: int = 100  # at least this many steps
-    floor: float = 0.0  # final learning rate as a share of its peak
-    decay_until: float = 1.0  # share of the budget at which the floor is reached
-    cooldown: float = 0.4  # share of the budget over which wsd decays
-    ema: float = 0.0  # average the weights over this last share of the budget; 0: off
-    seed: int = 0  # of weights, order and masks
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 if the device computes in it
-    compile: bool | None = None  # none: if it is faster
-    micro: int = 0  # sequences in one pass; 0: as many as fit
-    gradient_checkpointing: bool = False  # recompute activations to save memory
-    save_every: int = 1000  # steps between saved states
-    keep: int = 2  # saved states that are kept, besides the best
-    snapshots: bool = False  # also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)
-    valid_every: int = 500  # steps between validations
-    valid_batches: int = 16  # batches per validation
-    log_every: int = 10  # steps between rows of metrics.jsonl
-    # prompt of the sample at each validation; empty: one for the objective
-    prompt: str = ""
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # how processes share a run
-    tensorboard: bool = False  # also write TensorBoard events
-    track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow, trackio: where metrics go too
+    steps: int = option(0, "Budget in steps.", ge=0)
+    tokens: int = option(0, "Budget in tokens.", ge=0)
+    epochs: float = option(0.0, "Budget in epochs of the text.", ge=0)
+    minutes: float = option(0.0, "Budget as a time: 3, 90s, 2h.", ge=0, unit="minutes")
+    stretch: float = setting(
+        1.0, "How many times as long the minutes may take beside other programs.", ge=1
+    )
+    max_epochs: float = setting(
+        0.0, "The minutes end when the text was read this often; 0: never.", ge=0
+    )
+    batch: int = setting(32, "Sequences per step over all processes.", gt=0)
+    fit_batch: bool = setting(False, "Shrink the batch if the minutes allow too few updates.")
+    batch_start: int = setting(0, "The batch grows from this size.")
+    batch_ramp: float = setting(0.0, "Share of the budget over which the batch grows.")
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "muon: Muon for weight matrices, AdamW for the rest."
+    )
+    lr: float = setting(1e-4, "Peak learning rate.", gt=0)
+    muon_lr: float = setting(
+        0.02, "Muon's learning rate, for weight matrices; `lr` is for the rest."
+    )
+    betas: tuple[float, ...] = setting((0.9, 0.999), "Adam's β1 and β2.")
+    eps: float = setting(1e-8, "Adam's ε.")
+    decay: float = setting(0.01, "Weight decay; not for biases and norms.")
+    muon_decay: float | None = setting(None, "Weight decay of Muon's matrices.", shown="as decay")
+    cautious_decay: bool = setting(
+        False, "Apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)."
+    )
+    clip: float = setting(1.0, "Maximum gradient norm; 0: off.")
+    label_smoothing: float = setting(
+        0.0, "Share of the next token's probability spread over all tokens.", ge=0, lt=1
+    )
+    schedule: str = setting(
+        "linear",
+        "Learning-rate schedule: linear, cosine, wsd, constant, inverse_sqrt, or a plugin's.",
+    )
+    warmup: float = setting(0.01, "Warm-up, as a share of the budget.")
+    warmup_steps: int = setting(100, "Warm-up of at least this many steps.")
+    floor: float = setting(0.0, "Final learning rate as a share of its peak.", ge=0, le=1)
+    decay_until: float = setting(
+        1.0, "Share of the budget at which the floor is reached.", gt=0, le=1
+    )
+    cooldown: float = setting(0.4, "Share of the budget over which wsd decays.", gt=0, le=1)
+    ema: float = setting(
+        0.0, "Average the weights over this last share of the budget; 0: off.", ge=0, le=1
+    )
+    seed: int = option(0, "Random seed.", shown="0")
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "auto: bf16 if the device computes in it."
+    )
+    compile: bool | None = setting(None, "torch.compile.", shown="if it is faster")
+    micro: int = setting(0, "Sequences in one pass; 0: as many as fit.")
+    gradient_checkpointing: bool = setting(False, "Recompute activations to save memory.")
+    save_every: int = setting(1000, "Steps between saved states.", gt=0)
+    keep: int = setting(2, "Saved states that are kept, besides the best.", gt=0)
+    snapshots: bool = setting(
+        False, "Also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)."
+    )
+    valid_every: int = setting(500, "Steps between validations.")
+    valid_batches: int = setting(16, "Batches per validation.")
+    log_every: int = setting(10, "Steps between rows of metrics.jsonl.", gt=0)
+    prompt: str = setting(
+        "", "Prompt of the sample at each validation; empty: one for the objective."
+    )
+    parallel: Literal["ddp", "fsdp"] = setting("ddp", "How processes share a run.")
+    tensorboard: bool = setting(False, "Also write TensorBoard events.")
+    track: tuple[str, ...] = option(
+        (),
+        "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.",
+        metavar="NAME",
+        accepts="str | Sequence[str]",
+    )
 
     @property
     def trackers(self) -> tuple[str, ...]:
@@ -136,8 +193,11 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    # lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, span, or a plugin's
-    objective: str = "lm"
+    objective: str = setting(
+        "lm",
+        "What is learnt: lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, span, or a "
+        "plugin's.",
+    )
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -182,7 +242,8 @@ class Recipe(Config):
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
         self._check_budget()
-        self._check_shares()
+        problem = find_problem(self)
+        _require(not problem, problem)
         self._check_objective()
         self._check_pairs()
         self._check_memory()
@@ -193,59 +254,32 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, "
-            "or neither ([] and []).",
+            "data.lengths has {lengths} phases and data.shares {shares}; give both, or "
+            "neither ([] and []).",
+            lengths=len(lengths),
+            shares=len(shares),
         )
-        _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
+        _require(
+            abs(sum(shares) - 1) < 1e-6,
+            "data.shares must add up to 1, not {shares:g}.",
+            shares=sum(shares),
+        )
         _require(
             max(lengths) <= self.model.context,
-            f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
-            f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
+            "data.lengths needs {lengths} tokens, more than the model's context of {context}; "
+            "data.lengths=[] and data.shares=[] use the context.",
+            lengths=max(lengths),
+            context=self.model.context,
         )
 
     def _check_budget(self) -> None:
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
         _require(
             bool(budgets),
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
-        )
-        _require(
-            self.train.stretch >= 1,
-            f"train.stretch must be 1 or more, not {self.train.stretch:g}.",
-        )
-        _require(
-            self.train.max_epochs >= 0,
-            f"train.max_epochs must be 0 or more, not {self.train.max_epochs:g}.",
-        )
-        for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
-            _require(
-                getattr(self.train, name) > 0,
-                f"train.{name} must be positive, not {getattr(self.train, name)}.",
-            )
-
-    def _check_shares(self) -> None:
-        _require(
-            0 < self.data.fraction <= 1,
-            f"data.fraction is above 0 and at most 1, not {self.data.fraction:g}.",
-        )
-        _require(
-            0 <= self.data.together <= 1,
-            f"data.together lies between 0 and 1, not {self.data.together:g}.",
-        )
-        _require(
-            0 <= self.train.label_smoothing < 1,
-            f"train.label_smoothing lies between 0 and 1, not {self.train.label_smoothing:g}.",
-        )
-        for name, low in (("ema", 0.0), ("cooldown", 1e-9), ("decay_until", 1e-9), ("floor", 0.0)):
-            value = getattr(self.train, name)
-            _require(
-                low <= value <= 1,
-                f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
-            )
-        _require(
-            0 < self.data.causal_share < 1,
-            f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
         )
 
     def _check_objective(self) -> None:
@@ -255,13 +289,10 @@ class Recipe(Config):
             "together.",
         )
         _require(
-            self.data.masked_length >= 0,
-            f"data.masked_length must be 0 or more, not {self.data.masked_length}.",
-        )
-        _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
-            f"data.masked_length={self.data.masked_length} does not divide the "
-            f"{max(length for length, _ in self.phases)} tokens of a row.",
+            "data.masked_length={length} does not divide the {phases} tokens of a row.",
+            length=self.data.masked_length,
+            phases=max(length for length, _ in self.phases),
         )
         _require(
             self.model.both_ways == (self.samples == "both"),
@@ -279,7 +310,8 @@ class Recipe(Config):
             self.objective not in ("lm", "both")
             or all("causal" in pattern for pattern in self.model.attention),
             "a model whose tokens see later ones cannot learn to predict them (attention "
-            f"{self.model.attention}).",
+            "{attention}).",
+            attention=self.model.attention,
         )
 
     def _check_pairs(self) -> None:
@@ -292,7 +324,8 @@ class Recipe(Config):
             return
         _require(
             self.objective in ("translation", "mlm"),
-            f"pairs are for the objectives translation and mlm, not {self.objective}.",
+            "pairs are for the objectives translation and mlm, not {objective}.",
+            objective=self.objective,
         )
         _require(
             self.objective == "translation" or self.model.segments == 2,
@@ -330,4 +363,6 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_dict(read_object(path))
     except MalmoiError as error:
-        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
+        raise MalmoiError(
+            "{path} is not a valid recipe: {error}", path=path, error=error
+        ) from error

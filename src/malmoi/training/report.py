@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from malmoi.messages import msg, plural, translate
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
 from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
-from malmoi.system.language import plural, translate
 from malmoi.system.run_folder import read_metrics
-from malmoi.training.pace import verdict
+from malmoi.training.budget import verdict
 from malmoi.training.recipe import BUDGETS, Recipe
 
 # ------------------------------------------------------------------ a pre-training run
@@ -96,7 +96,10 @@ def write_report(out: Path, recipe: Recipe) -> None:
     settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
     body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
     body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"
-    write_text(out / "report.html", html_page(f"A run of {recipe.name}", recipe.about, body))
+    write_text(
+        out / "report.html",
+        html_page(msg("A run of {recipe}", recipe=recipe.name), recipe.about, body),
+    )
 
 
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.captions import CaptionBatches, feature_rows, open_features
 from malmoi.training.data.encode import Stores
@@ -105,7 +106,11 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
-            f"{units.left_out:,} pairs with more than {length - 1} tokens on one side are skipped."
+            msg(
+                "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
+                left_out=units.left_out,
+                length=length - 1,
+            )
         )
     return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
 

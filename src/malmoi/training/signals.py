@@ -4,6 +4,8 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
+from malmoi.messages import msg
+
 EARLY_STOP = 1  # asked for by a callback, not by a signal
 
 
@@ -11,7 +13,7 @@ class Stopped(BaseException):
     """Raised after a run was asked to stop and has saved; `code` is the exit status."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+        super().__init__(msg("stopped by {signals}", signals=signal.Signals(number).name))
         self.code = 128 + number
 
 

@@ -1,24 +1,171 @@
-"""Model size for a given text, time and machine: the rule of `pretrain gpt|bert|both`.
+"""The size of `pretrain gpt|bert|both`: measure the text and the machine, choose, say why.
 
 `choose_size` takes, of shapes from small to large, the first that sees neither too many tokens per
-weight nor the text too often. The limits were measured: `MEASURED` has the runs, docs/lab.md the
+weight nor the text too often. The limits were measured: `MeasuredRun` has them, docs/lab.md the
 tables they come from. N weights, D tokens a run processes, T tokens of the text, C floating-point
 operations of the budget.
 """
 
+import logging
 import math
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
-from typing import Any, Literal
+from itertools import accumulate, chain, islice, takewhile
+from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import preset
-from malmoi.training.device import flops_per_token
-from malmoi.training.measuring import Speed
-from malmoi.training.recipes import MODERN_BERT, MODERN_GPT
+from malmoi.messages import msg, plural
+from malmoi.model import count_parameters, preset
+from malmoi.system.machine import this_machine
+from malmoi.text.documents import DocumentReader, require_documents
+from malmoi.text.sentences import split_sentences
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.budget import FEW_UPDATES
+from malmoi.training.device import choose_execution, flops_per_token, known_flops
+from malmoi.training.estimate import meta_network
+from malmoi.training.feed import kind_counts
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.prepare import RunSources
+from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
+
+logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------ how much text, how fast
+
+READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
+SAMPLE_CHARACTERS = 1_000_000  # of text that tokens per byte are measured on
+SLOW_CORE = 2e10  # FLOP/s, assumed if nothing can be measured
+# The share of a matrix product's speed that a step reaches: width / (width + …). On a GPU from
+# 655,000 tokens/s of 11 × 640 on an H200, on a processor from five widths, Muon's update counted
+# (docs/lab.md). In bf16, two cores with AMX at 4 × 192, without it.
+GPU_HALF_SPEED_WIDTH = 1250
+CPU_HALF_SPEED_WIDTH = 90
+CPU_BF16_UTILISATION = 0.16
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """The size of the text, and a sample of it."""
+
+    bytes: int
+    documents: int
+    sample: tuple[str, ...]
+    weights: tuple[float, ...]  # of each in the sample: its source is so many times as long
+    exact: bool = True
+
+    def tokens(self, tokenizer: Tokenizer) -> int:
+        """Estimates the tokens of the text from the sample."""
+        return max(1, round(self._total(map(len, tokenizer.ids(list(self.sample))))))
+
+    def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
+        """Tokens of a BERT's row on average, [CLS] and [SEP] too (`training.data.pairs.Pairs`).
+
+        It begins with the sentence after a token drawn from the whole text, so a sentence counts by
+        the length of the one before it, and does not go on into the next document.
+        """
+        sentences = [split_sentences(text) for text in self.sample]
+        counts = iter([len(ids) for ids in tokenizer.ids(list(chain(*sentences)))])
+        rows: list[int] = []
+        drawn: list[float] = []
+        for weight, pieces in zip(self.weights, sentences, strict=True):
+            lengths = list(islice(counts, len(pieces)))
+            left = list(accumulate(reversed(lengths)))[::-1]
+            rows += [min(context, tokens + 2) for tokens in left]
+            drawn += [weight * length for length in lengths]
+        before = drawn[-1:] + drawn[:-1]
+        mean = math.fsum(map(operator.mul, before, rows)) / max(1.0, math.fsum(before))
+        return min(context, max(1, round(mean)))
+
+    def _total(self, counts: Iterable[float]) -> float:
+        """What is in the whole text, from counts of each in the sample."""
+        return math.fsum(map(operator.mul, counts, self.weights))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The measured speed of the machine."""
+
+    flops: float  # of a large matrix product, per second
+    device: str  # cpu, cuda, mps
+    half: bool
+    name: str
+    measured: bool = True
+
+    def reached(self, width: int) -> float:
+        """FLOP/s that a training step of this width reaches."""
+        if self.device == "cpu" and self.half:
+            return self.flops * CPU_BF16_UTILISATION
+        half_speed = CPU_HALF_SPEED_WIDTH if self.device == "cpu" else GPU_HALF_SPEED_WIDTH
+        return self.flops * width / (width + half_speed)
+
+
+def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
+    """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
+    sizes = {source.name: source.size for reader in readers for source in reader.sources}
+    each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
+    found = Counter[str]()
+    taken = Counter[str]()
+    sampled = Counter[str]()
+    sample: list[tuple[str, str]] = []
+    documents = 0
+    whole = 0
+    for document in require_documents(readers):
+        if whole > READ_BYTES:
+            break
+        size = len(document.text.encode("utf-8", "replace"))
+        whole += size
+        documents += 1
+        found[document.source] += size
+        room = each - taken[document.source]
+        if room > 0:
+            part = document.text[:room]
+            sample.append((document.source, part))
+            taken[document.source] += len(part)
+            sampled[document.source] += len(part.encode("utf-8", "replace"))
+    texts = tuple(text for _, text in sample)
+    weights = [found[source] / max(1, sampled[source]) for source, _ in sample]
+    if whole <= READ_BYTES:
+        return TextSize(whole, documents, texts, tuple(weights))
+    # the last of them was not read to its end
+    done = list(takewhile(lambda name: name in found, sizes))[:-1]
+    # of a single large file only the size on disk is known
+    ratio = sum(found[n] for n in done) / sum(sizes[n] for n in done) if done else 1.0
+    estimate = max(whole, round(sum(sizes.values()) * ratio))
+    more = estimate / whole
+    weights = [weight * more for weight in weights]
+    return TextSize(estimate, round(documents * more), texts, tuple(weights), exact=False)
+
+
+def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
+    """FLOP/s of a matrix product over all devices of the run.
+
+    If nothing can be measured, those of a slow core, with a warning.
+    """
+    execution = choose_execution(group.device, c)
+    kind = group.device.type
+    name = next(
+        (a.name for a in this_machine().accelerators if a.kind == kind), msg("the processor")
+    )
+    flops, problem = known_flops(execution)
+    if problem:
+        logger.warning(
+            msg(
+                "The speed of {name} could not be measured ({problem}): the size is chosen "
+                "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
+                "model.depth=… choose another.",
+                name=name,
+                problem=problem,
+                slow_core=SLOW_CORE / 1e9,
+            )
+        )
+    return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
+
+
+# ------------------------------------------------------------------ the size
 
 Kind = Literal["gpt", "bert", "both"]
 
@@ -204,9 +351,13 @@ def _one_size(
     seen = int(flops / cost)
     epochs = seen / max(1, tokens)
     limit = (
-        f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
+        msg(
+            "it reads the text {epochs:.1f} times, of at most {most:g}",
+            epochs=epochs,
+            most=MAX_EPOCHS[kind],
+        )
         if epochs > MAX_EPOCHS[kind] / 2
-        else f"{seen / weights:.2g} tokens per weight"
+        else msg("{seen:.2g} tokens per weight", seen=seen / weights)
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, context, limit)
 
@@ -237,3 +388,304 @@ def dropout_for(kind: Kind, epochs: float) -> float:
 def muon_decay_for(epochs: float) -> float:
     """0.8 (cautious) for text that is read four times or more, 0.1 for text that is read once."""
     return round(0.1 + 0.7 * min(1.0, max(0.0, (epochs - 1) / 3)), 2)
+
+
+# ------------------------------------------------------------------ the recipe, and why
+
+MIN_TEXT_BYTES = 10_000
+LITTLE_TEXT_BYTES = 300_000
+MIN_ENCODED_BYTES = 10_000_000  # a vocabulary is learnt from them, in seconds
+ENCODED_PER_READ = 4  # the machine may turn out to be faster
+MOST = 0.5  # a larger part of the text is not worth leaving the rest out
+VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
+MASKED_ROW = 128  # tokens of a masked row of `both`
+PACKED_PASS = 512  # tokens of a pass of short texts on a processor, which attends to all of them
+
+
+@dataclass(frozen=True)
+class SizedRecipe:
+    """The chosen recipe, and the reasons in sentences."""
+
+    recipe: Recipe
+    reasons: tuple[str, ...]
+
+
+def size_recipe(
+    requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
+) -> SizedRecipe:
+    """The recipe for this text, these minutes and this machine.
+
+    `requested` has the user's settings, named in `overrides`: they are kept, and the others follow
+    from them.
+    """
+    given = frozenset(settings_by_path(requested, overrides))
+    _check_request(requested, given, origin)
+    kind = cast(Kind, requested.name)
+    text = measure_text(origin.readers(requested.data))
+    check_enough_text(text)
+    words = _vocabulary(requested, given, origin, text)
+    vocab = words.vocab_size if origin.tokenizer else _vocab(requested, given, text)
+    speed = measure_speed(group, requested.train)
+    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
+    tokens = text.tokens(words)
+    fixed = _fixed_sizes(requested, given)
+    if fixed.get("context", 0) > share * tokens:
+        raise UsageError(
+            "model.context={context} is longer than the text to learn from, about "
+            "{share:,.0f} tokens: use more text or a shorter context.",
+            context=fixed["context"],
+            share=share * tokens,
+        )
+    seconds = requested.train.minutes * 60
+    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
+    if kind == "bert":
+        size = replace(size, row=text.row_tokens(words, size.model.context))
+    changes = _settings(kind, size, text, speed.device)
+    if "train.batch" in given:
+        del changes["train.fit_batch"]
+    changes = {name: value for name, value in changes.items() if name not in given}
+    chosen = requested.override(changes).check()
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
+
+
+def _check_request(requested: Recipe, given: frozenset[str], origin: RunSources) -> None:
+    if "train.minutes" not in given:
+        raise UsageError(
+            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
+            "a recipe with a fixed size (malmoi recipes).",
+            requested=requested.name,
+        )
+    if origin.start is not None:
+        raise UsageError(
+            "--start already has a size, which `pretrain {requested}` would choose: give the "
+            "recipe it was trained with.",
+            requested=requested.name,
+        )
+
+
+def _vocab(requested: Recipe, given: frozenset[str], text: TextSize) -> int:
+    """The tokens of a vocabulary that is still to be learnt."""
+    if "tokenizer.vocab" in given:
+        return requested.tokenizer.vocab
+    return vocabulary_size(text.bytes, text.sample)
+
+
+def _vocabulary(
+    requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
+) -> Tokenizer:
+    """The given tokenizer, or one of the sample that counts tokens as the run's will."""
+    if origin.tokenizer:
+        return Tokenizer.load(origin.tokenizer)
+    settings = vars(requested.tokenizer) | {"vocab": _vocab(requested, given, text)}
+    return train_tokenizer(text.sample, **settings)
+
+
+def _fixed_sizes(requested: Recipe, given: frozenset[str]) -> dict[str, float]:
+    """The sizes that the user has set."""
+    names = [name for name in ("width", "depth", "heads", "context") if f"model.{name}" in given]
+    fixed: dict[str, float] = {name: getattr(requested.model, name) for name in names}
+    if "train.max_epochs" in given:
+        fixed["max_epochs"] = requested.train.max_epochs
+    return fixed
+
+
+def encoded_fraction(share: float) -> float:
+    """The part of the text to encode for a run that reads this share of it, or more."""
+    return 1.0 if share > MOST else round(share, 4)
+
+
+def held_out_share(text: TextSize) -> float:
+    """The share of the text to validate on."""
+    return round(min(0.1, max(0.01, VALID_BYTES / text.bytes)), 4)
+
+
+def check_enough_text(text: TextSize) -> None:
+    kilobytes = text.bytes / 1000
+    if text.bytes < MIN_TEXT_BYTES:
+        raise UsageError(
+            "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
+            "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
+            "a small text: malmoi pretrain gpt-char.",
+            kilobytes=kilobytes,
+            least=MIN_TEXT_BYTES // 1000,
+        )
+    if text.bytes < LITTLE_TEXT_BYTES:
+        logger.warning(
+            msg(
+                "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
+                "it and generalise little.",
+                kilobytes=kilobytes,
+            )
+        )
+
+
+def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:
+    """The settings that follow from the size, by name."""
+    batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
+    steps = max(1, size.tokens // (batch * size.row))
+    model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
+    settings = {
+        "model.dropout": dropout_for(kind, size.epochs),
+        "tokenizer.vocab": size.model.vocab,
+        "data.valid": held_out_share(text),
+        "data.fraction": encoded_fraction(
+            max(MIN_ENCODED_BYTES / text.bytes, ENCODED_PER_READ * size.epochs)
+        ),
+        "data.masked_length": _masked_length(kind, size.model.context),
+        "train.max_epochs": USABLE_EPOCHS[kind],
+        "train.batch": batch,
+        # the trainer times full rows, and few short ones teach a BERT nothing (docs/lab.md)
+        "train.fit_batch": not _short_rows(size),
+        "train.muon_decay": muon_decay_for(size.epochs),
+        "train.valid_every": max(50, steps // 4),
+    }
+    return model | settings | _packing(size, device)
+
+
+def _packing(size: SizeChoice, device: str) -> dict[str, Any]:
+    """On a processor rows are padded, unless most of each would be padding (docs/lab.md)."""
+    if device != "cpu" or 2 * size.row > size.model.context:
+        return {}
+    return {"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)}
+
+
+def _short_rows(size: SizeChoice) -> bool:
+    """Whether most texts end before a row is full."""
+    return size.row < 0.9 * size.model.context
+
+
+def _masked_length(kind: Kind, context: int) -> int:
+    """Tokens of the masked rows of `both`, which divide the context: short ones teach more.
+
+    docs/lab.md has 128 next to the whole context of 512.
+    """
+    if kind != "both" or context <= MASKED_ROW:
+        return 0
+    shorter = range(MASKED_ROW, MASKED_ROW // 2 - 1, -1)
+    return next((length for length in shorter if context % length == 0), 0)
+
+
+def _reasons(
+    recipe: Recipe,
+    size: SizeChoice,
+    text: TextSize,
+    tokens: int,
+    speed: Speed,
+    given: frozenset[str],
+) -> Iterator[str]:
+    c = recipe.train
+    m = recipe.model
+    about = "" if text.exact else "about "
+    yield msg(
+        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about "
+        "{count} tokens.",
+        about=about,
+        bytes=_bytes(text.bytes),
+        documents=plural(text.documents, "document"),
+        vocab=recipe.tokenizer.vocab,
+        count=_count(tokens),
+    )
+    if recipe.data.fraction < 1:
+        part = _bytes(recipe.data.fraction * text.bytes)
+        yield msg(
+            "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
+            part=part,
+            bytes=_bytes(text.bytes),
+            minutes=plural(c.minutes, "minute"),
+        )
+    kind = "bf16" if speed.half else "fp32"
+    flops = size.minutes * 60 * speed.reached(m.width)
+    peak = f"{speed.flops / 1e9:,.0f}"
+    known = (
+        msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
+        if speed.measured
+        else msg("{peak} GFLOP/s assumed", peak=peak)
+    )
+    yield msg(
+        "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
+        speed=speed.name,
+        known=known,
+        flops=flops,
+        minutes=plural(size.minutes, "minute"),
+    )
+    weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
+    yield msg(
+        "Size: {depth} layers × {width}, {count} weights: {reason}.",
+        depth=m.depth,
+        width=m.width,
+        count=_count(weights),
+        reason=msg(size.reason),
+    )
+    regular = msg(
+        "dropout {dropout:g} and a cautious Muon decay of {muon_decay:g}",
+        dropout=m.dropout,
+        muon_decay=c.muon_decay,
+    )
+    yield msg(
+        "Epochs: {count} tokens, {epochs:.3g} epochs: so {regular}.",
+        count=_count(size.tokens),
+        epochs=size.epochs,
+        regular=regular,
+    )
+    steps = size.tokens // (c.batch * size.row)
+    if _short_rows(size):
+        yield msg(
+            "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}.",
+            batch=c.batch,
+            row=size.row,
+            context=m.context,
+            steps=plural(steps, "step"),
+        )
+    else:
+        yield msg(
+            "Batch: {batch} × {row} tokens, about {steps}.",
+            batch=c.batch,
+            row=size.row,
+            steps=plural(steps, "step"),
+        )
+    if recipe.objective == "both":
+        d = recipe.data
+        causal, _ = kind_counts((d.causal_share, 1 - d.causal_share), c.batch)
+        yield msg(
+            "Rows: {causal} of {batch} are read from left to right, the others with "
+            "masks, {length} tokens at a time.",
+            causal=causal,
+            batch=c.batch,
+            length=d.masked_length or m.context,
+        )
+    if steps < FEW_UPDATES:
+        yield "Steps: too few to learn much; more minutes or a smaller model would help."
+    yield msg(
+        "Rate: Muon {muon_lr:g}, Adam {lr:g}; constant, then decaying over the last "
+        "{cooldown:.0%}; the weights of the last {ema:.0%} are averaged.",
+        muon_lr=c.muon_lr,
+        lr=c.lr,
+        cooldown=c.cooldown,
+        ema=c.ema,
+    )
+    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=recipe.data.valid)
+    if size.minutes < c.minutes:
+        yield msg(
+            "Time: the run ends after about {minutes} of the {minutes2:g}, when the text "
+            "has been read {most:g} times: more would only memorise it. More text would "
+            "use the rest.",
+            minutes=plural(size.minutes, "minute"),
+            minutes2=c.minutes,
+            most=c.max_epochs,
+        )
+    own = ", ".join(sorted(given - {"train.minutes"}))
+    if own:
+        yield msg("Given: {own}; the rest follows from it.", own=own)
+    else:
+        yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

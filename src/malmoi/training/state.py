@@ -1,4 +1,4 @@
-"""Training state in train_state/step-N/, so that a run can be killed at any moment.
+"""The state of a run in train_state/step-N/, so that it can be killed at any moment.
 
 Every process writes the rows of the weights and of the optimizer that only it holds, as plain
 safetensors; `state.json` has a checksum of each file and of itself. Any number of processes can
@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
-from malmoi.config import field_types
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
+from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
@@ -40,8 +41,11 @@ class CorruptState(MalmoiError):
 
 
 @dataclass
-class Position:
-    """The progress of a run: all of its state except tensors."""
+class RunState:
+    """The progress of a run: with the tensors beside it, everything that its next step depends on.
+
+    Fields that a saved state does not have, since it is older than they are, take their defaults.
+    """
 
     step: int = 0
     samples_seen: list[int] = field(default_factory=list)  # in each phase
@@ -58,6 +62,10 @@ class Position:
     threads: int = 0  # of the CPU; sums in another order differ in their last bits
     threads_used: int = 0  # fewer than `threads` while other programs keep the machine busy
     averaged: int = 0  # steps in the weight average
+    row_steps: int = 0  # since the last row of the log, …
+    row_losses: dict[str, float] = field(default_factory=dict)  # … and the sums of their losses
+    best: float | None = None  # the metric that the best weights have
+    evaluations_since: int = 0  # evaluations since the best one
 
     def is_spike(self, loss: float, phase: int) -> bool:
         """Whether a loss is not finite or far above its phase's mean; if not, the mean takes it."""
@@ -96,11 +104,11 @@ def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
 
 
 def save_state(
-    root: Path, position: Position, tensors: Mapping[str, Tensor], group: ProcessGroup
+    root: Path, state: RunState, tensors: Mapping[str, Tensor], group: ProcessGroup
 ) -> Path:
     """Writes train_state/step-N atomically: to a temporary folder, flushed, then renamed."""
-    final = root / f"step-{position.step}"
-    beside = root / f".step-{position.step}.tmp"
+    final = root / f"step-{state.step}"
+    beside = root / f".step-{state.step}.tmp"
     with explain_disk_errors(final), _removed_on_failure(beside):
         if group.first:
             _remove(beside)
@@ -113,7 +121,7 @@ def save_state(
         write_tensors(file, local, {"rows": json.dumps(rows)})
         group.barrier()
         if group.first:
-            _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
+            _publish(beside, final, state, {name: list(t.shape) for name, t in tensors.items()})
     group.barrier()
     return final
 
@@ -136,13 +144,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _publish(
-    beside: Path, final: Path, position: Position, shapes: Mapping[str, list[int]]
-) -> None:
+def _publish(beside: Path, final: Path, state: RunState, shapes: Mapping[str, list[int]]) -> None:
     """Renames a written state into place; an old state of the same step stays until then."""
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
-    state = {"format": STATE_FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
-    write_text(beside / "state.json", json.dumps({**state, "checksum": _json_checksum(state)}))
+    about = {"format": STATE_FORMAT, "position": asdict(state), "shapes": shapes, "files": files}
+    write_text(beside / "state.json", json.dumps({**about, "checksum": _json_checksum(about)}))
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -157,44 +163,57 @@ def load_state(
     network: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     average: Mapping[str, Tensor] | None = None,
-) -> Position:
-    """Loads a saved state into the network, its optimizers and the weight average.
+) -> None:
+    """Loads a saved state's tensors into the network, its optimizers and the weight average.
 
     The number of processes that wrote it does not matter.
     """
-    state = _read(folder)
-    files = [_open(folder / name) for name in state.files]
+    saved = _read(folder)
+    files = [_open(folder / name) for name in saved.files]
     rows = [json.loads(file.metadata()["rows"]) for file in files]
-    known = state.shapes
+    known = saved.shapes
     named = dict(network.named_parameters())
 
     def fetch(name: str, like: Tensor) -> Tensor:
         if known.get(name) != list(like.shape):
             raise MalmoiError(
-                f"{folder} holds another model: {name} has the shape {known.get(name)}."
+                "{folder} holds another model: {name} has the shape {known}.",
+                folder=folder,
+                name=name,
+                known=known.get(name),
             )
         return _gather(name, like, files, rows)
 
     with torch.no_grad():
         for name, p in named.items():
             local_part(p.data).copy_(fetch(f"weights.{name}", p))
-        for name, mean in (average or {}).items() if state.position.averaged else ():
+        for name, mean in (average or {}).items():
             local_part(mean).copy_(fetch(name, mean))
     for i, optimizer in enumerate(optimizers):
         _load_optimizer(i, optimizer, named, known, fetch)
-    return state.position
 
 
-def position_of(folder: Path) -> Position:
-    """The position of a saved state."""
-    return _read(folder).position
+def read_state(folder: Path) -> RunState:
+    """The progress of a saved run."""
+    saved = _read(folder)
+    if "judged" in saved.shapes:
+        _add_old_progress(saved.state, other_tensors(folder))
+    return saved.state
+
+
+def _add_old_progress(state: RunState, tensors: Mapping[str, Tensor]) -> None:
+    """Adds what fine-tuning once saved as tensors."""
+    state.evaluations_since = int(tensors["judged"][1])
+    losses = tensors["pending"].tolist()
+    state.row_steps = len(losses)
+    state.row_losses = {"loss": sum(losses)}
+    state.samples_seen = [0]
 
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
-    """Tensors of a state other than weights and optimizers, of single-process runs."""
-    names = [
-        name for name in _read(folder).shapes if not name.startswith(("weights.", "optimizer"))
-    ]
+    """Tensors besides those of `load_state`, of single-process runs."""
+    loaded = ("weights.", "optimizer", "average.")
+    names = [name for name in _read(folder).shapes if not name.startswith(loaded)]
     file = _open(folder / "rank-00000.safetensors")
     return {name: file.get_tensor(name) for name in names}
 
@@ -215,8 +234,10 @@ def _load_optimizer(
                 scalar = known[key] != list(p.shape)
                 if scalar and known[key]:
                     raise CorruptState(
-                        f"{key} is saved with the shape {known[key]}, for a weight of "
-                        f"{list(p.shape)}."
+                        "{key} is saved with the shape {known}, for a weight of {shape}.",
+                        key=key,
+                        known=known[key],
+                        shape=list(p.shape),
                     )
                 value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
@@ -280,7 +301,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
             aside = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-            note(f"{error} It was moved to {aside.name}.")
+            note(msg("{error} It was moved to {aside}.", error=error, aside=aside.name))
     return -1
 
 
@@ -296,9 +317,14 @@ def prune_states(root: Path, keep: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def discard_states(out: Path) -> None:
+    """Removes the states of a run that is finished or starts over."""
+    shutil.rmtree(out / "train_state", ignore_errors=True)
+
+
 def _valid_loss(folder: Path) -> float:
     try:
-        loss = _read(folder).position.valid_loss
+        loss = _read(folder).state.valid_loss
     except CorruptState:
         return math.inf
     return math.inf if loss is None else float(loss)
@@ -320,14 +346,19 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
         if values.get("checksum") not in (None, _json_checksum(contents)):
-            raise MalmoiError(f"{path} does not match its checksum.")
+            raise MalmoiError("{path} does not match its checksum.", path=path)
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
-        raise CorruptState(f"{folder} is damaged: its state.json is invalid ({error})") from error
+        raise CorruptState(
+            "{folder} is damaged: its state.json is invalid ({error})", folder=folder, error=error
+        ) from error
     if saved is None:
         raise MalmoiError(
-            f"{folder} was written by another version (format {written}, not {STATE_FORMAT})."
+            "{folder} was written by another version (format {written}, not {format}).",
+            folder=folder,
+            written=written,
+            format=STATE_FORMAT,
         )
     if verify:
         _verify(folder, saved)
@@ -340,21 +371,23 @@ class _Saved:
     def __init__(self, values: JsonObject) -> None:
         shapes = values.object("shapes")
         files = values.object("files")
-        self.position = _position(values.object("position"))
+        self.state = _state(values.object("position"))
         self.shapes = {name: shapes.list_of(name, int) for name in shapes}
         # bytes and checksum of each
         self.files = {name: files.list_of(name, int) for name in files}
 
 
-def _position(values: JsonObject) -> Position:
+def _state(values: JsonObject) -> RunState:
     """Parses every field by its own type, so that none is forgotten here."""
-    kinds = field_types(Position)
-    return Position(**{name: _value(values, name, kind) for name, kind in kinds.items()})
+    kinds = {name: kind for name, kind in field_types(RunState).items() if name in values}
+    return RunState(**{name: _value(values, name, kind) for name, kind in kinds.items()})
 
 
 def _value(values: JsonObject, name: str, kind: Any) -> Any:
     if get_origin(kind) is list:
         return values.list_of(name, *get_args(kind))
+    if get_origin(kind) is dict:
+        return values.map_of(name, get_args(kind)[1])
     if NoneType in get_args(kind):
         if values.get(name) is None:
             return None
@@ -370,20 +403,26 @@ def _verify(folder: Path, saved: _Saved) -> None:
     for name, checksum in saved.files.items():
         ours = Path(name).name == name and (folder / name).is_file()
         if not ours or _checksum(folder / name) != checksum:
-            raise CorruptState(f"{folder} is damaged: {name[:80]} does not match its checksum.")
+            raise CorruptState(
+                "{folder} is damaged: {name} does not match its checksum.",
+                folder=folder,
+                name=name[:80],
+            )
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
-    if held != saved.shapes.keys() or saved.position.step != _number(folder):
-        raise CorruptState(f"{folder} is damaged: its state.json does not match its files.")
+    if held != saved.shapes.keys() or saved.state.step != _number(folder):
+        raise CorruptState(
+            "{folder} is damaged: its state.json does not match its files.", folder=folder
+        )
 
 
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CorruptState(f"{path} is damaged: {error}.") from error
+        raise CorruptState("{path} is damaged: {error}.", path=path, error=error) from error
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
 
 PROJECT = "malmoi"  # the project or experiment that runs belong to
 OFFLINE = {"wandb": "WANDB_MODE=offline", "mlflow": "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"}
@@ -81,9 +82,11 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"There is no tracker {name!r}.{nearest(name, TRACKERS)}")
+            raise UsageError(
+                "There is no tracker {name!r}.{hint}", name=name, hint=nearest(name, TRACKERS)
+            )
         if find_spec(name) is None:
-            raise MalmoiError(f"--track {name} needs its library: pip install {name}.")
+            raise MalmoiError("--track {name} needs its library: pip install {name}.", name=name)
 
 
 def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[Tracker]:
@@ -97,9 +100,12 @@ def _open(name: str, out: Path, settings: Settings) -> Tracker:
         with _off_stdout():
             log, close = TRACKERS[name](out, settings)
     except Exception as error:  # each library has its own errors: no login, no server…
-        why = f"--track {name} cannot start: {str(error).strip().rstrip('.')}."
-        offline = f"Without its server: {OFFLINE[name]}." if name in OFFLINE else ""
-        raise MalmoiError(f"{why} {offline}".strip()) from error
+        why = msg(
+            "--track {name} cannot start: {error}.", name=name, error=str(error).strip().rstrip(".")
+        )
+        if name in OFFLINE:
+            why += msg(" Without its server: {offline}.", offline=OFFLINE[name])
+        raise MalmoiError(why) from error
     return Tracker(log, _off_stdout()(close))
 
 

@@ -16,13 +16,11 @@ from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.metrics import METRICS, MeanWithError, mean_with_error, metric
+from malmoi.messages import msg
+from malmoi.metrics import METRICS, MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress
 
-MEAN_METRICS = frozenset(
-    {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
-)  # metrics of a set that are means over its items
-RESAMPLES = 200  # bootstrap samples, for the other metrics
+RESAMPLES = 200  # bootstrap samples, for metrics that are no means over the items
 PAIRS_PER_UPDATE = 8192  # large, so that sentences of equal length fill a pass
 ROWS_PER_UPDATE = 512  # rows between progress updates
 ExamRow = TypeVar("ExamRow")
@@ -68,8 +66,9 @@ def language_head(model: Model) -> str:
     if model.network.language_head:
         return model.network.language_head
     raise UsageError(
-        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an mlm "
-        f"head (BERT). It can: {', '.join(model.abilities)}."
+        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an "
+        "mlm head (BERT). It can: {abilities}.",
+        abilities=", ".join(model.abilities),
     )
 
 
@@ -87,8 +86,9 @@ Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
 
 def measure_with_error(name: str, gold: Sequence[Any], guesses: Sequence[Any]) -> MeanWithError:
     """A metric with its standard error: s/√n for a mean over items, else by bootstrap."""
-    measure = metric(name)
-    if name in MEAN_METRICS:
+    metric = METRICS.find(name)
+    measure = metric.function
+    if metric.is_mean:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, guesses, strict=True)])
     value = measure(gold, guesses)
     rng = Random(0)
@@ -250,9 +250,11 @@ def written_grader(
         ]
         golds = [gold(question.example.label) for question in questions]
         endless = sum(len(ids) >= task.max_answer_tokens for ids in exam.model.tokenizer.ids(texts))
-        note = (
-            f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
-            "tokens and were cut there"
+        note = msg(
+            "{endless:,} of {texts:,} answers had not ended after {most} tokens and were cut there",
+            endless=endless,
+            texts=len(texts),
+            most=task.max_answer_tokens,
         )
         # the loss on the answer is measured where it is learnt
         names = [name for name in task.metrics if name in METRICS]
@@ -266,8 +268,9 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
     task = exam.task
     if language_head(exam.model) != "lm":
         raise UsageError(
-            f"The task {task.name} is answered by generating text, which needs a language model "
-            "(an lm head)."
+            "The task {task} is answered by generating text, which needs a language model (an "
+            "lm head).",
+            task=task.name,
         )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
@@ -321,8 +324,9 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
     if language_head(exam.model) != "lm":
         raise UsageError(
-            f"The task {exam.task.name} scores the likelihood of text, which needs a language "
-            "model (an lm head)."
+            "The task {task} scores the likelihood of text, which needs a language model (an "
+            "lm head).",
+            task=exam.task.name,
         )
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])

@@ -17,8 +17,8 @@ from malmoi.evaluation.in_context.graders import (
 )
 from malmoi.evaluation.in_context.question import parse_shots
 from malmoi.evaluation.in_context.run import InContextConfig, split_rows
-from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
+from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.text.rows import RowSource
@@ -32,7 +32,7 @@ def evaluate_with_harness(
 ) -> dict[str, Any]:
     """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
     if harness not in HARNESSES:
-        raise UsageError(f"There is no harness {harness!r}; Malmoi knows lm-eval.")
+        raise UsageError("There is no harness {harness!r}; Malmoi knows lm-eval.", harness=harness)
     shots, *others = parse_shots(asking.shots)
     if others or shots.as_many_as_fit:
         raise UsageError("lm-eval takes one number of examples: --shots 4.")
@@ -51,9 +51,11 @@ def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> 
 
         from malmoi.evaluation.in_context.lm_eval_model import MalmoiLM
     except ImportError as error:
-        raise MalmoiError(f"lm-eval is not installed ({error}): pip install lm-eval.") from error
+        raise MalmoiError(
+            "lm-eval is not installed ({error}): pip install lm-eval.", error=error
+        ) from error
     if not path.is_file():
-        raise MalmoiError(f"There is no task file {path}.")
+        raise MalmoiError("There is no task file {path}.", path=path)
     name = yaml.safe_load(path.read_text("utf-8"))["task"]
     judged, arguments = (MalmoiLM(model), None) if isinstance(model, Model) else model
     done = simple_evaluate(
@@ -82,7 +84,9 @@ def write_task(task: Task, data: RowSource | None, asking: InContextConfig, fold
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:
         raise UsageError(
-            f"lm-eval has no equivalent of {task.kind}; evaluate {task.name} without --harness."
+            "lm-eval has no equivalent of {kind}; evaluate {task} without --harness.",
+            kind=task.kind,
+            task=task.name,
         )
     shape, document = shape_of(task)
     items, pool, _ = split_rows(

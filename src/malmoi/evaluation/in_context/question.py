@@ -15,6 +15,7 @@ from malmoi.evaluation.prompts import TaskPrompt
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.inference.prompt import encode_prompts
+from malmoi.messages import plural
 
 ITEMS_PER_COUNT = 512  # items whose tokens are counted in one call
 
@@ -64,12 +65,10 @@ def parse_shots(given: int | str) -> list[Shots]:
         elif word.isdigit():
             found.append(Shots(int(word)))
         else:
-            raise UsageError(f"The number of examples must be 0, 1, 2… or max, not {word!r}.")
+            raise UsageError(
+                "The number of examples must be 0, 1, 2… or max, not {word!r}.", word=word
+            )
     return found
-
-
-def plural_examples(number: int) -> str:
-    return "1 example" if number == 1 else f"{number} examples"
 
 
 @dataclass(frozen=True)
@@ -110,9 +109,10 @@ class QuestionBuilder:
         some = list(islice(draw_examples(self.pool, item, self.seed, number), self.shots.count))
         if len(some) < self.shots.count:
             raise UsageError(
-                f"{plural_examples(self.shots.count)} requested, but there are only {len(some)} "
-                "to draw from: give a file of training rows with --train (train=…), or request "
-                "fewer."
+                "{examples} requested, but there are only {some} to draw from: give a file of "
+                "training rows with --train (train=…), or request fewer.",
+                examples=plural(self.shots.count, "example"),
+                some=len(some),
             )
         return self._with(prompt, item, some)
 
@@ -121,9 +121,12 @@ class QuestionBuilder:
         place = question.example.place
         if need > context and question.shots:
             raise UsageError(
-                f"{plural_examples(question.shots)} cannot be shown: {place} takes {need} tokens "
-                f"with them, and this model's context is {context}. Use fewer, or as many as "
-                "fit: --shots max."
+                "{examples} cannot be shown: {place} takes {need} tokens with them, and this "
+                "model's context is {context}. Use fewer, or as many as fit: --shots max.",
+                examples=plural(question.shots, "example"),
+                place=place,
+                need=need,
+                context=context,
             )
         return question if need <= context else self._cut(question, need - context)
 
@@ -136,8 +139,10 @@ class QuestionBuilder:
         for number, choice in enumerate(judged, start=1):
             if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
                 raise UsageError(
-                    f"{item.place}: choice {number} ({choice.strip()!r}) has no tokens, so it "
-                    "cannot be scored."
+                    "{place}: choice {number} ({choice!r}) has no tokens, so it cannot be scored.",
+                    place=item.place,
+                    number=number,
+                    choice=choice.strip(),
                 )
         return prompt
 
@@ -166,19 +171,15 @@ class QuestionBuilder:
     def _tokens(self, questions: Sequence[Question]) -> list[int]:
         """How many tokens each question takes with its longest answer."""
         if questions and questions[0].prompt.written:
-            return [
-                length + self.task.max_answer_tokens
-                for length in self._lengths([question.before for question in questions])
-            ]
-        endings = [
-            [choice + one.prompt.ending for choice in one.prompt.choices] or [""]
+            lengths = self._lengths([question.before for question in questions])
+            return [length + self.task.max_answer_tokens for length in lengths]
+        texts = [
+            [one.before + choice + one.prompt.ending for choice in one.prompt.choices]
+            or [one.before]
             for one in questions
         ]
-        texts = [
-            [one.before + end for end in some] for one, some in zip(questions, endings, strict=True)
-        ]
-        lengths = iter(self._lengths([text for some in texts for text in some]))
-        return [max(islice(lengths, len(some))) for some in texts]
+        found = iter(self._lengths([text for some in texts for text in some]))
+        return [max(islice(found, len(some))) for some in texts]
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
         tokenizer = self.model.tokenizer
@@ -192,8 +193,10 @@ class QuestionBuilder:
         whole = surplus < len(offsets)
         if not whole and question.prompt.written:
             raise UsageError(
-                f"{question.example.place} does not fit into this model's context of "
-                f"{self.model.config.context}: its answer alone fills it."
+                "{place} does not fit into this model's context of {context}: its answer "
+                "alone fills it.",
+                place=question.example.place,
+                context=self.model.config.context,
             )
         first = offsets[surplus if whole else -1][0] if offsets else 0
         before = question.before[first:]

@@ -17,10 +17,11 @@ from malmoi.evaluation.examples import (
 )
 from malmoi.evaluation.in_context.graders import EvaluationSession, Graded, Question, scorings
 from malmoi.evaluation.in_context.question import QuestionBuilder, Shots, parse_shots
-from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import kind_of
+from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.inference import Model
+from malmoi.messages import msg
 from malmoi.text.rows import RowSource
 
 READINGS = ("causal", "masked")
@@ -90,7 +91,9 @@ def evaluate_in_context(
     model = _in_reading(model, asking.reading)
     if asking.score not in (known := scorings(model)):
         raise UsageError(
-            f"There is no method {asking.score!r} to compare choices.{nearest(asking.score, known)}"
+            "There is no method {score!r} to compare choices.{hint}",
+            score=asking.score,
+            hint=nearest(asking.score, known),
         )
     prompted = templated(task, asking.template)
     items, pool, notes = split_rows(prompted, data, asking)
@@ -111,7 +114,11 @@ def _in_reading(model: Model, reading: str | None) -> Model:
     if reading is None:
         return model
     if reading not in READINGS:
-        raise UsageError(f"There is no reading mode {reading!r}.{nearest(reading, READINGS)}")
+        raise UsageError(
+            "There is no reading mode {reading!r}.{hint}",
+            reading=reading,
+            hint=nearest(reading, READINGS),
+        )
     causal = model.network.trunk.is_causal
     if reading == "causal" and not causal:
         raise UsageError("This model does not read left to right: leave `reading` out.")
@@ -130,7 +137,8 @@ def _result(
     if kind.only_read:
         if shots.count or shots.as_many_as_fit:
             raise UsageError(
-                f"The task {task.name} reads whole texts and takes no examples: omit --shots."
+                "The task {task} reads whole texts and takes no examples: omit --shots.",
+                task=task.name,
             )
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
@@ -144,11 +152,17 @@ def _truncated(questions: Sequence[Question]) -> Iterator[str]:
     cut = sum(question.cut for question in questions)
     answers = sum(question.answer_cut for question in questions)
     if cut:
-        yield f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit."
+        yield msg(
+            "{cut:,} of {questions:,} items were truncated at the beginning to fit.",
+            cut=cut,
+            questions=len(questions),
+        )
     if answers:
-        yield (
-            f"{answers:,} of {len(questions):,} items have an answer that is longer than the "
-            "context: only its end is scored."
+        yield msg(
+            "{answers:,} of {questions:,} items have an answer that is longer than the "
+            "context: only its end is scored.",
+            answers=answers,
+            questions=len(questions),
         )
 
 
@@ -189,5 +203,5 @@ def limited_rows(rows: Sequence[Example], limit: int | None, seed: int) -> Seque
     if limit is None or limit >= len(rows):
         return rows
     if limit < 1:
-        raise UsageError(f"limit must be 1 or more, not {limit}.")
+        raise UsageError("limit must be 1 or more, not {limit}.", limit=limit)
     return [rows[i] for i in sorted(Random(f"limit:{seed}").sample(range(len(rows)), limit))]

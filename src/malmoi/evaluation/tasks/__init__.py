@@ -33,7 +33,8 @@ def named_task(name: str) -> Task:
         load_installed_plugins()
     if name not in TASKS:
         raise UsageError(
-            f"There is no task {name!r}.{nearest(name, (*KIND_METRICS, *TASKS))} `malmoi tasks` "
-            "lists them."
+            "There is no task {name!r}.{hint} `malmoi tasks` lists them.",
+            name=name,
+            hint=nearest(name, (*KIND_METRICS, *TASKS)),
         )
     return TASKS[name]

@@ -3,16 +3,15 @@ Story Cloze (Mostafazadeh et al. 2016).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
+from malmoi.messages import msg
 from malmoi.text.dialect import Commas
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, any_rows, json_line_rows, table_rows
 
-
-def swag_rows(path: Path) -> Iterator[DataRow]:
-    """Reads comma-separated rows; some releases have an unnamed first column."""
-    return table_rows(path, dialect=Commas)
+swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column
 
 
 def swag(row: DataRow) -> Example:
@@ -29,7 +28,7 @@ def race_rows(path: Path) -> Iterator[DataRow]:
         if isinstance(row, BrokenRow):
             yield row
         elif missing:
-            yield BrokenRow({}, row.place, f"there is no {missing[0]!r}")
+            yield BrokenRow({}, row.place, msg("there is no {missing!r}", missing=missing[0]))
         else:
             yield from _race_questions(row)
 
@@ -38,7 +37,12 @@ def _race_questions(row: DataRow) -> Iterator[DataRow]:
     parts = [row[name] for name in ("questions", "options", "answers")]
     questions, options, answers = map(len, parts)
     if not questions == options == answers:
-        why = f"{questions} questions, {options} lists of options, {answers} answers"
+        why = msg(
+            "{questions} questions, {options} lists of options, {answers} answers",
+            questions=questions,
+            options=options,
+            answers=answers,
+        )
         yield BrokenRow({}, row.place, why)
         return
     for values in zip(*parts, strict=True):
@@ -50,7 +54,9 @@ def race(row: DataRow) -> Example:
     """An article, a question (possibly with a gap _), four options; the answer is a letter."""
     letter = row.label("answer")
     if letter is not None and letter not in "ABCDEFGH":
-        raise BadRow(row.place, f"the answer must be a letter such as A, not {letter!r}")
+        raise BadRow(
+            row.place, "the answer must be a letter such as A, not {letter!r}", letter=letter
+        )
     right = None if letter is None else "ABCDEFGH".index(letter)
     return Example(row.text("article"), row.text("question"), right, choices=tuple(row["options"]))
 
@@ -69,7 +75,11 @@ def copa(row: DataRow) -> Example:
         return query_example(row)
     link = {"cause": "because", "effect": "so"}.get(row.text("question"))
     if link is None:
-        raise BadRow(row.place, f"the question must be cause or effect, not {row['question']!r}")
+        raise BadRow(
+            row.place,
+            "the question must be cause or effect, not {question!r}",
+            question=row["question"],
+        )
     choices = (row.text("choice1"), row.text("choice2"))
     return Example(
         f"{row.text('premise').rstrip('.')} {link}", label=row.whole("label"), choices=choices
@@ -82,7 +92,7 @@ def story_cloze(row: DataRow) -> Example:
     endings = tuple(row.text(f"RandomFifthSentenceQuiz{i}") for i in (1, 2))
     right = row.whole("AnswerRightEnding") if "AnswerRightEnding" in row.values else None
     if right not in (1, 2, None):
-        raise BadRow(row.place, f"AnswerRightEnding must be 1 or 2, not {right}")
+        raise BadRow(row.place, "AnswerRightEnding must be 1 or 2, not {right}", right=right)
     label = None if right is None else right - 1
     return Example(story, label=label, id=str(row.values.get("InputStoryid", "")), choices=endings)
 

@@ -44,7 +44,9 @@ def arc(row: DataRow) -> Example:
     key = row.label("answerKey")
     marks = [mark for mark, _ in pairs]
     if key is not None and key not in marks:
-        raise BadRow(row.place, f"the answer {key!r} is not one of {', '.join(marks)}")
+        raise BadRow(
+            row.place, "the answer {key!r} is not one of {marks}", key=key, marks=", ".join(marks)
+        )
     prefix = question["stem"] if nested else row.text("question")
     choices = tuple(text for _, text in pairs)
     return Example(
@@ -94,7 +96,7 @@ def boolq(row: DataRow) -> Example:
     found = row.label("label", "answer")
     known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
     if found is not None and found.lower() not in known:
-        raise BadRow(row.place, f"the answer must be true or false, not {found!r}")
+        raise BadRow(row.place, "the answer must be true or false, not {found!r}", found=found)
     return Example(row.text("passage"), row.text("question"), found and known[found.lower()])
 
 

@@ -10,6 +10,7 @@ from random import Random
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example, Task
+from malmoi.messages import msg
 from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow, any_rows
 
@@ -78,7 +79,7 @@ ARITHMETIC = (
     *(
         _arithmetic_task(
             f"{n}d{sign}",
-            f"{OPERATOR_WORDS[sign]}, numbers of up to {n} digits",
+            msg("{words}, numbers of up to {n} digits", words=OPERATOR_WORDS[sign], n=n),
             two_numbers(n, sign),
         )
         for n in (2, 3, 4, 5)
@@ -127,7 +128,7 @@ def frequent_words(source: str) -> tuple[str, ...]:
         for word in WORD_PATTERN.findall(document.text.lower())
     )
     if not counts:
-        raise MalmoiError(f"There are no words of 5 to 14 letters in {source}.")
+        raise MalmoiError("There are no words of 5 to 14 letters in {source}.", source=source)
     return tuple(
         word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
     )
@@ -149,16 +150,12 @@ def scrambled_file(mix: Mix, path: Path) -> Iterator[DataRow]:
     return scrambled_words(mix, Random(0), str(path))
 
 
-def scramble_example(row: DataRow) -> Example:
-    return Example(row.text("mixed"), label=(row.text("word"),))
-
-
 def _scramble_task(name: str, about: str, mix: Mix) -> Task:
     return Task(
         name,
         "writing",
         partial(scrambled_file, mix),
-        scramble_example,
+        lambda row: Example(row.text("mixed"), label=(row.text("word"),)),
         about,
         prompt="{text} =",
         separator="\n",

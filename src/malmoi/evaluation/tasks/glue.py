@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Task, columns, numbers
 from malmoi.text.rows import BrokenRow, DataRow, json_line_rows, table_rows
 
-COLA_COLUMNS = ("source", "label", "mark", "sentence")
 SCITAIL_COLUMNS = ("premise", "hypothesis", "label")
 ENTAILMENT_LABELS = ("entailment", "not_entailment")
 NLI_LABELS = ("contradiction", "entailment", "neutral")
 YES_NO = {"0": "no", "1": "yes"}
 
 
-def cola_rows(path: Path) -> Iterator[DataRow]:
-    """Reads CoLA, which has no header, or its test set, which has one and two columns."""
-    return table_rows(path, COLA_COLUMNS)
+cola_rows = partial(table_rows, header=("source", "label", "mark", "sentence"))
 
 
 def snli_rows(path: Path) -> Iterator[DataRow]:

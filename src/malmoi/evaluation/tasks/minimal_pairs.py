@@ -17,7 +17,7 @@ def kontrast(row: DataRow) -> Example:
     """Sentences A and B, and which of them speakers accept."""
     right = row.label("gold_label")
     if right not in ("A", "B"):
-        raise BadRow(row.place, f"gold_label is A or B, not {right!r}")
+        raise BadRow(row.place, "gold_label is A or B, not {right!r}", right=right)
     choices = (row.text("sentence_A"), row.text("sentence_B"))
     label = "AB".index(right)
     return Example(choices[label], label=label, choices=choices)

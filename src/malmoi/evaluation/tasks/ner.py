@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics import entities
+from malmoi.messages import msg
+from malmoi.metrics.tags import entities
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, text_lines
 
 DOCUMENT_MARK = "-DOCSTART-"
@@ -35,7 +37,9 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
         begun = begun if words else number
         columns = line.split(split)
         if fault := _fault(columns, word, wide, bare=split is None and line[0].isspace()):
-            broken = broken or f"line {number} {fault}, not {line!r:.40}"
+            broken = broken or msg(
+                "line {number} {fault}, not {line!r:.40}", number=number, fault=fault, line=line
+            )
             continue
         wide = len(columns)
         words.append(columns[word].strip())
@@ -46,9 +50,9 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
 def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
     """What is wrong with a line, if anything; `bare`: it starts with the space before a tag."""
     if bare or len(columns) < word + 2 or not columns[word].strip():
-        return "must hold a word and a tag"
+        return msg("must hold a word and a tag")
     other = wide not in (0, len(columns))
-    return f"must have {wide} columns like the lines before it" if other else ""
+    return msg("must have {wide} columns like the lines before it", wide=wide) if other else ""
 
 
 def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Iterator[DataRow]:
@@ -71,17 +75,12 @@ def iob2(tags: list[str], place: str) -> list[str]:
         if tag == "I" and named and named[-1] != "O":  # klp2016 does not repeat the label
             tag = f"I-{named[-1][2:]}"
         if tag != "O" and (tag[:1] not in "BIESLU" or tag[1:2] not in ("-", "_")):
-            raise BadRow(place, f"{tag!r} is not a tag such as O, B-PER or I-PER")
+            raise BadRow(place, "{tag!r} is not a tag such as O, B-PER or I-PER", tag=tag)
         named.append(tag)
     marked = ["O"] * len(tags)
     for label, first, last in entities(named):
         marked[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
     return marked
-
-
-def klp_rows(path: Path) -> Iterator[DataRow]:
-    """Reads number, morpheme, part of speech, tag; ; and $ lines before them hold the sentence."""
-    return conll_sentences(path, "\t", word=1)
 
 
 CONLL2003 = Task(
@@ -97,7 +96,8 @@ CONLL2003 = Task(
 KLP2016 = replace(
     CONLL2003,
     name="klp2016",
-    rows=klp_rows,
+    # number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
+    rows=partial(conll_sentences, split="\t", word=1),
     about="which Korean words name a person, a place, an organisation, a date, a time?",
     files=("*train*", "*dev*"),
     prompt="글: {text}\n이름:",

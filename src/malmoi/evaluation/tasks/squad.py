@@ -22,7 +22,10 @@ def squad_questions(path: Path) -> Iterator[DataRow]:
                     yield DataRow({**question, "context": paragraph["context"]}, f"{path}:{number}")
     except (KeyError, TypeError) as error:
         raise MalmoiError(
-            f"{path} is not in SQuAD's format after question {number}: {error} is missing."
+            "{path} is not in SQuAD's format after question {number}: {error} is missing.",
+            path=path,
+            number=number,
+            error=error,
         ) from error
 
 
@@ -40,7 +43,9 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
         return str(answer["text"]), int(answer["answer_start"])
     except (KeyError, TypeError, ValueError):
         raise BadRow(
-            place, f"an answer must have a text and an answer_start, not {answer!r:.60}"
+            place,
+            "an answer must have a text and an answer_start, not {answer!r:.60}",
+            answer=answer,
         ) from None
 
 

@@ -11,17 +11,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width
-from malmoi.inference.generation.fast_argmax import FastArgmax
-from malmoi.inference.generation.kv_slots import KVSlots, common_prefix_length, prefill_rows
+from malmoi.inference.generation.decode_steps import (
+    STEPS_AHEAD,
+    DecodeSteps,
+    InFlightSteps,
+    StepMode,
+)
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
-from malmoi.inference.generation.steps import STEPS_AHEAD, DecodeSteps, InFlightSteps, StepMode
 from malmoi.inference.generation.token_selection import (
     SequenceState,
     StepOutput,
     TokenSelector,
     logprobs_with_top,
 )
+from malmoi.kernels.cuda_graphs import bucket_rows, bucket_width
+from malmoi.kernels.fast_argmax import FastArgmax
+from malmoi.kernels.kv_slots import KVSlots, common_prefix_length, prefill_rows
 from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.tokenizer.padding import MAX_ROWS

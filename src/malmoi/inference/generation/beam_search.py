@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from malmoi.inference.generation.config import GenerationConfig
-from malmoi.inference.generation.kv_slots import check_causal
+from malmoi.inference.generation.options import GenerationConfig
+from malmoi.kernels.kv_slots import check_causal
 from malmoi.model import KVCache, Network
 
 # the newest tokens [R · N] and the row of the batch before that each continues -> log P [R · N, V]

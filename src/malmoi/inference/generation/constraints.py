@@ -13,6 +13,7 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.token_bytes import all_token_bytes
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, check_whole_number
 from malmoi.tokenizer import Tokenizer
 
@@ -133,5 +134,5 @@ def _mask(tokens: Iterable[int], scores: Tensor) -> Tensor:
 
 def require_some(mask: Tensor, reason: str) -> Tensor:
     if not mask.any():
-        raise MalmoiError(f"The constraint allows nothing: {reason}.")
+        raise MalmoiError("The constraint allows nothing: {reason}.", reason=msg(reason))
     return mask

@@ -7,14 +7,10 @@ import codecs
 from collections.abc import Sequence
 from typing import Literal
 
-from malmoi.errors import UsageError
 from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.tokenizer import Tokenizer
 
-# limit: every token is checked against all of them
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARACTERS = 1000
 # prompt tokens that decide how the first new token is written (its space, its "##")
 CONTEXT_TOKENS = 8
 
@@ -142,13 +138,3 @@ class TextWriter:
     def _decoded(self, token: int) -> str:
         # the network's vocabulary may be padded beyond the tokenizer's
         return self.detokenizer.push(token) if token < self.detokenizer.tokenizer.vocab_size else ""
-
-
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(s, str) and s for s in stops):
-        raise UsageError("A stop string must be a text of at least one character.")
-    if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        limit = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
-        raise UsageError(f"The limit is {limit}.")
-    return stops

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from malmoi.inference.generation.batch import BatchPool
 from malmoi.inference.generation.beam_search import beam_search
-from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.detokenize import TextWriter, detokenizer
-from malmoi.inference.generation.fast_argmax import FastArgmax
+from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup
 from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
+from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.model import Network
 from malmoi.system.threads import inference_threads
 from malmoi.tokenizer import Tokenizer

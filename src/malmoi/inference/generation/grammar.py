@@ -26,8 +26,12 @@ def _choices_grammar(texts: Any) -> str:
         raise UsageError("choices must be a list of texts of at least one character each.")
     if len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICE_CHARACTERS:
         raise UsageError(
-            f"choices has {len(texts):,} texts of {sum(map(len, texts)):,} characters; the "
-            f"limits are {MAX_CHOICES:,} and {MAX_CHOICE_CHARACTERS:,}."
+            "choices has {texts:,} texts of {texts2:,} characters; the limits are {most:,} "
+            "and {most2:,}.",
+            texts=len(texts),
+            texts2=sum(map(len, texts)),
+            most=MAX_CHOICES,
+            most2=MAX_CHOICE_CHARACTERS,
         )
     return _lark("|".join(map(re.escape, texts)))
 
@@ -35,13 +39,17 @@ def _choices_grammar(texts: Any) -> str:
 def _regex_grammar(regex: str) -> str:
     if len(regex) > MAX_REGEX_CHARACTERS:
         raise UsageError(
-            f"The regular expression has {len(regex):,} characters, more than "
-            f"{MAX_REGEX_CHARACTERS:,}. For one of many texts use choices."
+            "The regular expression has {regex:,} characters, more than {most:,}. For one of "
+            "many texts use choices.",
+            regex=len(regex),
+            most=MAX_REGEX_CHARACTERS,
         )
     if re.search(r"(?<!\\)(\\\\)*\\\Z", regex):  # llguidance would drop it
         raise UsageError(
-            f"The regular expression {shown(regex)} is invalid at character {len(regex) - 1}: "
-            "nothing follows the backslash."
+            "The regular expression {regex} is invalid at character {regex2}: nothing follows "
+            "the backslash.",
+            regex=shown(regex),
+            regex2=len(regex) - 1,
         )
     return _lark(regex)
 
@@ -54,13 +62,15 @@ def _lark(regex: str) -> str:
 
 def _schema_grammar(schema: Any) -> str:
     if schema is not True and not isinstance(schema, Mapping):
-        raise UsageError(f"json_schema must be an object, not {shown(schema)}.")
+        raise UsageError("json_schema must be an object, not {schema}.", schema=shown(schema))
     try:
         described = {"type": "object"} if schema is True else schema
         whole = {**_prepared(described, closed=not _joins(described)), "x-guidance": JSON_OPTIONS}
         return f"start: %json {json.dumps(whole)}"
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"json_schema is invalid: {first_line(error).rstrip('.')}.") from error
+        raise UsageError(
+            "json_schema is invalid: {error}.", error=first_line(error).rstrip(".")
+        ) from error
 
 
 def _joins(schema: Any) -> bool:

@@ -18,6 +18,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.constraints import Constraint, require_some
 from malmoi.inference.generation.grammar import GRAMMARS
 from malmoi.inference.generation.token_bytes import all_token_bytes
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, shown
 from malmoi.tokenizer import Tokenizer
 
@@ -69,13 +70,17 @@ def grammar_constraint(
 ) -> "GrammarConstraint":
     """The constraint of `choices`, `regex` or `json_schema`."""
     if LLMatcher is None:
-        raise MalmoiError(f"{name} needs the package llguidance: pip install llguidance.")
+        raise MalmoiError("{name} needs the package llguidance: pip install llguidance.", name=name)
     constraint = _compiled(GRAMMARS[name](value), tokenizer, ends)
     if constraint.matcher.is_error():
         reason = _reason(constraint.matcher)
         if name == "regex":
-            raise UsageError(f"The regular expression {shown(value)} is invalid {reason}.")
-        raise UsageError(f"{name} is invalid: {reason}.")
+            raise UsageError(
+                "The regular expression {value} is invalid {reason}.",
+                value=shown(value),
+                reason=reason,
+            )
+        raise UsageError("{name} is invalid: {reason}.", name=name, reason=reason)
     return constraint
 
 
@@ -91,7 +96,7 @@ def _reason(matcher: Any) -> str:
     carets = [line.index("^") - 4 for line in lines if "^" in line and not line.strip("^ ")]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if errors and carets:
-        return f"at character {carets[0]}: {errors[0]}"
+        return msg("at character {carets}: {errors}", carets=carets[0], errors=errors[0])
     return str(lines[0]).rpartition("JSON schema: ")[2].rstrip(".")
 
 
@@ -120,7 +125,9 @@ class GrammarConstraint(Constraint):
     def allowed(self, scores: Tensor) -> Tensor:
         bits = _bits(self.matcher.compute_bitmask())
         if self.matcher.is_error() and "NoExtension" not in self.matcher.get_error():
-            raise MalmoiError(f"The text cannot be continued: {_reason(self.matcher)}.")
+            raise MalmoiError(
+                "The text cannot be continued: {reason}.", reason=_reason(self.matcher)
+            )
         mask = torch.zeros(len(scores), dtype=torch.bool)
         mask[: len(bits)] = torch.from_numpy(bits)[: len(scores)]
         if not self.matcher.is_accepting():

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from malmoi.inference.generation.kv_slots import KVSlots
+from malmoi.kernels.kv_slots import KVSlots
 from malmoi.model import Network
 
 BLOCK_TOKENS = 16  # tokens per node

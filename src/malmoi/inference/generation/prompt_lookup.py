@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
-from malmoi.inference.generation.kv_slots import check_causal, common_prefix_length
+from malmoi.kernels.fast_argmax import FastArgmax, greedy_tokens
+from malmoi.kernels.kv_slots import check_causal, common_prefix_length
 from malmoi.model import KVCache, Network
 
 MATCH_TOKENS = 3  # longest match to look for; shorter ones, down to 1, if there is none

@@ -5,24 +5,16 @@ the same distribution. B batch, V vocabulary.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from malmoi.errors import require
+from malmoi.inference.generation.options import Sampling
 from malmoi.system.machine import float64_device
 
-_require = partial(require, "Invalid sampling settings")
-
 NEGATIVE_INFINITY = float("-inf")
-# lower values could overflow the logits
-MIN_TEMPERATURE = 1e-4
-PENALTY_RANGE = (0.01, 100.0)  # for the same reason
-MAX_LOGIT_BIAS = 100.0
 
 
 class TokenHistory(NamedTuple):
@@ -102,79 +94,15 @@ _RULES: tuple[SamplingRule, ...] = (
 SAMPLING_RULES = {rule.__name__: rule for rule in _RULES}
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is selected; a temperature of 0 is greedy."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0
-    min_p: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, bias) pairs
-
-    def __post_init__(self) -> None:
-        bias = self.logit_bias
-        pairs = tuple(bias.items()) if isinstance(bias, Mapping) else tuple(bias)
-        object.__setattr__(self, "logit_bias", pairs)
-        for token, value in pairs:
-            _require(
-                isinstance(token, int) and token >= 0 and abs(value) <= MAX_LOGIT_BIAS,
-                f"logit_bias must map tokens to numbers within ±{MAX_LOGIT_BIAS:g}, not "
-                f"{token!r} to {value}",
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            _require(-2 <= value <= 2, f"{name} must be between -2 and 2, not {value}")
-        _require(
-            self.min_p is None or 0 <= self.min_p <= 1,
-            f"min_p must be between 0 and 1, not {self.min_p}",
-        )
-        _require(
-            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
-            f"temperature must be 0 (greedy) or {MIN_TEMPERATURE:g} and more, not "
-            f"{self.temperature}",
-        )
-        _require(
-            self.top_k is None or self.top_k >= 1, f"top_k must be 1 or more, not {self.top_k}"
-        )
-        _require(
-            self.top_p is None or 0 < self.top_p <= 1,
-            f"top_p must be above 0 and at most 1, not {self.top_p}",
-        )
-        low, high = PENALTY_RANGE
-        _require(
-            low <= self.repetition_penalty <= high,
-            f"repetition_penalty must be between {low:g} and {high:g}, not "
-            f"{self.repetition_penalty}",
-        )
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether a rule depends on the tokens already in the text."""
-        penalties = self.frequency_penalty or self.presence_penalty
-        return self.repetition_penalty != 1 or penalties != 0
-
-    @property
-    def changes_best(self) -> bool:
-        """Whether a rule may change which token is the most likely."""
-        return self.needs_history or bool(self.logit_bias)
-
-    def apply(self, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
-        """Applies all active rules, in fp32: low temperatures overflow half precision."""
-        logits = logits.float()
-        for name, rule in SAMPLING_RULES.items():
-            value = getattr(self, name)
-            skipped = self.greedy and name in ("temperature", "top_k", "top_p", "min_p")
-            if value != getattr(Sampling, name) and not skipped:  # its default changes nothing
-                logits = rule(logits, value, history)
-        return logits
+def apply_rules(sampling: Sampling, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
+    """Applies all active rules, in fp32: low temperatures overflow half precision."""
+    logits = logits.float()
+    for name, rule in SAMPLING_RULES.items():
+        value = getattr(sampling, name)
+        skipped = sampling.greedy and name in ("temperature", "top_k", "top_p", "min_p")
+        if value != getattr(Sampling, name) and not skipped:  # its default changes nothing
+            logits = rule(logits, value, history)
+    return logits
 
 
 def sample_next(
@@ -184,7 +112,7 @@ def sample_next(
     generators: Sequence[torch.Generator],
 ) -> Tensor:
     """Samples each row's next token [B] with its own generator, independently of the batch."""
-    logits = sampling.apply(logits, history)
+    logits = apply_rules(sampling, logits, history)
     return logits.argmax(-1) if sampling.greedy else sample_token(logits, generators)
 
 

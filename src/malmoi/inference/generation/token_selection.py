@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.inference.generation.config import GenerationConfig, check_prompt_length
 from malmoi.inference.generation.constraints import Constraint
-from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
+from malmoi.inference.generation.generation_config import check_prompt_length
+from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
-    Sampling,
     TokenHistory,
+    apply_rules,
     inverse_cdf,
     random_generators,
     sample_next,
 )
+from malmoi.kernels.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.model import Network
 
 
@@ -183,7 +184,7 @@ class BatchSampler:
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
         """Writes sampled tokens into `tokens` [S], which already holds the greedy ones."""
         for sampling, rows, chances in self.groups:
-            tokens[rows] = inverse_cdf(sampling.apply(logits[rows]), chances[step])
+            tokens[rows] = inverse_cdf(apply_rules(sampling, logits[rows]), chances[step])
 
 
 def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Tensor:
@@ -202,7 +203,9 @@ def _forbid(row: Tensor, sequence: SequenceState, state: Constraint) -> None:
         allowed = state.allowed(row)
     except Exception as error:  # a user's function may raise anything; only its own request fails
         ours = isinstance(error, MalmoiError)
-        sequence.error = error if ours else MalmoiError(f"The constraint failed: {error!r}.")
+        sequence.error = (
+            error if ours else MalmoiError("The constraint failed: {error}.", error=repr(error))
+        )
         return
     row.masked_fill_(~allowed.to(row.device), NEGATIVE_INFINITY)
 

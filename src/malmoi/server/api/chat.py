@@ -26,8 +26,8 @@ from malmoi.server.api.responses import (
     Delta,
     Usage,
 )
-from malmoi.server.generation import IndexedChunk
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import IndexedChunk
+from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
 

@@ -19,8 +19,8 @@ from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
 from malmoi.server.executor import unless_disconnected
-from malmoi.server.generation import GenerationStream, IndexedChunk
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import GenerationStream, IndexedChunk
+from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
 
@@ -53,7 +53,11 @@ def check_length(ask: GenerationFields, request: Request) -> None:
 
 
 def too_long(requested: int, limit: int) -> UsageError:
-    return UsageError(f"max_tokens is {requested}, and this server's limit per request is {limit}.")
+    return UsageError(
+        "max_tokens is {requested}, and this server's limit per request is {limit}.",
+        requested=requested,
+        limit=limit,
+    )
 
 
 def _check(ask: CompletionRequest, request: Request) -> None:

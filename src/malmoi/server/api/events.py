@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from malmoi.server.errors import ApiError, api_error, log
+from malmoi.server.error_replies import ApiError, api_error, log
 from malmoi.server.executor import unless_disconnected
-from malmoi.server.generation import GenerationStream
+from malmoi.server.generation_jobs import GenerationStream
 
 DONE_EVENT = b"data: [DONE]\n\n"
 EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}

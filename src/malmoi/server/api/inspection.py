@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from malmoi.interpret.attention_and_lens import AttentionArray, attention, chosen_reader, lens
 from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import AttentionRequest, LensRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse
 from malmoi.server.executor import checkpoint, run_on_model
-from malmoi.server.inspect_model import AttentionArray, attention, chosen_reader, lens
 
 router = APIRouter()
 ATTENTION_DIGITS = 6  # decimals of an attention weight
@@ -49,7 +49,7 @@ async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
     served = served_model(request, ask)
 
     def see() -> str:
-        seen = lens(served.model, ask.text, ask.top)
+        seen = lens(served.model, ask.text, ask.top, checkpoint)
         found = LensResponse(model=served.name, tokens=seen.tokens, layers=seen.guesses)
         return found.model_dump_json()
 

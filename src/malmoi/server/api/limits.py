@@ -11,11 +11,12 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from malmoi.inference import Model
+from malmoi.messages import msg, plural
 from malmoi.server.api.requests import ApiRequest
 from malmoi.server.config import ServeConfig
-from malmoi.server.errors import ApiError
+from malmoi.server.error_replies import ApiError
 from malmoi.server.executor import checkpoint
-from malmoi.server.registry import ServedModel
+from malmoi.server.model_registry import ServedModel
 
 
 def served_model(request: Request, ask: ApiRequest) -> ServedModel:
@@ -32,9 +33,13 @@ def require_characters(served: ServedModel, name: str, characters: int) -> None:
     context = served.model.config.context
     # a token has one at least, so that most texts need no further look
     if characters > context and characters > served.max_characters:
-        sentence = (
-            f"{name} has {characters:,} characters, more than this model's context of {context:,} "
-            f"tokens can hold ({served.max_characters:,}): shorten it."
+        sentence = msg(
+            "{name} has {characters:,} characters, more than this model's context of "
+            "{context:,} tokens can hold ({most:,}): shorten it.",
+            name=name,
+            characters=characters,
+            context=context,
+            most=served.max_characters,
         )
         raise ApiError(400, sentence, param=name, code="context_length_exceeded")
 
@@ -62,13 +67,15 @@ def check_reading(request: Request, tokens: int, passes: int = 1, characters: in
     Texts of few tokens, such as spaces, are work too: as many characters as a body may have.
     """
     settings: ServeConfig = request.app.state.settings
-    limits = {"tokens": settings.max_read_tokens, "characters": settings.max_body}
+    limits = {"token": settings.max_read_tokens, "character": settings.max_body}
     for count, (what, limit) in zip((tokens, characters), limits.items(), strict=True):
         if count * passes > limit:
-            total = f"{count:,} {what}" + (f" × {passes} passes" if passes > 1 else "")
-            sentence = (
-                f"The model would have to read {total}, above this server's limit of {limit:,} per "
-                "request: send it in parts."
+            times = msg(" × {passes} passes", passes=passes) if passes > 1 else ""
+            sentence = msg(
+                "The model would have to read {total}, above this server's limit of {limit:,} per "
+                "request: send it in parts.",
+                total=plural(count, what) + times,
+                limit=limit,
             )
             raise ApiError(400, sentence, code="too_many_tokens")
 

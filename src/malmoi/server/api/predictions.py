@@ -17,6 +17,7 @@ from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HE
 from malmoi.inference.score import Score
 from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompts, question_prompt
+from malmoi.messages import msg
 from malmoi.server.api.completions import prompts_of, too_long
 from malmoi.server.api.limits import (
     beginnings,
@@ -46,8 +47,8 @@ from malmoi.server.api.responses import (
     Usage,
 )
 from malmoi.server.executor import checkpoint, run_on_model, unless_disconnected
-from malmoi.server.generation import GenerationStream
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import GenerationStream
+from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Encoding
 
 # where models of each task head are asked
@@ -70,7 +71,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     width = reader.config.width
     sentence = reader.checkpoint.sentence
     if ask.dimensions is not None and ask.dimensions > width:
-        raise UsageError(f"dimensions is above this model's {width} dimensions.")
+        raise UsageError("dimensions is above this model's {width} dimensions.", width=width)
     if "" in prompts_of(ask.input):
         raise UsageError("input has an empty text, which has no meaning to embed: leave it out.")
     own = ask.pool == "auto" and sentence is not None and sentence.normalize
@@ -111,8 +112,12 @@ def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encodin
         return model._encoded(text, truncate=truncate)
     tokens = text[: model.config.context] if truncate else text
     if len(tokens) > model.config.context or max(tokens) >= model.config.vocab:
-        most = f"{model.config.context} or fewer, each below {model.config.vocab}"
-        raise UsageError(f"The tokens must be {most}.")
+        most = msg(
+            "{context} or fewer, each below {vocab}",
+            context=model.config.context,
+            vocab=model.config.vocab,
+        )
+        raise UsageError("The tokens must be {most}.", most=most)
     size = len(tokens)
     return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
 
@@ -152,8 +157,10 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
     if model.task_head not in (ONE_LABEL, NUMBER) or len(model.labels) not in (1, 2):
         can = ", ".join(model.abilities)
         raise UsageError(
-            f"The model {served.name!r} is not a cross-encoder, which has one or two labels for a "
-            f"pair of texts. It can: {can}."
+            "The model {served!r} is not a cross-encoder, which has one or two labels for a "
+            "pair of texts. It can: {can}.",
+            served=served.name,
+            can=can,
         )
 
     def rank() -> tuple[list[float], int]:
@@ -233,7 +240,11 @@ def _pairs(ask: ClassifyRequest, served: ServedModel) -> list[Any]:
         raise UsageError("A pair needs a model fine-tuned for pairs; with labels, use one text.")
     pairs = beginnings(served, ask.pair)
     if len(pairs) != len(texts):
-        raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs: give one for each.")
+        raise UsageError(
+            "There are {texts} texts but {pairs} pairs: give one for each.",
+            texts=len(texts),
+            pairs=len(pairs),
+        )
     return list(zip(texts, pairs, strict=True))
 
 
@@ -325,8 +336,11 @@ def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
     head = served.model.task_head
     if head not in heads:
         right = next((path for path, known in ENDPOINTS.items() if head in known), "")
-        instead = f"send it to {right}" if right else instead
+        instead = msg("send it to {right}", right=right) if right else instead
         can = ", ".join(served.model.abilities)
         raise UsageError(
-            f"The model {served.name!r} was not fine-tuned for this: {instead}. It can: {can}."
+            "The model {served!r} was not fine-tuned for this: {instead}. It can: {can}.",
+            served=served.name,
+            instead=msg(instead),
+            can=can,
         )

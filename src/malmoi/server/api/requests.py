@@ -1,13 +1,28 @@
 """Request bodies. Names and defaults are OpenAI's where it has them."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from malmoi.errors import UsageError, nearest
-from malmoi.inference.generation.detokenize import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from malmoi.inference.generation.options import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    ConstraintOptions,
+    GenerationConfig,
+    Sampling,
+)
+from malmoi.settings import settings_of
 
 MAX_TEXTS = 256  # per request
 MAX_EMBEDDED_TEXTS = 2048  # as OpenAI's API
@@ -26,7 +41,7 @@ EmbeddingInput = (
 )
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Top = Annotated[int, Field(ge=1, le=100)]
-LogitBias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 TextField = Annotated[str, Field(max_length=20_000)]
 NameField = Annotated[str, Field(max_length=200)]
 
@@ -158,41 +173,46 @@ class ResponseFormat(BaseModel):
         return self.json_schema.schema_
 
 
-GENERATION_SETTINGS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos"),
-)
+SETTINGS = settings_of(GenerationConfig, ConstraintOptions)
+# settings of `generate` that a request has under the same names, with the same bounds
+SHARED = [*(name for name in settings_of(Sampling) if name != "logit_bias"), "ignore_eos"]
 
 
-class GenerationFields(ApiRequest):
+def request_field(name: str, **changes: Any) -> Any:
+    """The field of a request for a setting of `generate`."""
+    one = SETTINGS[name]
+    return Field(one.default, description=one.help, **{**one.bounds, **changes})
+
+
+if TYPE_CHECKING:
+    SharedFields = ApiRequest
+else:
+    SharedFields = create_model(
+        "SharedFields",
+        __base__=ApiRequest,
+        **{name: (SETTINGS[name].kind, request_field(name)) for name in SHARED},
+    )
+
+
+class GenerationFields(SharedFields):
     """How text is generated."""
 
     max_tokens: int | None = Field(None, ge=0, description="Maximum new tokens.")
     max_completion_tokens: int | None = Field(None, ge=1, description="New name of max_tokens.")
-    temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy decoding.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
-    top_k: int | None = Field(None, ge=1, le=2**31, description="Sample from the k most likely.")
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="Above 1: less repetition.")
-    n: int = Field(1, ge=1, le=128, description="Continuations of each prompt.")
+    n: int = request_field("n", le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Texts to stop before."
     )
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Random seed.")
+    seed: int | None = request_field("seed")
     stream: bool = Field(False, description="Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="At least this fraction of the best probability."
-    )
-    presence_penalty: float = Field(0, ge=-2, le=2, description="Against repeated tokens.")
-    frequency_penalty: float = Field(0, ge=-2, le=2, description="The same, for each occurrence.")
     logit_bias: Annotated[dict[str, LogitBias], Field(max_length=1024)] | None = Field(
         None, description="Added to the scores of tokens, by id."
     )
-    ignore_eos: bool = Field(False, description="Do not end at the end-of-text token.")
-    min_tokens: int = Field(0, ge=0, le=2**31 - 1, description="Minimum new tokens.")
+    min_tokens: int | None = request_field("min_tokens")
     response_format: ResponseFormat | None = Field(None, description="Plain JSON, or a schema.")
     guided_json: dict[str, Any] | None = Field(None, description="JSON schema to follow.")
-    guided_regex: str | None = Field(None, description="Regular expression to match.")
+    guided_regex: str | None = Field(None, description=SETTINGS["regex"].help)
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
         None, description="The text must be one of these."
     )
@@ -206,11 +226,14 @@ class GenerationFields(ApiRequest):
     def settings(self) -> dict[str, Any]:
         """The settings of `generate`, except the number and length of the texts."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        found = {name: getattr(self, name) for name in GENERATION_SETTINGS}
+        found = {name: getattr(self, name) for name in SHARED}
         found |= {"stop": tuple(stops), "logit_bias": self._bias()}
         constraints = self._constraints()
         if len(constraints) > 1:
-            raise UsageError(f"{' and '.join(constraints)} cannot be combined: choose one.")
+            raise UsageError(
+                "{constraints} cannot be combined: choose one.",
+                constraints=" and ".join(constraints),
+            )
         for name, value in constraints.values():
             found[name] = value
         return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})

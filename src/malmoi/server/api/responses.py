@@ -8,7 +8,7 @@ from malmoi.inference.answer import Candidate
 from malmoi.inference.fill import Fill
 from malmoi.inference.score import Score
 from malmoi.inference.tagging import Span
-from malmoi.server.inspect_model import LayerGuess
+from malmoi.interpret.attention_and_lens import LayerGuess
 
 FinishField = Literal["stop", "length"]
 

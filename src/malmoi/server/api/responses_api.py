@@ -23,8 +23,8 @@ from malmoi.server.api.requests import (
     example,
 )
 from malmoi.server.api.responses import Usage
-from malmoi.server.generation import GenerationStream, IndexedChunk
-from malmoi.server.registry import ServedModel
+from malmoi.server.generation_jobs import GenerationStream, IndexedChunk
+from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
 

@@ -24,20 +24,25 @@ def open_features(path: str | Path) -> Features:
     """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise MalmoiError(f"There is no feature file {file}.")
+        raise MalmoiError("There is no feature file {file}.", file=file)
     try:
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise MalmoiError(f"{file} is not a .npy file of numbers: {error}") from error
+        raise MalmoiError(
+            "{file} is not a .npy file of numbers: {error}", file=file, error=error
+        ) from error
     if array.ndim == 2:
         array = array[:, None]
     if array.ndim != 3 or array.dtype.kind not in "fiu" or not array.size:
         raise MalmoiError(
-            f"{file} holds {array.dtype} of the shape {list(array.shape)}; features are numbers "
-            "of the shape [texts, vectors, width] or [texts, width]."
+            "{file} holds {dtype} of the shape {shape}; features are numbers of the shape "
+            "[texts, vectors, width] or [texts, width].",
+            file=file,
+            dtype=array.dtype,
+            shape=list(array.shape),
         )
     if not np.isfinite(array).all():
-        raise MalmoiError(f"{file} holds NaN or infinite values.")
+        raise MalmoiError("{file} holds NaN or infinite values.", file=file)
     return array
 
 
@@ -59,11 +64,19 @@ class TextPerRow(FileSource):
             yield FoundDocument(text.strip(), number)
         if number != self.rows:
             raise MalmoiError(
-                f"{self.path} has {number:,} lines, but there are features for {self.rows:,} texts."
+                "{path} has {number:,} lines, but there are features for {rows:,} texts.",
+                path=self.path,
+                number=number,
+                rows=self.rows,
             )
 
     def _refuse(self, number: int, why: str) -> None:
-        raise MalmoiError(f"{self.path}:{number} is {why}; every row of features needs its text.")
+        raise MalmoiError(
+            "{path}:{number} is {why}; every row of features needs its text.",
+            path=self.path,
+            number=number,
+            why=why,
+        )
 
 
 def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
@@ -72,8 +85,11 @@ def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArr
     found = np.flatnonzero(np.array(parts) == valid)
     if len(found) != len(store):
         raise MalmoiError(
-            f"{store.folder} holds {len(store):,} texts where {len(found):,} rows have features; "
-            "remove it to rebuild it."
+            "{folder} holds {store:,} texts where {found:,} rows have features; remove it to "
+            "rebuild it.",
+            folder=store.folder,
+            store=len(store),
+            found=len(found),
         )
     return found
 
@@ -91,13 +107,16 @@ class CaptionBatches:
 
     def __post_init__(self) -> None:
         if not len(self.store):
-            raise MalmoiError(f"{self.store.folder} has no text to make samples of.")
+            raise MalmoiError("{folder} has no text to make samples of.", folder=self.store.folder)
         lengths = np.diff(self.store.documents)
         if lengths.max() > self.room:
             row = int(self.rows[lengths.argmax()])
             raise UsageError(
-                f"The text of row {row + 1} has {int(lengths.max())} tokens, but after the "
-                f"features there is room for {self.room}: set a larger model.context."
+                "The text of row {row} has {max} tokens, but after the features there is room "
+                "for {room}: set a larger model.context.",
+                row=row + 1,
+                max=int(lengths.max()),
+                room=self.room,
             )
 
     def at(self, first: int, size: int) -> ArrayBatch:

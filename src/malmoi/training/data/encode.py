@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
@@ -89,8 +90,9 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     """
     if not 0 <= valid < 1:
         raise UsageError(
-            f"valid={valid} is not a share of the documents: give a number from 0 up to, not "
-            "including, 1."
+            "valid={valid} is not a share of the documents: give a number from 0 up to, not "
+            "including, 1.",
+            valid=valid,
         )
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
     with folder_lock(plan.out, wait=True):
@@ -123,10 +125,10 @@ def _finished(out: Path, made: dict[str, str]) -> str | None:
     try:
         stores = [Store.open(out / part) for part in ("train", "valid")]
     except MalmoiError as error:
-        return f"it was damaged ({error})"
+        return msg("it was damaged ({error})", error=error)
     before = [store.about["made"] for store in stores]
     changed = [name for name in made if any(old.get(name) != made[name] for old in before)]
-    return f"the {' and the '.join(changed)} changed" if changed else ""
+    return msg("the {changed} changed", changed=", ".join(changed)) if changed else ""
 
 
 @dataclass
@@ -164,8 +166,8 @@ class _State:
 
     def describe(self, changed: str | None) -> str:
         if changed:
-            return f"rebuilt because {changed}"
-        return f"continued after {self.done:,} documents" if self.done else "built"
+            return msg("rebuilt because {changed}", changed=changed)
+        return msg("continued after {done:,} documents", done=self.done) if self.done else "built"
 
     def progress(self, seconds: float) -> Progress:
         tokens = self.train.tokens + self.valid.tokens

@@ -46,7 +46,12 @@ class Masking:
                 "This tokenizer has no [MASK], which masked training needs: use a WordPiece one."
             )
         if not (0 < rate < 1 and min(mask, random) >= 0 and mask + random <= 1):
-            raise UsageError(f"rate={rate}, mask={mask}, random={random} are not valid shares.")
+            raise UsageError(
+                "rate={rate}, mask={mask}, random={random} are not valid shares.",
+                rate=rate,
+                mask=mask,
+                random=random,
+            )
         special = np.zeros(tokenizer.vocab_size, bool)
         special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
         starts = None

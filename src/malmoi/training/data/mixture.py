@@ -32,12 +32,14 @@ class Mixture:
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
         if len(sources) != len(weights) or not sources:
             raise UsageError(
-                f"A mixture needs one weight for each source: {len(sources)} and {len(weights)} "
-                "were given."
+                "A mixture needs one weight for each source: {sources} and {weights} were given.",
+                sources=len(sources),
+                weights=len(weights),
             )
         if not all(0 < weight < float("inf") for weight in weights):
             raise UsageError(
-                f"The weights {list(weights)} of a mixture must all be positive numbers."
+                "The weights {weights} of a mixture must all be positive numbers.",
+                weights=list(weights),
             )
         self.sources = list(sources)
         self.seed = seed

@@ -43,23 +43,27 @@ class Pairs:
     def __post_init__(self) -> None:
         if self.next not in ("nsp", "sop", None):
             raise UsageError(
-                f"next={self.next!r} is not a way to choose the second segment: use 'nsp', 'sop' "
-                "or None."
+                "next={next!r} is not a way to choose the second segment: use 'nsp', 'sop' or "
+                "None.",
+                next=self.next,
             )
         self._others = self.store if self.others is None else self.others
         self._sentences = _sentences(self.store)
         self._other_sentences = _sentences(self._others)
         if self.next == "nsp" and self._others is self.store and len(self.store) < 2:
             raise MalmoiError(
-                f"Next-sentence prediction needs two documents, but {self.store.folder} has "
-                f"{len(self.store)}: separate them by blank lines (and --set "
-                "data.documents=blank), or train without it (mlm or mlm+sop)."
+                "Next-sentence prediction needs two documents, but {folder} has {store}: "
+                "separate them by blank lines (and --set data.documents=blank), or train "
+                "without it (mlm or mlm+sop).",
+                folder=self.store.folder,
+                store=len(self.store),
             )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
         if self.room < 2:
             raise UsageError(
-                f"A context of {self.context} leaves no room for text between the special tokens."
+                "A context of {context} leaves no room for text between the special tokens.",
+                context=self.context,
             )
         self.count = max(1, len(self.store.tokens) // self.room)
 
@@ -207,10 +211,13 @@ def _swap(
 def _sentences(store: Store) -> PairInts:
     if store.sentences is None:
         raise MalmoiError(
-            f"{store.folder} was built without sentences, which pairs need; build it with them."
+            "{folder} was built without sentences, which pairs need; build it with them.",
+            folder=store.folder,
         )
     if not len(store):
-        raise MalmoiError(f"{store.folder} has no document to make samples from: give more text.")
+        raise MalmoiError(
+            "{folder} has no document to make samples from: give more text.", folder=store.folder
+        )
     return store.sentences
 
 

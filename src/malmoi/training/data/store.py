@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, shown
 from malmoi.system.untrusted import JsonObject, read_object
 
@@ -64,7 +65,9 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         half = (folder / "tokens.bin").exists()
         what = "is half-written: it has tokens but no store.json" if half else "is not there"
-        raise MalmoiError(f"The token store {folder} {what}; build it (again).")
+        raise MalmoiError(
+            "The token store {folder} {what}; build it (again).", folder=folder, what=msg(what)
+        )
     try:
         about = read_object(path)
         known = about.get("format") == STORE_FORMAT
@@ -72,12 +75,16 @@ def read_about(folder: Path) -> dict[str, Any]:
             _check_about(about)
     except MalmoiError as error:
         raise MalmoiError(
-            f"{path} does not describe a token store ({error}); build it again."
+            "{path} does not describe a token store ({error}); build it again.",
+            path=path,
+            error=error,
         ) from error
     if not known:
         raise MalmoiError(
-            f"{path} has another version (format {shown(about.get('format'))}, not "
-            f"{STORE_FORMAT}); build it again."
+            "{path} has another version (format {format}, not {format2}); build it again.",
+            path=path,
+            format=shown(about.get("format")),
+            format2=STORE_FORMAT,
         )
     return {"sentences": None, "end": None, **about}
 
@@ -98,7 +105,10 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
     wanted = count * dtype.itemsize
     if size != wanted:
         raise MalmoiError(
-            f"{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again."
+            "{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again.",
+            path=path,
+            size=size,
+            wanted=wanted,
         )
     if count == 0:
         return np.zeros(0, dtype)

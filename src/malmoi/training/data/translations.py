@@ -27,7 +27,9 @@ def pair_sides(store: Store) -> PairIndex:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
     if starts is None or len(starts) != 2 * len(store.documents) - 1:
-        raise MalmoiError(f"{store.folder} does not hold sentence pairs; remove it to rebuild it.")
+        raise MalmoiError(
+            "{folder} does not hold sentence pairs; remove it to rebuild it.", folder=store.folder
+        )
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
@@ -43,7 +45,9 @@ class PairUnits:
     def __post_init__(self) -> None:
         if not len(self.sides):
             raise MalmoiError(
-                f"{self.store.folder} has no pair of at most {self.length} tokens per side."
+                "{folder} has no pair of at most {length} tokens per side.",
+                folder=self.store.folder,
+                length=self.length,
             )
 
     def __len__(self) -> int:
@@ -162,7 +166,7 @@ class LanguageRows:
 
     def __post_init__(self) -> None:
         if not len(self):
-            raise MalmoiError(f"{self.store.folder} has no sentence pairs.")
+            raise MalmoiError("{folder} has no sentence pairs.", folder=self.store.folder)
 
     def __len__(self) -> int:
         return len(self.sides)

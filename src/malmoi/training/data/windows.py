@@ -30,14 +30,18 @@ class Windows:
         tokens = len(self.store.tokens)
         if tokens < self.context + 1:
             raise MalmoiError(
-                f"The text in {self.store.folder} has {tokens:,} tokens, fewer than one context of "
-                f"{self.context:,} and the "
-                f"token after it: give more text or a context of at most {max(tokens - 1, 0):,}."
+                "The text in {folder} has {tokens:,} tokens, fewer than one context of "
+                "{context:,} and the token after it: give more text or a context of at most "
+                "{tokens2:,}.",
+                folder=self.store.folder,
+                tokens=tokens,
+                context=self.context,
+                tokens2=max(tokens - 1, 0),
             )
         if self.documents and self.store.end is None:
             raise MalmoiError(
-                f"{self.store.folder} has no end-of-text tokens, so its windows cannot tell "
-                "documents apart."
+                "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
+                folder=self.store.folder,
             )
         # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
         self.count = max(1, (tokens - 1) // self.context - 1)
@@ -106,8 +110,12 @@ class Stretches:
         tokens = len(self.store.tokens) - 1
         if tokens < self.rows * self.context:
             raise MalmoiError(
-                f"The text in {self.store.folder} has {tokens + 1:,} tokens, too few for "
-                f"{self.rows} rows with segments of {self.context:,}: set a smaller train.batch."
+                "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with "
+                "segments of {context:,}: set a smaller train.batch.",
+                folder=self.store.folder,
+                tokens=tokens + 1,
+                rows=self.rows,
+                context=self.context,
             )
         self.stretch = tokens // self.rows
         self.segments = self.stretch // self.context
@@ -120,7 +128,11 @@ class Stretches:
         segment = first // self.rows % self.segments
         row = first % self.rows
         if row + size > self.rows:
-            raise MalmoiError(f"A batch of {size} rows does not fit into {self.rows} stretches.")
+            raise MalmoiError(
+                "A batch of {size} rows does not fit into {rows} stretches.",
+                size=size,
+                rows=self.rows,
+            )
         begins = (row + np.arange(size)) * self.stretch + segment * self.context
         tokens = np.stack([self.store.tokens[b : b + self.context + 1] for b in begins.tolist()])
         return {"tokens": tokens.astype(np.int64), "stretch": np.array([row, segment])}

@@ -87,6 +87,7 @@ class Term:
     weight: float = 1.0
     name: str = ""  # the metric's name; default: its head's
     weights: str = ""  # what each label counts, where not all count 1
+    divisible: bool = True  # into passes over some of the rows; not if rows are compared
 
     @property
     def metric_name(self) -> str:

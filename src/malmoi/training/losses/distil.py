@@ -54,10 +54,13 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 < self.soft <= 1:
             raise UsageError(
-                f"soft is a share of the loss: above 0 and at most 1, not {self.soft:g}."
+                "soft is a share of the loss: above 0 and at most 1, not {soft:g}.", soft=self.soft
             )
         if self.temperature <= 0:
-            raise UsageError(f"The temperature must be positive, not {self.temperature:g}.")
+            raise UsageError(
+                "The temperature must be positive, not {temperature:g}.",
+                temperature=self.temperature,
+            )
         self.teacher.eval().requires_grad_(requires_grad=False)
 
     def add_to(self, hard: Objective, distiller: Distiller) -> Objective:

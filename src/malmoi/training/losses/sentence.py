@@ -49,4 +49,4 @@ def ranking_loss(tokens: str) -> Objective:
         own = torch.arange(len(places), device=scores.device)
         return F.cross_entropy(scores.masked_fill(hidden, float("-inf")), own, reduction="sum")
 
-    return Objective((Term("", "labels", total, name="ranking"),))
+    return Objective((Term("", "labels", total, name="ranking", divisible=False),))

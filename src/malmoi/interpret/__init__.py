@@ -1,0 +1,1 @@
+"""Looking inside a model: interventions, importance, attributions, attention, lens, probes."""

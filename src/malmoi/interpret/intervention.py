@@ -1,0 +1,301 @@
+"""Interventions: a forward pass in which a part is switched off, replaced or masked differently.
+
+An intervention lives in a view of the network, as an adapter lives in its linear maps: shallow
+copies of the blocks it concerns, with a tap around the part. The network itself is not touched, so
+that its graph, what was compiled of it, and passes in other threads stay as they are.
+
+B batch, T tokens, C columns, H heads, E head width.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+from malmoi.model.network import Network
+from malmoi.model.patterns import parse_pattern
+from malmoi.model.transformer import Activations, Transformer
+
+Site = Literal["head", "attention", "mlp", "layer", "residual", "embedding", "mask"]
+Value = Literal["zero", "mean", "copy"]
+Place = tuple[Site, int]  # a site of one layer; the embedding's layer is 0
+Tap = Callable[[Tensor], Tensor]  # of activations [B, T, C]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A change to one part of the forward pass.
+
+    `site` is "head" (what one attention head reads, before the output projection), "attention" or
+    "mlp" (what the sublayer adds to the residual stream), "layer" (the block is skipped),
+    "residual" (the stream after the block), "embedding" (the stream before the first block) or
+    "mask" (`pattern` says which tokens see which). The site gets zeros, the mean over the tokens of
+    `source` (of the text itself without one), or a copy of its value when the model reads
+    `source`.
+
+    Examples:
+        >>> malmoi.Intervention("head", layer=1, head=0)
+        Intervention(site='head', layer=1, head=0)
+        >>> malmoi.Intervention("mask", pattern="full")
+        Intervention(site='mask', pattern='full')
+    """
+
+    site: Site
+    layer: int | None = None  # from 0; None: every layer
+    head: int | None = None  # from 0; only of site "head"
+    positions: tuple[int, ...] | None = None  # tokens from 0, negative from the end; None: all
+    value: Value = "zero"
+    source: str | None = None  # the text whose activations are put there
+    source_positions: tuple[int, ...] | None = None  # None: the same positions
+    pattern: str = ""  # of site "mask", such as "causal" or "full"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("site", get_args(Site)), ("value", get_args(Value))):
+            given = getattr(self, name)
+            if given not in choices:
+                known = ", ".join(choices)
+                raise UsageError(
+                    "An intervention has no {name} {given!r}: choose one of {known}.{hint}",
+                    name=name,
+                    given=given,
+                    known=known,
+                    hint=nearest(str(given), choices),
+                )
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        if (self.site == "head") != (self.head is not None):
+            raise UsageError(
+                "An intervention on site 'head' needs head=, and no other site has it."
+            )
+        if (self.site == "mask") != bool(self.pattern):
+            raise UsageError(
+                "An intervention on site 'mask' needs pattern=, and no other site has it."
+            )
+        if self.site in ("mask", "layer") and self.value != "zero":
+            raise UsageError("An intervention on site {site!r} takes no value.", site=self.site)
+        if self.site == "mask" and self.positions is not None:
+            raise UsageError("An intervention on site 'mask' applies to every position.")
+        if (self.value == "copy") != (self.source is not None) and self.value != "mean":
+            raise UsageError("value='copy' needs source=, a text, and value='zero' takes none.")
+        if self.source_positions is not None and (
+            self.value != "copy" or len(self.source_positions) != len(self.positions or ())
+        ):
+            raise UsageError("source_positions needs value='copy' and as many positions.")
+
+    def __repr__(self) -> str:
+        given = ((name, value) for name, value in vars(self).items() if value not in (None, ""))
+        shown = (f"{name}={value!r}" for name, value in given if (name, value) != ("value", "zero"))
+        return f"Intervention({', '.join(shown)})"
+
+    @property
+    def needs_one_text(self) -> bool:
+        """Whether it depends on the positions of one text, so that it cannot hold for any other."""
+        whole_copy = self.value == "copy"
+        own_mean = self.value == "mean" and self.source is None
+        return self.positions is not None or whole_copy or own_mean
+
+    def layers(self, c: ModelConfig) -> range:
+        """The layers that it concerns in a model of this shape."""
+        if self.site == "embedding":
+            return range(1)
+        if self.layer is None:
+            return range(c.depth)
+        if not 0 <= self.layer < c.depth:
+            raise UsageError(
+                "This model has no layer {layer}: it has {depth}, counted from 0.",
+                layer=self.layer,
+                depth=c.depth,
+            )
+        return range(self.layer, self.layer + 1)
+
+    def places(self, c: ModelConfig) -> list[Place]:
+        """The places that it taps."""
+        if self.head is not None and not 0 <= self.head < c.heads:
+            raise UsageError(
+                "This model has no head {head}: it has {heads} in a layer, counted from 0.",
+                head=self.head,
+                heads=c.heads,
+            )
+        return [] if self.site == "mask" else [(self.site, i) for i in self.layers(c)]
+
+    def tap(self, c: ModelConfig, source: Tensor | None) -> Tap:
+        """The function that changes activations; `source` [1, S, C] is what is put there."""
+        columns = slice(None)
+        if self.head is not None:
+            columns = slice(self.head * c.size_per_head, (self.head + 1) * c.size_per_head)
+
+        def change(x: Tensor) -> Tensor:
+            rows = _rows(self.positions, x.size(1))
+            changed = x.clone()
+            changed[:, rows, columns] = self._new(x, source)[:, :, columns]
+            return changed
+
+        return change
+
+    def _new(self, x: Tensor, source: Tensor | None) -> Tensor:
+        """What is put there: [1 or B, 1 or positions, C]."""
+        if self.value == "zero":
+            return torch.zeros_like(x[:1, :1])
+        if self.value == "mean":
+            return (x if source is None else source).mean(1, keepdim=True)
+        assert source is not None
+        if self.positions is None and source.size(1) != x.size(1):
+            raise UsageError(
+                "The text has {size} tokens and the source {size2}: give positions= (and "
+                "source_positions=), or texts of the same length.",
+                size=x.size(1),
+                size2=source.size(1),
+            )
+        return source[:, _rows(self.source_positions or self.positions, source.size(1))]
+
+
+def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
+    if positions is None:
+        return slice(None)
+    return [position_in(at, length) for at in positions]
+
+
+def position_in(at: int, length: int) -> int:
+    """A position counted from 0; negative ones are given from the end."""
+    if not -length <= at < length:
+        raise UsageError(
+            "There is no position {at} in a text of {length} tokens.", at=at, length=length
+        )
+    return at % length
+
+
+class Tapped(nn.Module):
+    """A module with a tap on its first input, its output, or both."""
+
+    def __init__(self, inner: nn.Module, before: Tap | None, after: Tap | None) -> None:
+        super().__init__()
+        self.inner = inner
+        self.before = before
+        self.after = after
+
+    def forward(self, x: Tensor, *rest: object) -> Tensor:
+        y = self.inner(x if self.before is None else self.before(x), *rest)
+        return cast(Tensor, y if self.after is None else self.after(y))
+
+
+class Bypassed(nn.Module):
+    """A block whose output is its input at some positions, as if it were not there."""
+
+    def __init__(self, inner: nn.Module, positions: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.inner = inner
+        self.positions = positions
+
+    def forward(self, x: Tensor, *rest: object) -> Tensor:
+        y: Tensor = self.inner(x, *rest).clone()  # it still records its attention, if asked to
+        rows = _rows(self.positions, x.size(1))
+        y[:, rows] = x[:, rows]
+        return y
+
+
+def view_with_taps(
+    network: Network,
+    taps: Mapping[Place, Tap],
+    bypassed: Mapping[int, tuple[int, ...] | None] | None = None,
+    attention: Sequence[str] = (),
+) -> Network:
+    """A view of the network whose activations pass through `taps`; it shares every weight.
+
+    `bypassed` maps a skipped layer to its positions; `attention` is a pattern for each layer.
+    """
+    network.require_attention("An intervention")
+    if network.trunk.has_soft_tokens:
+        raise UsageError("An intervention needs a model without soft prompts or prefixes.")
+    c = network.config
+    view = network._viewed(replace(c, groups=0, attention=tuple(attention) or c.attention))
+    blocks = [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]
+    skipped = bypassed or {}
+    wrapped = [_tap_block(block, i, taps) for i, block in enumerate(blocks)]
+    parts: dict[str, nn.Module] = {
+        "blocks": nn.ModuleList(
+            Bypassed(block, skipped[i]) if i in skipped else block
+            for i, block in enumerate(wrapped)
+        )
+    }
+    if ("embedding", 0) in taps:
+        embed = network.trunk.embed
+        project = Tapped(embed.project, None, taps["embedding", 0])
+        parts["embed"] = _rewired(embed, project=project)
+    trunk: Transformer = _rewired(view.trunk, **parts)
+    trunk.compiled_blocks = None
+    return _rewired(view, trunk=trunk)
+
+
+def _tap_block(block: nn.Module, layer: int, taps: Mapping[Place, Tap]) -> nn.Module:
+    at = {site: taps[site, i] for site, i in taps if i == layer and site != "embedding"}
+    if "head" in at or "attention" in at:
+        attend = cast(nn.Module, block.attend)
+        out = Tapped(cast(nn.Module, attend.out), at.get("head"), at.get("attention"))
+        block = _rewired(block, attend=_rewired(attend, out=out))
+    if "mlp" in at:
+        block = _rewired(block, mlp=Tapped(cast(nn.Module, block.mlp), None, at["mlp"]))
+    return Tapped(block, None, at["residual"]) if "residual" in at else block
+
+
+def _rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
+    """A shallow copy with other submodules."""
+    view = copy.copy(module)
+    view._modules = {**module._modules, **parts}
+    return view
+
+
+def combined(taps: Iterable[tuple[Place, Tap]]) -> dict[Place, Tap]:
+    """The taps by place; several at one place are applied in order."""
+    found: dict[Place, Tap] = {}
+    for place, tap in taps:
+        found[place] = _chained(found[place], tap) if place in found else tap
+    return found
+
+
+def _chained(first: Tap, second: Tap) -> Tap:
+    return lambda x: second(first(x))
+
+
+def changed_patterns(c: ModelConfig, interventions: Iterable[Intervention]) -> tuple[str, ...]:
+    """The attention pattern of every layer under interventions on the mask; () without any."""
+    masks = [one for one in interventions if one.site == "mask"]
+    if not masks:
+        return ()
+    found = [c.attention[i % len(c.attention)] for i in range(c.depth)]
+    for one in masks:
+        parse_pattern(one.pattern, c.heads)
+        for i in one.layers(c):
+            found[i] = one.pattern
+    return tuple(found)
+
+
+def recorder(into: dict[Place, Tensor], place: Place) -> Tap:
+    """A tap that keeps the activations and changes nothing."""
+
+    def record(x: Tensor) -> Tensor:
+        into[place] = x
+        return x
+
+    return record
+
+
+def run_layers(
+    trunk: Transformer,
+    inputs: Mapping[str, Tensor | None],
+    states: Sequence[Tensor] = (),
+    attention_out: list[Tensor] | None = None,
+) -> list[Tensor]:
+    """The embedding and each block's output, before the final norm: depth + 1 tensors [B, T, D].
+
+    `states` are the first of these from an earlier pass, which are not computed again.
+    """
+    seen = Activations(attention=attention_out, begun=states)
+    trunk(**inputs, activations=seen)
+    return seen.blocks

@@ -1,0 +1,291 @@
+"""Pictures for notebooks: tokens, attention, the logit lens, the next token, attention patterns.
+
+Each is one SVG in the notebook's text colour, without external resources. L layers, H heads, T
+tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from malmoi.errors import UsageError, nearest
+from malmoi.inference.base import LoadedModel
+from malmoi.inference.embed import Float32Array
+from malmoi.inference.generation.token_bytes import token_bytes
+from malmoi.inference.prompt import text_too_long
+from malmoi.interpret.attention_and_lens import lens
+from malmoi.interpret.forward_pass import (
+    RunOptions,
+    Subject,
+    attention_probabilities,
+    run_text,
+)
+from malmoi.messages import msg
+from malmoi.model import Layout
+from malmoi.system.files import write_text
+from malmoi.tokenizer import Encoding, Tokenizer
+
+PictureKind = Literal["tokens", "attention", "lens", "next", "patterns"]
+ACCENT = "#4c78a8"
+CELL = 24  # pixels
+LETTER = 8.0  # approximate pixels of a letter; a Hangul syllable is twice as wide
+SMALL = 60  # pixels of a head's thumbnail, and at least 2 per token
+FAINT = 0.03  # weights below this are not drawn
+WORDED = 0.6  # maximum opacity behind a word, which must stay readable
+MAX_CELLS = 60_000
+MAX_NAME = 14  # characters
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG that notebooks display; `save` writes it to a file."""
+
+    svg: str
+
+    def _repr_html_(self) -> str:
+        return f'<div style="overflow-x:auto">{self.svg}</div>'
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"Picture({len(self.svg):,} characters of SVG)"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture as an SVG file."""
+        write_text(Path(path), self.svg)
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """The head to draw, and the number of candidates."""
+
+    layer: int | None = None  # from 0, negative from the end
+    head: int | None = None  # None: all heads small, or their mean if a layer is given
+    top: int = 8
+
+
+def show(model: LoadedModel, kind: PictureKind, text: str, options: PictureOptions) -> Picture:
+    """Draws a text, or the model's attention patterns over its number of tokens."""
+    if kind not in PICTURES:
+        raise UsageError(
+            "There is no picture {kind!r}.{hint}", kind=kind, hint=nearest(kind, PICTURES)
+        )
+    return PICTURES[kind](model, text, options)
+
+
+# ------------------------------------------------------------------ the kinds
+
+
+def token_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+    """A box for each token, with its number."""
+    encoding = model.tokenizer.encode(text)
+    parts = []
+    x = 0.0
+    for i, token in enumerate(encoding.tokens):
+        name = token_label(model.tokenizer, token)
+        wide = max(_width(name), LETTER * len(str(token))) + 14
+        parts += [
+            _rect(x, 4, wide, 30, 0.12 + 0.1 * (i % 3)),
+            _text(x + wide / 2, 24, name, "middle"),
+            _text(x + wide / 2, 48, str(token), "middle", size=10),
+        ]
+        x += wide + 4
+    return _picture(parts, x, 56, msg("{tokens} tokens", tokens=len(encoding.tokens)))
+
+
+def attention_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+    """One head as a matrix; without a layer, every head small: layers down, heads across."""
+    weights = attention_probabilities(model, text)
+    names = _labels(model, model.masked._encoded(text, truncate=False))
+    if options.layer is None:
+        return _all_heads(weights)
+    layer = _index(options.layer, len(weights), "layer")
+    if options.head is None:
+        return _matrix(names, names, weights[layer].mean(0), f"layer {layer}, mean of the heads")
+    head = _index(options.head, weights.shape[1], "head")
+    return _matrix(names, names, weights[layer, head], f"layer {layer}, head {head}")
+
+
+def lens_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+    """The most likely token of every layer at every position, as if it were the last layer."""
+    names = _names(model, text)
+    layers = [[guesses[0] for guesses in layer] for layer in lens(model, text, 1).guesses[::-1]]
+    chances = np.array([[one.probability for one in layer] for layer in layers], np.float32)
+    ids = [[model.tokenizer.id(one.token) for one in layer] for layer in layers]
+    words = [[token_label(model.tokenizer, id or 0) for id in layer] for layer in ids]
+    titles = [msg("layer {number}", number=i) for i in range(len(layers) - 2, -1, -1)]
+    return _matrix([*titles, "embedding"], names, chances, "logit lens", words)
+
+
+def next_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+    """Bars of the most likely next tokens; for a BERT, of each mask."""
+    found = run_text(Subject(model.checkpoint), text, (), RunOptions(top=options.top))
+    parts: list[str] = []
+    y = 0.0
+    for place, guesses in zip(found.positions or (0,), found.guesses, strict=False):
+        if len(found.guesses) > 1:
+            parts.append(_text(0, y + 16, found.tokens[place]))
+            y += CELL
+        for one in guesses:
+            known = model.tokenizer.id(one.name)
+            label = one.name if known is None else token_label(model.tokenizer, known)
+            parts += [
+                _text(130, y + 16, label, "end"),
+                _rect(140, y + 4, 300 * one.probability, 15, 0.85),
+                _text(448 + 300 * (one.probability - 1), y + 16, f"{one.probability:.1%}"),
+            ]
+            y += CELL
+        y += CELL / 2
+    return _picture(parts, 520, y, "next token")
+
+
+def pattern_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+    """The mask of each attention pattern of the model."""
+    names = _names(model, text)
+    size = len(names)
+    parts = []
+    x = 0.0
+    side = size * CELL / 2
+    for pattern in model.network.trunk.patterns:
+        seen = pattern.mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
+        parts.append(_text(x, 14, pattern.text))
+        cells = seen.nonzero().tolist()
+        parts += [_rect(x + k * CELL / 2, 24 + q * CELL / 2, 11, 11, 0.8) for q, k in cells]
+        x += max(side, _width(pattern.text)) + 30
+    return _picture(parts, x, side + 30, "attention patterns")
+
+
+Draw = Callable[[LoadedModel, str, PictureOptions], Picture]
+PICTURES: dict[str, Draw] = {
+    "tokens": token_picture,
+    "attention": attention_picture,
+    "lens": lens_picture,
+    "next": next_picture,
+    "patterns": pattern_picture,
+}
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def token_label(tokenizer: Tokenizer, token: int) -> str:
+    """A visible form of a token: a leading space as ·, parts of a character as bytes."""
+    written = token_bytes(tokenizer)[token]
+    if not written or tokenizer.kind == "wordpiece":
+        return tokenizer.token(token)
+    try:
+        name = written.decode()
+    except UnicodeDecodeError:
+        return "⟨" + written.hex(" ").upper() + "⟩"
+    shown = name.replace("\n", "↵").replace("\t", "⇥")
+    return "·" * (len(shown) - len(shown.lstrip(" "))) + shown.lstrip(" ") if shown else "∅"
+
+
+def _names(model: LoadedModel, text: str) -> list[str]:
+    return _labels(model, Subject(model.checkpoint).encode(text))
+
+
+def _labels(model: LoadedModel, encoding: Encoding) -> list[str]:
+    tokens = encoding.tokens
+    if len(tokens) ** 2 > MAX_CELLS:
+        raise text_too_long(len(tokens), int(MAX_CELLS**0.5), "a picture's limit")
+    return [token_label(model.tokenizer, token) for token in tokens]
+
+
+def _index(given: int, count: int, what: str) -> int:
+    if not -count <= given < count:
+        raise UsageError(
+            "This model has no {what} {given}: it has {count}, counted from 0.",
+            what=what,
+            given=given,
+            count=count,
+        )
+    return given % count
+
+
+def _matrix(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    weights: Float32Array,
+    title: str,
+    words: Sequence[Sequence[str]] | None = None,
+) -> Picture:
+    """Cells shaded by weights between 0 and 1, with words in them if given."""
+    left = max(map(_width, rows)) + 10
+    top = 20 + max(map(_width, columns)) * 0.75
+    each = CELL if words is None else max(CELL, *(_width(w) + 10 for row in words for w in row))
+    parts = []
+    for q, name in enumerate(rows):
+        y = top + q * CELL
+        parts.append(_text(left - 8, y + 16, name, "end"))
+        for k in range(len(columns)):
+            weight = float(weights[q, k])
+            shade = max(FAINT, weight if words is None else WORDED * weight)
+            parts.append(_rect(left + k * each, y, each - 1, CELL - 1, shade))
+            if words is not None:
+                parts.append(_text(left + (k + 0.5) * each, y + 16, words[q][k], "middle"))
+    for k, name in enumerate(columns):
+        place = f"translate({left + (k + 0.5) * each + 4:.1f},{top - 6:.1f}) rotate(-50)"
+        parts.append(f'<text transform="{place}">{escape(_short(name))}</text>')
+    return _picture(parts, left + len(columns) * each + 50, top + len(rows) * CELL, title)
+
+
+def _all_heads(weights: Float32Array) -> Picture:
+    layers, heads, size, _ = weights.shape
+    if int((weights >= FAINT).sum()) > MAX_CELLS:
+        raise UsageError("There are too many cells to draw: choose layer= (and head=).")
+    cell = max(2, SMALL // size)
+    side = size * cell + 8
+    parts = [_text(30 + h * side + side / 2, 12, str(h), "middle") for h in range(heads)]
+    for layer in range(layers):
+        y = 20 + layer * side
+        parts.append(_text(20, y + side / 2, str(layer), "end"))
+        for head in range(heads):
+            x = 30 + head * side
+            wide = size * cell
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{wide}" height="{wide}" fill="none" '
+                'stroke="currentColor" stroke-opacity="0.25"/>'
+            )
+            found = np.argwhere(weights[layer, head] >= FAINT)
+            parts += [
+                _rect(x + k * cell, y + q * cell, cell, cell, float(weights[layer, head, q, k]))
+                for q, k in found.tolist()
+            ]
+    return _picture(parts, 30 + heads * side, 20 + layers * side, "attention of every head")
+
+
+def _picture(parts: Sequence[str], width: float, height: float, title: str) -> Picture:
+    return Picture(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" fill="currentColor" '
+        f'font-family="system-ui, sans-serif" font-size="13"><title>{escape(title)}</title>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _rect(x: float, y: float, width: float, height: float, weight: float) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" '
+        f'fill="{ACCENT}" fill-opacity="{min(1.0, weight):.2f}"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 13) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">'
+        f"{escape(_short(text))}</text>"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…"
+
+
+def _width(text: str) -> float:
+    return sum(LETTER * (2 if letter > "⺀" else 1) for letter in _short(text))

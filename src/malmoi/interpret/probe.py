@@ -1,0 +1,301 @@
+"""Linear probes on each layer (Alain & Bengio 2016; Tenney et al. 2019).
+
+N examples, D width, K labels, T tokens.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.inference.base import LoadedModel
+from malmoi.inference.embed import text_layers
+from malmoi.system.progress import tracked
+from malmoi.system.result import Result
+from malmoi.text.columns import guess_columns
+from malmoi.text.rows import BadRow, any_rows, text_lines
+from malmoi.tokenizer import TokenRow
+from malmoi.tokenizer.windows import word_pieces
+
+# a text and its label, or the words of a sentence and a label for each
+ProbeRow = tuple[str, str] | tuple[Sequence[str], Sequence[str]]
+CONLLU_COLUMNS = {"upos": 3, "xpos": 4, "deprel": 7}  # of the ten columns
+CONLLU_FIELDS = 10
+TEST_SHARE = 0.2
+MAX_EXAMPLES = 4000  # words or texts that are read, the tested ones included
+RIDGE = 1e-3  # × |W|² beside the mean loss, on vectors of unit variance
+MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True, repr=False)
+class LayerScore(Result):
+    """Accuracy of the probe on one layer; 0 is the embedding."""
+
+    layer: int
+    accuracy: float
+    # accuracy with a random label for each word (Hewitt & Liang 2019), which measures how much the
+    # probe itself memorises
+    control: float
+
+
+@dataclass(frozen=True, repr=False)
+class Probe(Result):
+    """Accuracy of a linear probe on every layer, with its baselines."""
+
+    layers: tuple[LayerScore, ...]
+    majority: float  # accuracy of the most frequent label
+    labels: tuple[str, ...]
+    train: int  # training examples
+    test: int
+
+    @property
+    def best(self) -> LayerScore:
+        """The layer with the best accuracy."""
+        return max(self.layers, key=lambda one: one.accuracy)
+
+
+@dataclass(frozen=True)
+class LayerVectors:
+    """Vectors of every layer [L + 1, N, D] with a label each; equal `keys` are equal words."""
+
+    vectors: Tensor
+    labels: list[str]
+    keys: list[str]
+
+
+def probe_model(
+    model: LoadedModel,
+    rows: Iterable[ProbeRow],
+    *,
+    test: Iterable[ProbeRow] | None = None,
+    max_examples: int = MAX_EXAMPLES,
+    seed: int = 0,
+) -> Probe:
+    """Trains a linear probe on each layer: on a word's last token, or the mean over a text.
+
+    Without `test`, a fifth of the rows is held out.
+    """
+    shuffled = list(rows)
+    random.Random(seed).shuffle(shuffled)
+    held = list(test) if test is not None else None
+    if held is None:
+        cut = max(1, round(TEST_SHARE * len(shuffled)))
+        held = shuffled[:cut]
+        shuffled = shuffled[cut:]
+    most_tested = max(1, round(TEST_SHARE * max_examples))
+    known = read_examples(model, shuffled, max_examples - most_tested)
+    tested = read_examples(model, held, most_tested)
+    labels = sorted(set(known.labels))
+    if len(labels) < 2 or not tested.labels:
+        raise UsageError("A probe needs test rows and at least two labels.")
+    count = len(known.vectors)
+    scores = [
+        LayerScore(
+            layer,
+            _accuracy(known, tested, layer, labels),
+            _accuracy(
+                _with_control(known, known, seed), _with_control(tested, known, seed), layer, labels
+            ),
+        )
+        for (layer,) in tracked(([i] for i in range(count)), "probe", count)
+    ]
+    usual = Counter(known.labels).most_common(1)[0][0]
+    majority = tested.labels.count(usual) / len(tested.labels)
+    return Probe(tuple(scores), majority, tuple(labels), len(known.labels), len(tested.labels))
+
+
+# ------------------------------------------------------------------ vectors
+
+
+def read_examples(model: LoadedModel, rows: Sequence[ProbeRow], limit: int) -> LayerVectors:
+    """The vectors of at most this many words or texts."""
+    tokens: list[TokenRow] = []
+    places: list[list[tuple[int, int]]] = []  # of each row: the tokens that are averaged
+    labels: list[str] = []
+    keys: list[str] = []
+    for row, spans, said, names in _encoded(model, rows):
+        if len(labels) >= limit:
+            break
+        room = limit - len(labels)
+        tokens.append(row)
+        places.append(spans[:room])
+        labels += said[:room]
+        keys += names[:room]
+    return LayerVectors(_vectors(model, tokens, places), labels, keys)
+
+
+Encoded = tuple[TokenRow, list[tuple[int, int]], list[str], list[str]]
+
+
+def _encoded(model: LoadedModel, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
+    """Each row as tokens, the span of tokens of each example, its label, and its key."""
+    length = model.config.context
+    for number, (given, labels) in enumerate(rows, 1):
+        if isinstance(given, str):
+            if not isinstance(labels, str):
+                raise UsageError(
+                    "Row {number}: a text has one label, not {labels!r:.60}.",
+                    number=number,
+                    labels=labels,
+                )
+            (row,) = model.tokenizer.rows([given], None, max_tokens=length)
+            yield row, [(0, len(row.tokens))], [labels], [given]
+            continue
+        if isinstance(labels, str) or len(labels) != len(given):
+            raise UsageError(
+                "Row {number}: there must be a label for each of its words.", number=number
+            )
+        (pieces,) = word_pieces(model.tokenizer, [list(given)], length)
+        for piece in pieces:
+            words = range(piece.start, piece.start + len(piece.firsts))
+            ends = [*piece.firsts[1:], _end(model, piece.row)]
+            spans = [
+                (_last(ends[i:]) - 1, i)
+                for i, first in enumerate(piece.firsts)
+                if first is not None
+            ]
+            chosen = [words[i] for _, i in spans]
+            yield (
+                piece.row,
+                [(at, at + 1) for at, _ in spans],
+                [labels[i] for i in chosen],
+                [given[i].lower() for i in chosen],
+            )
+
+
+def _end(model: LoadedModel, row: TokenRow) -> int:
+    """The position after the last token that is no special one."""
+    control = set(model.tokenizer.control_tokens.values())
+    inside = [i for i, token in enumerate(row.tokens.tolist()) if token not in control]
+    return inside[-1] + 1 if inside else len(row.tokens)
+
+
+def _last(ends: Sequence[int | None]) -> int:
+    return next(end for end in ends if end is not None)
+
+
+@torch.no_grad()
+def _vectors(
+    model: LoadedModel, rows: Sequence[TokenRow], places: Sequence[Sequence[tuple[int, int]]]
+) -> Tensor:
+    """The mean hidden state of each span in every layer, in the order of the rows."""
+    network = model.masked.network  # as `hidden_states` reads
+    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    for i, layers in text_layers(network, rows, "read"):
+        means = [layers[:, start:end].mean(1) for start, end in places[i]]
+        found[i] = torch.stack(means, 1) if means else layers[:, :0]
+    if not found:
+        return torch.empty(model.config.depth + 1, 0, model.config.width)
+    return torch.cat(found, 1)
+
+
+# ------------------------------------------------------------------ the reader
+
+
+def _accuracy(
+    known: LayerVectors, tested: LayerVectors, layer: int, labels: Sequence[str]
+) -> float:
+    index = {label: i for i, label in enumerate(labels)}
+    x = known.vectors[layer]
+    mean = x.mean(0)
+    scale = x.std(0).clamp(min=1e-6)
+    y = torch.tensor([index[label] for label in known.labels])
+    weight, bias = fit_linear((x - mean) / scale, y, len(labels), RIDGE)
+    predicted = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
+    right = [labels[i] == label for i, label in zip(predicted, tested.labels, strict=True)]
+    return float(np.mean(right))
+
+
+def fit_linear(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    ridge: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> tuple[Tensor, Tensor]:
+    """Minimises the mean loss + ridge · |W|², by default as logistic regression does.
+
+    Returns the weight [D, K] and the bias [K].
+    """
+    x = x.detach().clone()
+    weight = torch.zeros(x.size(1), classes, dtype=x.dtype, requires_grad=True)
+    bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
+    solver = torch.optim.LBFGS(
+        [weight, bias], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        total = loss(x @ weight + bias, y) + ridge * weight.square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        solver.step(closure)
+    return weight.detach(), bias.detach()
+
+
+def _with_control(examples: LayerVectors, known: LayerVectors, seed: int) -> LayerVectors:
+    """Assigns each word a random label with the label frequencies of the rows."""
+
+    def drawn(key: str) -> str:
+        return random.Random(f"{seed} {key}").choice(known.labels)
+
+    return LayerVectors(examples.vectors, [drawn(key) for key in examples.keys], examples.keys)
+
+
+# ------------------------------------------------------------------ rows from files
+
+
+def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
+    """Rows of a CoNLL-U file (`label`: upos, xpos or deprel), or of a table with text and label."""
+    if ".conllu" in path.suffixes:
+        return list(conllu_rows((line for _, line in text_lines(path)), label or "upos"))
+    found = guess_columns(path, label=label)
+    if not isinstance(found.label, str):
+        raise MalmoiError(
+            "No column of {path} looks like a label; name it with --label COLUMN.", path=path
+        )
+    try:
+        rows = any_rows(path, (found.text, found.label))
+        return [(row.text(found.text), str(row[found.label])) for row in rows]
+    except BadRow as error:
+        raise MalmoiError("{error}.", error=error) from None
+
+
+def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow]:
+    """The sentences of CoNLL-U lines: words, and one of their columns."""
+    if column not in CONLLU_COLUMNS:
+        raise UsageError(
+            "CoNLL-U has no column {column!r} to probe; choose one of {columns}.{hint}",
+            column=column,
+            columns=", ".join(CONLLU_COLUMNS),
+            hint=nearest(column, CONLLU_COLUMNS),
+        )
+    words: list[str] = []
+    labels: list[str] = []
+    for number, line in enumerate((*lines, ""), 1):
+        if not line.strip():
+            if words:
+                yield words, labels
+            words = []
+            labels = []
+        elif not line.startswith("#"):
+            cells = line.rstrip("\n").split("\t")
+            if len(cells) != CONLLU_FIELDS:
+                raise MalmoiError(
+                    "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
+                    number=number,
+                    cells=len(cells),
+                    fields=CONLLU_FIELDS,
+                )
+            if cells[0].isdigit():  # not a range of words, nor an empty node
+                words.append(cells[1].replace(" ", ""))
+                labels.append(cells[CONLLU_COLUMNS[column]])

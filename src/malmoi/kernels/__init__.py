@@ -1,0 +1,1 @@
+"""Faster forms of parts of a model, exact against the plain ones: int8, fused steps, graphs."""

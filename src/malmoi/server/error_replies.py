@@ -1,0 +1,145 @@
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
+
+import sys
+import traceback
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.engine import QueueFull
+from malmoi.messages import msg, translate
+
+RETRY = 1  # seconds after which a client may retry a full server
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(examples=["There is no model 'tiny-gtp'. Did you mean 'tiny-gpt'?"])
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(examples=["model"])
+    code: str | None = Field(examples=["model_not_found"])
+
+
+class ErrorReply(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An error response: an HTTP status, a sentence, and codes for programs."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def type(self) -> str:
+        if self.status in (401, 403):
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        # a lone surrogate quoted from the request could not be encoded
+        message = self.message.encode("utf-8", "replace").decode()
+        param = self.param and self.param.encode("utf-8", "replace").decode()
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
+
+    def response(self, request: Request | None = None) -> JSONResponse:
+        """The response, in Korean where the request accepts that first, as the studio's may."""
+        accepted = request.headers.get("Accept-Language", "") if request is not None else ""
+        self.message = translate(self.message, "ko" if accepted.startswith("ko") else "en")
+        headers = {"Retry-After": str(RETRY)} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Any exception as an error response."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="busy")
+    if isinstance(error, UsageError):
+        return ApiError(400, str(error), code=error.code)
+    if isinstance(error, MalmoiError):
+        return ApiError(500, str(error), code="failed")
+    return ApiError(500, "Internal error; see the server's log.", code="internal_error")
+
+
+def log(error: BaseException) -> None:
+    """Prints the traceback of an unexpected error."""
+    if api_error(error).code == "internal_error":
+        traceback.print_exception(error, file=sys.stderr)
+
+
+def install(app: FastAPI) -> None:
+    """Registers the error handlers."""
+
+    async def told(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response(request)
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return wrong_shape(error).response(request)
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        response = ApiError(
+            error.status_code, _sentence(error), code=CODES.get(error.status_code)
+        ).response(request)
+        response.headers.update(error.headers or {})
+        return response
+
+    for kind in (ApiError, MalmoiError, Exception):
+        app.add_exception_handler(kind, told)
+    app.add_exception_handler(RequestValidationError, refused)
+    app.add_exception_handler(HTTPException, http)
+
+
+def wrong_shape(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a request body."""
+    first = error.errors()[0]
+    if first["type"] == "unknown_field":
+        return ApiError(400, first["msg"], param=first["ctx"]["name"], code="unknown_field")
+    where = str(first["loc"][1]) if len(first["loc"]) > 1 else None
+    if first["type"] == "json_invalid" or where is None:
+        return ApiError(
+            400, "The body must be one JSON object, sent as application/json.", code="invalid_json"
+        )
+    # a union field reports one error per alternative; those of another type tell nothing
+    here = [one for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]]
+    fitting = [one for one in here if not one["type"].endswith("_type")]
+    wrong = dict.fromkeys(one["msg"] for one in fitting or here)
+    return ApiError(
+        400,
+        msg("{where}: {wrong}.", where=where, wrong="; or: ".join(list(wrong)[:4])),
+        param=where,
+        code="invalid_value",
+    )
+
+
+def _sentence(error: HTTPException) -> str:
+    if error.status_code == 404:
+        return "There is no such endpoint; see /openapi.json."
+    if error.status_code == 405:
+        return msg(
+            "This endpoint does not accept this method; it accepts {value}.",
+            value=(error.headers or {}).get("Allow", "another"),
+        )
+    return str(error.detail)

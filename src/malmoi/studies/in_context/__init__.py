@@ -1,1 +1,0 @@
-"""The in-context study: GPTs of several sizes that find a hidden rule in the examples they see."""

@@ -1,0 +1,164 @@
+"""The view Break it: the answer with and without interventions, and the importance maps."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.inference.embed import Float32Array
+from malmoi.interpret.forward_pass import ForwardResult
+from malmoi.interpret.head_importance import Row
+from malmoi.interpret.intervention import Intervention, Site, Value
+from malmoi.messages import msg
+from malmoi.server.api.requests import ApiRequest
+from malmoi.studio.endpoint import model_view
+from malmoi.studio.probing import tab_labelled
+from malmoi.studio.tokens import TokenChance, readable_token
+
+MAX_PATCHED_TOKENS = 64
+ShortText = Annotated[str, Field(max_length=2000)]
+Position = Annotated[int, Field(ge=-100_000, le=100_000)]
+Positions = Annotated[tuple[Position, ...], Field(max_length=4096, strict=False)]
+
+
+class InterventionFields(BaseModel):
+    """The fields of an `Intervention`."""
+
+    site: Site
+    layer: int | None = None
+    head: int | None = None
+    positions: Positions | None = None
+    value: Value = "zero"
+    source: ShortText | None = None
+    source_positions: Positions | None = None
+    pattern: Annotated[str, Field(max_length=300)] = ""
+
+    def intervention(self) -> Intervention:
+        return Intervention(**self.model_dump())
+
+
+class AblationRequest(ApiRequest):
+    """A text and the interventions on the model."""
+
+    text: ShortText
+    interventions: list[InterventionFields] = Field(default_factory=list, max_length=5000)
+    top: int = Field(5, ge=1, le=50)
+
+
+class ImportanceRequest(ApiRequest):
+    """Rows to predict with each part switched off; a classifier's are text, tab, label."""
+
+    rows: Annotated[list[ShortText], Field(min_length=1, max_length=200)]
+    method: Literal["ablation", "gradient"] = "ablation"
+
+
+class PatchingRequest(ApiRequest):
+    """Two sentences of the same length."""
+
+    source: ShortText
+    text: ShortText
+    site: Site = "residual"
+
+
+class AblationView(BaseModel):
+    tokens: list[str]
+    positions: list[int]  # where the model answers; none for a classifier
+    before: list[list[TokenChance]]  # one list for each answer
+    after: list[list[TokenChance]]
+    moved: list[float]  # the share of probability that moved to other tokens
+
+
+class ImportanceView(BaseModel):
+    baseline: float
+    predictions: int
+    heads: list[list[float]]
+    attention: list[float]
+    mlp: list[float]
+
+
+class PatchingView(BaseModel):
+    tokens: list[str]
+    source_tokens: list[str]
+    answer: str
+    source_logprob: float
+    logprob: float
+    logprobs: list[list[float]]
+    recovered: list[list[float]] | None  # None: both sentences give the same probability
+
+
+@model_view("/ablation")
+def ablation_view(model: Model, body: AblationRequest) -> AblationView:
+    """The model's answer with and without the interventions."""
+    interventions = [one.intervention() for one in body.interventions]
+    before = model.run(body.text, top=body.top)
+    after = model.run(body.text, interventions, top=body.top)
+    return AblationView(
+        tokens=[readable_token(model.tokenizer, token) for token in before.tokens],
+        positions=list(before.positions),
+        before=_named(model, before),
+        after=_named(model, after),
+        moved=[_moved(a, b) for a, b in zip(before.logits, after.logits, strict=True)],
+    )
+
+
+def _named(model: Model, found: ForwardResult) -> list[list[TokenChance]]:
+    labels = set(model.labels)
+
+    def name(one: str) -> str:
+        return one if one in labels else readable_token(model.tokenizer, one)
+
+    return [
+        [TokenChance(text=name(one.name), probability=one.probability) for one in some]
+        for some in found.guesses
+    ]
+
+
+def _moved(before: Float32Array, after: Float32Array) -> float:
+    """The total variation distance of two answers."""
+    chances = [np.exp(x - x.max()) for x in (before.astype(np.float64), after.astype(np.float64))]
+    first, second = (x / x.sum() for x in chances)
+    return float(np.abs(first - second).sum() / 2)
+
+
+@model_view("/importance")
+def importance_view(model: Model, body: ImportanceRequest) -> ImportanceView:
+    found = model.head_importance(_rows(body.rows, model), method=body.method)
+    return ImportanceView(
+        baseline=found.baseline,
+        predictions=found.predictions,
+        heads=found.heads.tolist(),
+        attention=found.attention.tolist(),
+        mlp=found.mlp.tolist(),
+    )
+
+
+def _rows(lines: Sequence[str], model: Model) -> list[Row]:
+    if "classify" not in model.network.heads:
+        return list(lines)
+    return list(tab_labelled(enumerate(lines, 1)))
+
+
+@model_view("/patching")
+def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
+    size = max(len(model.tokens(text)) for text in (body.source, body.text))
+    if size > MAX_PATCHED_TOKENS:
+        sentence = msg(
+            "The patching map supports at most {most} tokens, not {size}.",
+            most=MAX_PATCHED_TOKENS,
+            size=size,
+        )
+        raise UsageError(sentence, code="context_length_exceeded")
+    found = model.patching_map(body.source, body.text, site=body.site)
+    same = abs(found.source_logprob - found.logprob) < 1e-6
+    return PatchingView(
+        tokens=[readable_token(model.tokenizer, token) for token in found.tokens],
+        source_tokens=[readable_token(model.tokenizer, token) for token in found.source_tokens],
+        answer=readable_token(model.tokenizer, found.answer),
+        source_logprob=found.source_logprob,
+        logprob=found.logprob,
+        logprobs=found.logprobs.tolist(),
+        recovered=None if same else found.recovered.tolist(),
+    )

@@ -1,0 +1,135 @@
+"""Attention maps and the logit lens, as the page draws them.
+
+L layers, H heads, T tokens, W words.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.interpret.attention_and_lens import (
+    AttentionArray,
+    AttentionMaps,
+    LayerGuess,
+    Reading,
+    attention,
+    by_words,
+    chosen_reader,
+    lens,
+    word_groups,
+)
+from malmoi.server.api.requests import ApiRequest, TextField
+from malmoi.studio.endpoint import model_view
+from malmoi.studio.tokens import TokenChance, readable_token
+from malmoi.tokenizer import Tokenizer
+
+VIEW_DIGITS = 4  # smaller differences are invisible
+MAX_VIEW_NUMBERS = 32_000_000  # attention weights that are computed for a picture
+THUMBNAIL = 24  # pixels of a head's small picture
+
+
+class AttentionView(BaseModel):
+    names: list[str]  # tokens, or words
+    segments: list[int]
+    weights: list[list[float]]  # [T][T] of the chosen head: one row per query
+    small: int  # pixels of a thumbnail's side
+    thumbnails: list[list[str]]  # [L][H]: a byte per pixel, in base64
+
+
+class AttentionViewRequest(ApiRequest):
+    """A text whose attention is drawn, and the head that is drawn large."""
+
+    text: TextField
+    pair: TextField | None = None
+    words: bool = False  # pieces of a word merged
+    reading: Reading | None = None  # of a model trained both ways
+    layer: int = Field(0, ge=0, le=10_000)
+    head: int = Field(0, ge=0, le=10_000)
+
+
+@lru_cache(maxsize=2)  # another head of the same text is another request
+def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) -> AttentionMaps:
+    return attention(chosen_reader(model, reading), text, pair, MAX_VIEW_NUMBERS)
+
+
+@model_view("/attention")
+def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
+    """One head's attention, rounded, and a thumbnail of every head's."""
+    seen = _maps(model, body.text, body.pair, body.reading)
+    words = body.words
+    groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
+    weights = by_words(seen.weights, groups) if words else seen.weights
+    layers, heads = weights.shape[:2]
+    if body.layer >= layers or body.head >= heads:
+        raise UsageError(
+            "There are {layers} layers of {heads} heads here; choose one of them.",
+            layers=layers,
+            heads=heads,
+        )
+    small = _thumbnails(weights)
+    name = _word if words else _token
+    return AttentionView(
+        names=[name(model.tokenizer, seen, group) for group in groups],
+        segments=[seen.segments[group[0]] for group in groups],
+        weights=np.round(weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS).tolist(),
+        small=small.shape[-1],
+        thumbnails=[[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
+    )
+
+
+def _thumbnails(weights: AttentionArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The maps [L, H, S, S] as bytes, each pixel the largest weight of its tile."""
+    size = weights.shape[-1]
+    starts = np.linspace(0, size, min(size, THUMBNAIL), endpoint=False).astype(int)
+    rows = np.maximum.reduceat(weights, starts, axis=-2)
+    found: np.ndarray[Any, np.dtype[np.uint8]] = np.round(
+        255 * np.maximum.reduceat(rows, starts, axis=-1).clip(0, 1)
+    ).astype(np.uint8)
+    return found
+
+
+def _token(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> str:
+    return readable_token(tokenizer, seen.tokens[group[0]])
+
+
+def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> str:
+    """A word without its leading space; a token without text, such as [CLS], by name."""
+    ids = [tokenizer.id(seen.tokens[i]) for i in group]
+    text = tokenizer.decode([id for id in ids if id is not None]).strip()
+    return text or _token(tokenizer, seen, group)
+
+
+# ------------------------------------------------------------------ the logit lens
+
+
+class LayersRequest(ApiRequest):
+    """A text for the logit lens."""
+
+    text: TextField
+    top: int = Field(5, ge=1, le=50)
+
+
+class LayerGuesses(BaseModel):
+    tokens: list[str]
+    layers: list[list[list[TokenChance]]]  # [L + 1][T][top]: the embedding first
+
+
+@model_view("/lens")
+def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
+    """Each layer's predictions at each position."""
+    found = lens(model, body.text, body.top)
+    words = model.tokenizer
+
+    def named(one: LayerGuess) -> TokenChance:
+        return TokenChance(text=readable_token(words, one.token), probability=one.probability)
+
+    return LayerGuesses(
+        tokens=[readable_token(words, token) for token in found.tokens],
+        layers=[[[named(one) for one in place] for place in layer] for layer in found.guesses],
+    )

@@ -1,0 +1,178 @@
+"""Probes of each layer, and replay of a training run."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Annotated
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model, load
+from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
+from malmoi.server.api.requests import ApiRequest, NameField
+from malmoi.studio.attention_view import (
+    AttentionView,
+    AttentionViewRequest,
+    LayerGuesses,
+    LayersRequest,
+    attention_view,
+    layer_guesses,
+)
+from malmoi.studio.endpoint import StudioRequest, model_view, router, runs_folder
+from malmoi.studio.overview import known_languages
+from malmoi.studio.run_curves import RunView, list_runs
+from malmoi.system.run_folder import read_metrics
+
+CONLLU_TABS = 9
+MAX_PROBED = 3000  # words or texts
+SAMPLE_TOKENS = 24
+REPLAY_GUESSES = 5
+_loading = Lock()  # snapshots are opened one at a time
+
+
+class ProbeRequest(ApiRequest):
+    """Labelled lines: CoNLL-U, or a text, a tab and its label."""
+
+    lines: Annotated[str, Field(max_length=3_000_000)]
+    label: NameField = "upos"  # of CoNLL-U
+
+
+class ReplayRequest(StudioRequest):
+    """A run's snapshot, and the text that it reads."""
+
+    run: NameField
+    step: int = Field(ge=0)
+    text: Annotated[str, Field(max_length=2000)]
+    layer: int = Field(0, ge=0, le=10_000)
+    head: int = Field(0, ge=0, le=10_000)
+
+
+class ReplayRun(BaseModel):
+    name: str
+    steps: list[int]
+    depth: int
+    heads: int
+    knows: list[str]  # languages
+    places: list[tuple[float, float]]  # (tokens, loss) of each snapshot
+    loss: list[tuple[float, float]]
+    valid: list[tuple[float, float]]
+
+
+class ReplayRuns(BaseModel):
+    runs: list[ReplayRun]
+
+
+class ReplayView(BaseModel):
+    lens: LayerGuesses
+    attention: AttentionView
+    sample: str | None  # of a GPT: the likeliest continuation
+
+
+# ------------------------------------------------------------------ probes
+
+
+@model_view("/probe")
+def probe_view(model: Model, body: ProbeRequest) -> Probe:
+    return probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
+
+
+def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
+    """The rows of pasted lines, of either kind."""
+    lines = body.lines.splitlines()
+    given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
+        return list(conllu_rows(lines, body.label))
+    return list(tab_labelled(given))
+
+
+def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """The text and the label of each numbered line, which a tab separates."""
+    for number, line in numbered:
+        text, tab, label = line.rpartition("\t")
+        if not tab:
+            raise UsageError("Line {number}: write the text, a tab and its label.", number=number)
+        yield text.strip(), label.strip()
+
+
+# ------------------------------------------------------------------ replay
+
+
+def replay_runs(folder: Path) -> ReplayRuns:
+    """The runs under a folder that kept snapshots."""
+    found = ((run, _snapshots(folder, run)) for run in list_runs(folder).runs)
+    return ReplayRuns(runs=[_replay(run, some) for run, some in found if some and run.loss])
+
+
+def _snapshots(folder: Path, run: RunView) -> dict[int, Path]:
+    own = folder / run.name
+    home = own if own.is_dir() else folder  # the folder may itself be the run
+    files = sorted((home / "snapshots").glob("*/config.json"))
+    return {int(file.parent.name): file.parent for file in files if file.parent.name.isdigit()}
+
+
+def _replay(run: RunView, snapshots: dict[int, Path]) -> ReplayRun:
+    first = snapshots[min(snapshots)]
+    model = opened(first)
+    config = model.config
+    rows = [row for row in read_metrics(first.parents[1] / "metrics.jsonl") if "loss" in row]
+    nearest = [min(rows, key=lambda row: abs(row["step"] - step)) for step in sorted(snapshots)]
+    return ReplayRun(
+        name=run.name,
+        steps=sorted(snapshots),
+        depth=config.depth,
+        heads=config.heads,
+        knows=known_languages(model.tokenizer),
+        places=[(float(row.get("tokens", row["step"])), float(row["loss"])) for row in nearest],
+        loss=run.loss,
+        valid=run.valid,
+    )
+
+
+@contextmanager
+def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
+    """A run's snapshot after a step, for one request at a time."""
+    runs = {run.name: run for run in list_runs(folder).runs}
+    if name not in runs or step not in (some := _snapshots(folder, runs[name])):
+        raise UsageError(
+            "There is no snapshot of {name!r} after step {step}.", name=name, step=step
+        )
+    with _loading:
+        yield opened(some[step])
+
+
+def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
+    """The outputs of a snapshot for a text."""
+    with reading_snapshot(folder, body.run, body.step) as model:
+        layers = LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
+        wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
+        writes = "generate" in model.abilities
+        return ReplayView(
+            lens=layer_guesses(model, layers),
+            attention=attention_view(model, wanted),
+            sample=model.generate(body.text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
+            if writes
+            else None,
+        )
+
+
+@lru_cache(maxsize=4)
+def opened(folder: Path) -> Model:
+    """A snapshot on the CPU; it never changes once it is written."""
+    return load(folder, device="cpu")
+
+
+@router.get("/snapshots")
+def show_snapshots(request: Request) -> ReplayRuns:
+    """The runs that kept snapshots."""
+    return replay_runs(runs_folder(request))
+
+
+@router.post("/replay")
+def show_replay(request: Request, body: ReplayRequest) -> ReplayView:
+    """A text as a run's snapshot reads it."""
+    return replay_view(runs_folder(request), body)

@@ -1,0 +1,80 @@
+"""Texts as points on a plane: the first two principal components of their vectors. N texts."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from malmoi.inference import Model
+from malmoi.server.api.requests import ApiRequest
+from malmoi.studio.endpoint import model_view
+
+VectorArray = np.ndarray[Any, np.dtype[np.float64]]
+NEAREST_TEXTS = 5
+
+
+class ProjectionRequest(ApiRequest):
+    """Texts to project onto a plane."""
+
+    texts: Annotated[
+        list[Annotated[str, Field(max_length=2000)]], Field(min_length=2, max_length=200)
+    ]
+    layer: int = Field(-1, ge=-1000, le=1000)
+    pool: Literal["mean", "cls"] = "mean"
+
+
+class Neighbour(BaseModel):
+    index: int
+    cosine: float
+
+
+class Projection(BaseModel):
+    points: list[tuple[float, float]]
+    explained: tuple[float, float]  # share of the variance that each direction explains
+    neighbours: list[list[Neighbour]]  # neighbours of each text, nearest first
+    cosine: float  # mean over pairs of texts: near 1 where all vectors point one way
+
+
+@model_view("/embeddings")
+def project_texts(model: Model, body: ProjectionRequest) -> Projection:
+    """Texts as points on a plane; neighbours are computed in the full space."""
+    found = model.embed(body.texts, (body.layer,), body.pool, truncate=True)
+    vectors = np.asarray(found, np.float64)
+    plane, explained = principal(vectors)
+    cosines = _cosines(vectors)
+    return Projection(
+        points=[(float(x), float(y)) for x, y in plane],
+        explained=(float(explained[0]), float(explained[1])),
+        neighbours=_neighbours(cosines),
+        cosine=float(cosines[~np.eye(len(body.texts), dtype=bool)].mean()),
+    )
+
+
+def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
+    """The first two principal components [N, 2] and their shares of variance, with fixed signs."""
+    centred = vectors - vectors.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    scores = np.pad(u * s, ((0, 0), (0, max(0, 2 - len(s)))))[:, :2]
+    largest = np.abs(scores).argmax(0)
+    signs = np.sign(scores[largest, (0, 1)])
+    total = float((s**2).sum()) or 1.0
+    shares = np.pad(s**2 / total, (0, max(0, 2 - len(s))))[:2]
+    return scores * np.where(signs == 0, 1, signs), shares
+
+
+def _cosines(vectors: VectorArray) -> VectorArray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms == 0, 1, norms)
+    found: VectorArray = unit @ unit.T
+    return found
+
+
+def _neighbours(cosines: VectorArray) -> list[list[Neighbour]]:
+    return [
+        [
+            Neighbour(index=int(j), cosine=float(row[j]))
+            for j in np.argsort(-row, kind="stable")
+            if j != i
+        ][:NEAREST_TEXTS]
+        for i, row in enumerate(cosines)
+    ]

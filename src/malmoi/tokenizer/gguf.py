@@ -1,0 +1,281 @@
+"""Tokenizers as GGUF metadata, read and written: byte-level BPE and SentencePiece BPE.
+
+A tokenizer is written only if llama.cpp tokenizes exactly alike. llama.cpp has no NFC, so
+decomposed text (NFD) gets other tokens there: normalise it first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.messages import msg
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import JsonObject
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.checks import panics_explained
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.pipeline import SPACE, Merges, State, Vocab
+
+T = TypeVar("T")
+
+# llama.cpp's token types
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+DEFINED = 4
+UNUSED = 5
+BYTE = 6
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = (
+    CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+# llama.cpp's default pre-tokenizer
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+
+
+def _cut_at(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, last])
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _single_digits() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+# tokenizer.ggml.pre: how text is split before merging
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": lambda: _cut_at(*DEFAULT),
+    "gpt-2": _gpt2,
+    "smollm": _single_digits,
+    "starcoder": _single_digits,
+    "llama-bpe": lambda: _cut_at(LLAMA3),
+    "qwen2": lambda: _cut_at(QWEN2),
+}
+
+
+def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """The tokenizer that GGUF metadata describes, with its chat template."""
+    given = JsonObject(
+        {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, where
+    )
+    kind = given.text("model", default=None)
+    if kind not in GGUF_TOKENIZERS:
+        raise MalmoiError(
+            "{where} has a vocabulary of type {kind}; Malmoi reads {tokenizers}.",
+            where=where,
+            kind=shown(kind),
+            tokenizers=", ".join(GGUF_TOKENIZERS),
+        )
+    tokens = _listed(given, "tokens", str)
+    vocab: Vocab = {token: id for id, token in enumerate(tokens)}
+    if len(vocab) < len(tokens):
+        raise MalmoiError(
+            "{where}: a token appears twice in its vocabulary, so its id would be ambiguous.",
+            where=where,
+        )
+    types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise MalmoiError(
+            "{where} has {types:,} types for {tokens:,} tokens; it is damaged.",
+            where=where,
+            types=len(types),
+            tokens=len(tokens),
+        )
+    names = _names(given, tokens)
+    with panics_explained(msg("{where}: its vocabulary cannot be used", where=where)):
+        rust = GGUF_TOKENIZERS[kind](vocab, types, given)
+        for token, type in zip(tokens, types, strict=True):
+            if type in (UNKNOWN, CONTROL, DEFINED):  # user-defined tokens represent text
+                rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
+        _open(rust, names, given)
+    template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
+    settings = {f"{role}_token": name for role, name in names.items()}
+    return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
+
+
+def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
+    """GPT-2's byte-level BPE with the named pre-tokenizer."""
+    cut = given.text("pre", default="default")
+    if cut not in PRE_TOKENIZERS:
+        hint = nearest(cut, PRE_TOKENIZERS)
+        raise MalmoiError(
+            "{where} splits text by the rule {cut}, which Malmoi does not know.{hint}",
+            where=given.where,
+            cut=shown(cut),
+            hint=hint,
+        )
+    lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
+    rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
+    # llama.cpp's ignore_merges: a word in the vocabulary is one token regardless of the merges
+    if cut == "llama-bpe":
+        rust.model.ignore_merges = True
+    rust.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    return rust
+
+
+def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
+    """SentencePiece BPE: spaces become ▁, unknown characters bytes, merges ordered by score."""
+    tokens = list(vocab)
+    scores = _listed(given, "scores", float)
+    if len(scores) != len(tokens):
+        raise MalmoiError(
+            "{where} has {scores:,} scores for {tokens:,} tokens; it is damaged.",
+            where=given.where,
+            scores=len(scores),
+            tokens=len(tokens),
+        )
+    kinds = dict(zip(tokens, types, strict=True))
+    normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
+    merges = merges_by_score(normal, vocab)
+    unknown = next((token for token in tokens if kinds[token] == UNKNOWN), None)
+    rust = Rust(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    front = bool(given.get("add_space_prefix", True))
+    rust.normalizer = _spaces(front=front)
+    rust.decoder = pipeline.spaced_bytes_decoder(prefix_space=front)
+    return rust
+
+
+def _spaces(*, front: bool) -> Any:
+    first = [normalizers.Prepend(SPACE)] if front else []
+    return normalizers.Sequence([*first, normalizers.Replace(" ", SPACE)])
+
+
+def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
+    """Every way to make a piece from two others, best score first."""
+    found = [
+        (-score, -cut, -(len(piece) - cut), piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
+    return [(left, right) for *_, left, right in sorted(found, key=lambda merge: merge[:3])]
+
+
+GGUF_TOKENIZERS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.model
+
+
+def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
+    if not isinstance(given.get(name), list) or not given[name]:
+        raise MalmoiError(
+            "{where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.",
+            where=given.where,
+            name=name,
+        )
+    return given.list_of(name, kind)
+
+
+def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
+    return {
+        role: tokens[id]
+        for role, id in ids.items()
+        if isinstance(id, int) and 0 <= id < len(tokens)
+    }
+
+
+def _open(rust: Rust, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Adds bos and eos around texts if the file says so; SentencePiece adds bos by default."""
+    first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
+    last = names.get("eos") if given.get("add_eos_token", False) else None
+    pipeline.with_ends(rust, first, last)
+
+
+# ------------------------------------------------------------------ writing
+
+GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
+
+
+def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
+    """All of `tokenizer.*` for a network of `size` tokens; ids the tokenizer lacks are unused."""
+    state = pipeline.parse_pipeline(tokenizer._rust)
+    kind, described = _described(tokenizer, state)
+    tokens = [f"[PAD{id}]" for id in range(size)]
+    types = [UNUSED] * size
+    for token, id in tokenizer._vocab.items():
+        tokens[id], types[id] = token, BYTE if kind == "llama" and _is_byte(token) else NORMAL
+    for token in state["added_tokens"]:
+        types[token["id"]] = CONTROL if token["special"] else DEFINED
+    if kind == "llama" and tokenizer.specials.unk is not None:
+        types[tokenizer.specials.unk] = UNKNOWN
+    values = {"model": kind, "tokens": tokens, "token_type": types, **described}
+    values |= _ids(tokenizer, kind)
+    if kind == "llama":
+        values["scores"] = _scores(state, tokens)
+    named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    template = tokenizer.chat_template
+    return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+
+
+def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]:
+    """llama.cpp's tokenizer model, and the metadata of its splitting or joining."""
+    model = state["model"]
+    if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
+        pre = state["pre_tokenizer"]
+        cuts = ((name, _parsed("pre_tokenizer", make())) for name, make in PRE_TOKENIZERS.items())
+        cut = next((name for name, other in cuts if _same(pre, other)), None)
+        if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
+            return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
+    if model["type"] == "BPE" and model.get("byte_fallback") and state["pre_tokenizer"] is None:
+        for front in (True, False):
+            if state["normalizer"] == _parsed("normalizer", _spaces(front=front)):
+                return "llama", {"pre": "default", "add_space_prefix": front}
+    raise UsageError(
+        "llama.cpp does not split text as this tokenizer ({kind}) does: it supports "
+        "byte-level BPE as in {tokenizers}, without lowercasing, and SentencePiece's BPE.",
+        kind=tokenizer.kind,
+        tokenizers=", ".join(PRE_TOKENIZERS),
+    )
+
+
+def _ids(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
+    specials = tokenizer.specials
+    marks = tokenizer.encode("").tokens
+    roles = GGUF_ROLES | ({"unk": "unknown"} if kind == "llama" else {})
+    ids = {f"{theirs}_token_id": getattr(specials, ours) for ours, theirs in roles.items()}
+    first, last = (
+        id is not None and marks[place : place + 1 or None] == [id]
+        for id, place in ((specials.bos, 0), (specials.eos, -1))
+    )
+    known = {name: id for name, id in ids.items() if id is not None}
+    return known | {"add_bos_token": first, "add_eos_token": last and len(marks) > first}
+
+
+def _scores(state: State, tokens: list[str]) -> list[float]:
+    """SentencePiece merges the best score first, so earlier merges get higher scores."""
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(state["model"]["merges"]):
+        ranks.setdefault(left + right, rank)
+    return [-float(ranks.get(token, len(ranks))) for token in tokens]
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _parsed(part: str, value: Any) -> Any:
+    """A normalizer or pre_tokenizer as a tokenizer.json has it."""
+    rust = Rust(models.BPE())
+    setattr(rust, part, value)
+    return pipeline.parse_pipeline(rust)[part]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two pre-tokenizers are equal except for `trim_offsets`, which does not affect ids."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        names = (one.keys() | other.keys()) - {"trim_offsets"}
+        return all(_same(one.get(name), other.get(name)) for name in names)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)

@@ -1,0 +1,352 @@
+"""Training speed: the clock of a budget in minutes, its number of updates, a batch that fits.
+
+B is a batch's sequences; an update takes `optimizer + B × sequence` seconds on this machine.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from malmoi.messages import joined, msg, plural
+from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
+from malmoi.training.recipes import SIZED
+from malmoi.training.state import RunState
+
+LOOK_SECONDS = 1.0  # between reads of a GPU's loss, so that progress is visible
+RECENT = 32  # recent laps of a kind that define a usual one
+ABSURD = 10.0  # times a usual lap, and …
+ABSURD_SECONDS = 5.0  # … at least this much longer: the machine slept, or the process was paused
+
+USEFUL_UPDATES = 300  # with fewer, a smaller batch learns more than the recipe's
+LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothing was learned
+FEW_UPDATES = 100  # with fewer, little is learned with any batch size
+SMALLEST_BATCH = 8  # sequences
+
+Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The length of a run: steps, tokens or seconds."""
+
+    steps: int  # of the run; an estimate if the budget is in tokens, 0 if it is in seconds
+    seconds: float = 0.0
+    tokens: int = 0
+    samples: float = math.inf  # that end a budget in seconds early
+
+    @classmethod
+    def of(cls, recipe: Recipe, epoch: float = 0.0) -> "Budget":
+        """The budget of a recipe; `epoch` is the samples of one, for a budget in epochs."""
+        c = recipe.train
+        if c.minutes:
+            most = c.max_epochs * epoch or math.inf
+            return cls(0, seconds=c.minutes * 60, samples=most)
+        if c.steps:
+            return cls(c.steps)
+        samples = c.epochs * epoch if c.epochs else c.tokens / recipe.mean_length
+        return cls(max(1, math.ceil(steps_per_sample(c) * samples)), tokens=c.tokens)
+
+    def progress(self, state: RunState) -> float:
+        if self.tokens:
+            return min(1.0, state.tokens / self.tokens)
+        if self.steps:
+            return min(1.0, state.step / self.steps)
+        read = sum(state.samples_seen) / self.samples
+        return min(1.0, max(read, state.seconds / self.seconds))
+
+
+def steps_per_sample(c: TrainConfig) -> float:
+    """Steps per sample over a run whose batch grows linearly with the samples seen."""
+    start = c.batch_start or c.batch
+    if start == c.batch:
+        return 1 / c.batch
+    growing = math.log(c.batch / start) / (c.batch - start)
+    return c.batch_ramp * growing + (1 - c.batch_ramp) / c.batch
+
+
+class WorkClock:
+    """Seconds of work that count against a budget in minutes.
+
+    The first step is free: it compiles, fills caches and reads the first batches. A lap absurdly
+    longer than others of its kind counts as a usual one, because nothing was computed while the
+    machine slept. `share` is how much of a second counts.
+    """
+
+    def __init__(
+        self,
+        worked: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+        share: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.training = 0.0  # seconds of steps only, including the first, to compute the speed
+        self.taken = 0  # steps in `training`
+        self._worked = worked
+        self._now = now
+        self._share = share
+        self._since = now()
+        self._steps = 0  # since the last lap
+        self._first: float | None = None  # seconds of this process's first step
+        self._recent: dict[str, deque[float]] = {}
+
+    @property
+    def started(self) -> bool:
+        return self._first is not None
+
+    @property
+    def seconds(self) -> float:
+        """Work so far; steps in flight on a GPU count by the time since the last lap."""
+        if not self.started or not self._steps:
+            return self._worked
+        elapsed = self._plausible("step", self._now() - self._since, self._steps)
+        return self._worked + elapsed * self._share()
+
+    @property
+    def usual_step(self) -> float:
+        """Seconds of a typical step, as far as known."""
+        return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.taken / max(1e-9, self.training)
+
+    def step(self) -> None:
+        """Counts a step that was taken, or at least submitted to the device."""
+        self._steps += 1
+
+    def skip(self) -> None:
+        """Discards the time since the last lap, when nothing was trained."""
+        self._since = self._now()
+
+    def lap(self, kind: str = "step") -> None:
+        """Counts the time since the last lap; the device must have caught up."""
+        count = self._steps if kind == "step" else 1
+        elapsed = self._now() - self._since
+        self._since = self._now()
+        self._steps = 0
+        self.taken += count if kind == "step" else 0
+        if kind == "step" and not self.started:
+            self._first = elapsed / max(1, count)
+            self.training += elapsed
+            return
+        counted = self._plausible(kind, elapsed, count)
+        self._worked += counted * self._share()
+        self.training += counted if kind == "step" else 0.0
+        self._recent.setdefault(kind, deque(maxlen=RECENT)).append(elapsed / max(1, count))
+
+    def _plausible(self, kind: str, elapsed: float, count: int) -> float:
+        if kind not in self._recent:
+            return elapsed
+        usual = median(self._recent[kind]) * max(1, count)
+        return usual if elapsed > max(ABSURD * usual, usual + ABSURD_SECONDS) else elapsed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a budget in minutes holds on this machine, from a measured step."""
+
+    optimizer: float  # seconds of one update of the weights
+    sequence: float  # seconds of one sequence of the first phase, forward and backward
+    seconds: float  # of the budget
+    phases: Phases
+    world: int = 1  # processes that share a batch
+    sized: str = "gpt"  # the recipe to suggest when the size is free
+    smallest: int = SMALLEST_BATCH
+    samples: float = math.inf  # after which the run ends, even if time is left
+
+    def updates(self, batch: int) -> int:
+        """Updates of `batch` sequences until the time or the text is used up."""
+        return math.ceil(min(self.samples / batch, self._timed_updates(batch)))
+
+    def seconds_of(self, batch: int) -> float:
+        """Seconds of an update of `batch` sequences of the first phase."""
+        return self.optimizer + batch / self.world * self.sequence
+
+    def _timed_updates(self, batch: int) -> int:
+        return max(1, round(self._exact_updates(batch)))
+
+    def _exact_updates(self, batch: int) -> float:
+        """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
+        first = self.phases[0][0]
+        here = batch / self.world * self.sequence
+        each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
+        return sum(share * self.seconds / max(took, 1e-9) for took, share in each)
+
+    def fitting(self, batch: int) -> int:
+        """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
+        while self.updates(batch) < USEFUL_UPDATES:
+            half = batch // 2
+            if half < self.smallest or half % self.world:
+                break
+            batch = half
+        return batch
+
+    def expectation(self, batch: int) -> str:
+        """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
+        timed = self._timed_updates(batch)
+        steps = self.updates(batch)
+        took = f"{self.seconds / timed:.2g}"
+        expected = plural(steps, "step")
+        if steps < timed:
+            return msg(
+                "{took} s per step: about {expected} until the text is used up.",
+                took=took,
+                expected=expected,
+            )
+        return msg(
+            "{took} s per step: about {expected} in your {minutes}.",
+            took=took,
+            expected=expected,
+            minutes=plural(self.seconds / 60, "minute"),
+        )
+
+    def sentence(self, name: str, requested: int, chosen: int) -> str:
+        """Says what to expect, and what to do if the budget holds few updates."""
+        message = (
+            self._smaller_batch(name, requested, chosen)
+            if chosen < requested
+            else self.expectation(chosen)
+        )
+        now = self.updates(chosen)
+        if now >= USEFUL_UPDATES and chosen == requested:
+            return message
+        smaller = self.fitting(chosen)
+        if smaller < chosen and name not in SIZED:
+            more = f"{self.updates(smaller):,}"
+            return msg(
+                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
+                message=message,
+                smaller=smaller,
+                more=more,
+            )
+        if now >= FEW_UPDATES or now < self._timed_updates(chosen):
+            return message
+        return joined(" ", (message, self._advice(name, chosen)))
+
+    def _smaller_batch(self, name: str, requested: int, chosen: int) -> str:
+        """Says what a smaller batch than the requested one gains."""
+        before = plural(self.updates(requested), "update")
+        now = self.updates(chosen)
+        if now < self._timed_updates(chosen):
+            return msg(
+                "{name}'s batch of {requested} would give {before} until the text is used "
+                "up; using {chosen}: about {now:,}.",
+                name=name,
+                requested=requested,
+                before=before,
+                chosen=chosen,
+                now=now,
+            )
+        minutes = plural(self.seconds / 60, "minute")
+        return msg(
+            "{name}'s batch of {requested} would give {before} in {minutes} here; using "
+            "{chosen}: about {now:,}.",
+            name=name,
+            requested=requested,
+            before=before,
+            minutes=minutes,
+            chosen=chosen,
+            now=now,
+        )
+
+    def _advice(self, name: str, batch: int) -> str:
+        """What to do where the time holds too few updates."""
+        minutes = plural(self.seconds / 60, "minute")
+        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
+        advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
+        if name == self.sized:
+            return advice + "."
+        if self.sized not in SIZED:
+            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=self.sized)
+        return msg(
+            "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
+            advice=advice,
+            sized=self.sized,
+            minutes=minutes,
+        )
+
+
+def smallest_batch(recipe: Recipe) -> int:
+    """Sequences of the smallest useful batch; of a translation, units of some thirty pairs."""
+    return 1 if recipe.objective == "translation" else SMALLEST_BATCH
+
+
+def verdict(
+    recipe: Recipe,
+    steps: int,
+    loss: float,
+    guessing: float,
+    training: float = math.inf,
+    epochs: float = 1.0,
+) -> str:
+    """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
+
+    `training` is the loss on the text that it learned from, if that is another; `epochs` is how
+    often it read that text.
+    """
+    learnt = (1 - LEARNT) * guessing
+    if not guessing or loss < learnt:
+        return ""
+    if training < learnt:
+        return msg(
+            "This model has memorised its text (loss {training:.2f}) and predicts other "
+            "text no better than token frequency does (loss {loss:.2f}, {guessing:.2f}). "
+            "More text would help; more training would not.",
+            training=training,
+            loss=loss,
+            guessing=guessing,
+        )
+    c = recipe.train
+    updates = plural(steps, "update")
+    nothing = msg(
+        "this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
+        "frequency gives {guessing:.2f}).",
+        loss=loss,
+        guessing=guessing,
+    )
+    if steps >= USEFUL_UPDATES and epochs < 1:
+        budget = next(name for name in BUDGETS if getattr(c, name))
+        more = f"--{budget} {4 * getattr(c, budget):.10g}"
+        return msg(
+            "After {updates} on {epochs:.1%} of the text: {nothing} Train for longer "
+            "({more}), or use a smaller model.",
+            updates=updates,
+            epochs=epochs,
+            nothing=nothing,
+            more=more,
+        )
+    if steps >= USEFUL_UPDATES:
+        return msg(
+            "After {updates}: {nothing} More training, a lower train.lr or more text may help.",
+            updates=updates,
+            nothing=nothing,
+        )
+    smaller = (
+        msg("a smaller batch (--set train.batch={batch})", batch=smallest_batch(recipe))
+        if c.batch > smallest_batch(recipe)
+        else msg("a smaller recipe")
+    )
+    if not c.minutes:
+        return msg(
+            "After {updates}: {nothing} Train for more: --steps {updates2} or more.",
+            updates=updates,
+            nothing=nothing,
+            updates2=USEFUL_UPDATES,
+        )
+    enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
+    did = msg(
+        "Only {updates} fitted into {minutes}", updates=updates, minutes=plural(c.minutes, "minute")
+    )
+    if recipe.name in SIZED:  # size and batch were chosen for the minutes
+        return msg(
+            "{did}: {nothing} Use --minutes {enough}.", did=did, nothing=nothing, enough=enough
+        )
+    return msg(
+        "{did}: {nothing} Use --minutes {enough} or {smaller}.",
+        did=did,
+        nothing=nothing,
+        enough=enough,
+        smaller=smaller,
+    )
