@@ -89,7 +89,7 @@ def rule_choice(job: dict[str, Any]) -> dict[str, Any]:
 
     settings = {"train.minutes": job["minutes"], **job["settings"]}
     chosen = explain_size("gpt", [job["train"]], device=job["device"], **settings)
-    return {**chosen.recipe.to_dict(), "reasons": chosen.reasons}
+    return {**chosen.recipe.to_dict(), "reasons": [str(reason) for reason in chosen.reasons]}
 
 
 def our_cell(job: dict[str, Any]) -> dict[str, Any]:

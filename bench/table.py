@@ -207,11 +207,11 @@ def their_decoder(model: Any) -> Decode:
 
 
 def our_decoder(model: Any) -> Decode:
-    from malmoi.inference.generation.fast_argmax import fast_argmax_for
 
     from malmoi.inference.generation.generate import Decoding
     from malmoi.inference.generation.options import GenerationConfig, Sampling
     from malmoi.inference.generation.token_selection import new_sequences
+    from malmoi.kernels.fast_argmax import fast_argmax_for
 
     screen = fast_argmax_for(model.network)
 

@@ -1,15 +1,17 @@
 """The promised names are there, and cost nothing until they are used."""
 
+import re
 import subprocess
 import sys
 import tomllib
 from inspect import signature
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
 import malmoi
+from malmoi.inference.generation import generation_config
+from tiny_models import tiny_gpt
 
 ROOT = Path(__file__).parents[1]
 GENERATION = ("prompt", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
@@ -41,8 +43,9 @@ def test_every_public_name_is_there() -> None:
 def parameters_of(method: object) -> set[str]:
     """The names a method takes, those of its `**settings` too."""
     names = set(signature(method).parameters)
-    rest = get_type_hints(method).get("options", get_type_hints(method).get("options"))
-    return names | (set(get_args(rest)[0].__annotations__) if rest is not None else set())
+    rest = signature(method).parameters.get("options")
+    known = re.search(r"Unpack\[(\w+)\]", str(rest))
+    return names | (set(vars(generation_config)[known[1]].__annotations__) if known else set())
 
 
 @pytest.mark.parametrize("method", PROMISED)
@@ -75,6 +78,19 @@ def test_importing_malmoi_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_logits_import_no_other_verb(tmp_path: Path) -> None:
+    folder = tiny_gpt(
+        tmp_path / "gpt", ["the state of the union"] * 4, 60, width=16, depth=1, heads=2
+    )
+    code = (
+        f"import sys, malmoi; malmoi.load({str(folder)!r}, device='cpu').logits('the state'); "
+        "files = {m.__file__ for n, m in sys.modules.items() if n.startswith('malmoi.')}; "
+        "print(sum(not file.endswith('__init__.py') for file in files))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 52
 
 
 def test_lists_and_help_do_not_import_torch() -> None:

@@ -60,7 +60,9 @@ msg = Message
 def joined(separator: str, parts: Iterable[str]) -> Message:
     """The parts as one message in which each is translated on its own."""
     values = {f"part{number}": part for number, part in enumerate(parts)}
-    return Message(separator.join(f"{{{name}}}" for name in values), **values)
+    return Message(
+        "{separator}".join(f"{{{name}}}" for name in values), separator=separator, **values
+    )
 
 
 def plural(count: float, noun: str) -> Message:

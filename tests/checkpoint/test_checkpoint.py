@@ -292,7 +292,7 @@ class PlainPositions(nn.Module):
 def test_tensors_that_a_module_computes_are_there_after_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.model.embedding.Sinusoid", PlainPositions)
+    monkeypatch.setattr("malmoi.model.positions.Sinusoid", PlainPositions)
     config = gpt2(vocab=60, width=16, depth=2, heads=2, context=24, positions="sinusoidal")
     network = initialise(Network(config, {"lm": 0}), 0).eval()
     write_checkpoint(Checkpoint(network), tmp_path)

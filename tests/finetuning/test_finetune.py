@@ -639,7 +639,7 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
             finetune(gpt, "classification", path, cut, path, **settings)
     # whatever another reader of the same weights would say in the last digit
     monkeypatch.setattr(
-        "malmoi.inference.predict.forward_limits", lambda device: BatchLimits(rows=1)
+        "malmoi.inference.batches.forward_limits", lambda device: BatchLimits(rows=1)
     )
     again = finetune(gpt, "classification", path, cut, path, **settings)
     assert again.metrics == done.metrics

@@ -36,10 +36,11 @@ from malmoi.inference.generation.sampling import (
 )
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.precision import column_major
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import merge_tags
-from malmoi.kernels.fast_argmax import FastArgmax, column_major
+from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.system.machine import detect, pretend

@@ -113,10 +113,10 @@ def run_recorded(network: Network, lengths: list[int], *, fused: bool) -> list[T
 def test_a_fused_step_equals_the_modules(name: str, lengths: list[int]) -> None:
     """Rows of different lengths, one of them idle; more keys than one block of the kernel."""
     pytest.importorskip("triton")
-    from malmoi.kernels.triton_step import can_fuse
+    from malmoi.kernels.triton_step import supports
 
     network = built(MODELS[name])
-    assert can_fuse(network)
+    assert supports(network)
     found, cache = run_two_steps(network, lengths, fused=True)
     expected, expected_cache = run_two_steps(network, lengths, fused=False)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -126,13 +126,13 @@ def test_a_fused_step_equals_the_modules(name: str, lengths: list[int]) -> None:
 @runs_kernels
 def test_what_the_kernels_do_not_have_is_left_to_the_modules() -> None:
     pytest.importorskip("triton")
-    from malmoi.kernels.triton_step import can_fuse
+    from malmoi.kernels.triton_step import supports
 
     network = built(MODELS["gpt2"])
-    assert not can_fuse(network.train())
+    assert not supports(network.train())
     adapted = network.eval()
     adapted.trunk.blocks[0].mlp.up = torch.nn.Sequential(adapted.trunk.blocks[0].mlp.up)
-    assert not can_fuse(adapted)
+    assert not supports(adapted)
 
 
 @needs_gpu

@@ -27,16 +27,15 @@ from malmoi.inference import Model, MultiLabelPrediction, load
 from malmoi.inference.generation.options import Sampling
 from malmoi.inference.generation.sampling import apply_rules
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
-from malmoi.interpret.attention_and_lens import attention
+from malmoi.interpret.attention_and_lens import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
 from malmoi.studio import run_curves as curves
 from malmoi.studio.app import PAGE as STUDIO
-from malmoi.studio.attention_view import by_words, word_groups
 from malmoi.studio.few_shot import FewShotRequest, few_shot_view
 from malmoi.studio.overview import known_languages
-from malmoi.studio.path import PathRequest, sentence_path
 from malmoi.studio.projection import principal
+from malmoi.studio.sentence_path import PathRequest, sentence_path
 from malmoi.tokenizer import train_tokenizer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -98,7 +98,7 @@ def said() -> set[str]:
 
 
 def strings() -> set[str]:
-    """Every string of the source; docstrings by paragraph, counts with their nouns."""
+    """Every string of the source; docstrings by paragraph, metrics and counts with numbers."""
     tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
     found: set[str] = {track["about"] for track in tracks.values()}
     for node in nodes():
@@ -113,15 +113,17 @@ def strings() -> set[str]:
                     *measures,
                     *(f"{one} {{value}}" for one in measures),
                 }
-    for name, call in calls():
-        if name == "plural" and is_text(call.args[1]):
-            noun = call.args[1].value  # type: ignore[attr-defined]
-            found |= {f"{{count}} {noun}", f"{{count}} {noun}s"}
-    return found
+    return found | counts()
+
+
+def counts() -> set[str]:
+    """What `plural` says: one row, many rows."""
+    nouns = {c.args[1].value for name, c in calls() if name == "plural" and is_text(c.args[1])}  # type: ignore[attr-defined]
+    return {f"{{count}} {noun}{end}" for noun in nouns for end in ("", "s")}
 
 
 def test_everything_that_is_said_has_korean() -> None:
-    texts = said()
+    texts = said() | counts()
     assert len(texts) > 1000
     assert {text for text in texts if text not in catalogue()} == set()
 

@@ -37,6 +37,7 @@ from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
+from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.untrusted import JsonObject
 from malmoi.system.untrusted import named as explained
 from malmoi.tokenizer import Tokenizer
@@ -85,13 +86,8 @@ def _plain(value: Any) -> Any:
 
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_RECORD = "adapter.json"
 PEFT_TYPES = ("LORA", "PROMPT_TUNING", "PREFIX_TUNING", "MALMOI_PROMPT")
-
-
-def is_adapter(source: str | Path) -> bool:
-    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()
 
 
 # ------------------------------------------------------------------ writing

@@ -13,15 +13,15 @@ from malmoi.checkpoint.folder import Checkpoint
 from malmoi.checkpoint.gguf import ROPE_FACTORS
 from malmoi.checkpoint.gguf_file import gguf_package
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
-from malmoi.checkpoint.quantized import dense
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
+from malmoi.checkpoint.weights import dense
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.model.rotary import rotary_frequencies
+from malmoi.model.position_tables import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer.gguf import gguf_vocabulary

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.quantized import Weight, bits_of, read_quantized, unpacked
 from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.translate import (
@@ -18,15 +17,18 @@ from malmoi.checkpoint.translate import (
     is_same,
     is_tied,
 )
-from malmoi.checkpoint.weights import read_weights
+from malmoi.checkpoint.weights import Weight, read_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
-from malmoi.model import FeatureConfig, Network
+from malmoi.model import Network
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.paths import local_model, similar_path
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
+
+if TYPE_CHECKING:
+    from malmoi.model import FeatureConfig
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
@@ -58,6 +60,13 @@ class Checkpoint:
         return self.generation.get(name, self.source_config.get(name))
 
     @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+        own = None if self.tokenizer is None else self.tokenizer.specials.eos
+        ends = self.generation.get("eos_token_id", own)
+        return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+
+    @property
     def required_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise UsageError(
@@ -75,8 +84,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Opens a folder written by us or by transformers, a GGUF file, or a hub id.
 
-    With `packed`, a quantised folder's weights stay quantised; otherwise they are unpacked and can
-    be trained.
+    With `packed`, a quantised folder's weights stay quantised if this machine has a kernel for
+    them; otherwise they are unpacked and can be trained.
     """
     file = Path(source).expanduser()
     if file.suffix == ".gguf" and file.is_file():
@@ -95,16 +104,22 @@ def read_checkpoint(
             hint=hint,
         )
     tensors = read_weights(folder)
+    weights: dict[str, Weight] = {**tensors}
+    quantization = config.get("quantization_config")
+    if quantization:
+        from malmoi.checkpoint import quantized
+
+        packed = packed and quantized.has_kernel()
     check_memory(tensors, dtype, folder, packed=packed)
     with memory_explained(folder):
-        weights = read_quantized(tensors, config, folder)
-        weights = weights if packed else unpacked(weights)
+        if quantization:
+            weights = quantized.read_quantized(tensors, config, folder)
+            weights = weights if packed else quantized.unpacked(weights)
         if kind == OWN_MODEL_TYPE:
             network, notes = _read_own(folder, config, weights)
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
-    quantization = config.get("quantization_config")
     checkpoint = Checkpoint(
         network,
         _read_tokenizer(folder),
@@ -116,7 +131,7 @@ def read_checkpoint(
         extra=_extra(config),
         source=folder.absolute(),
         source_config=_kept_config(config),
-        bits=bits_of(quantization, folder) if quantization else 0,
+        bits=quantized.bits_of(quantization, folder) if quantization else 0,
         sentence=read_sentence_pooling(folder),
     )
     _check_fit(checkpoint, folder)
@@ -184,8 +199,7 @@ def _read_own(
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
         check_sizes(config, weights, values.where)
-        given = values.get("features")
-        features = FeatureConfig.from_dict(values.object("features")) if given else None
+        features = _feature_config(values) if values.get("features") else None
         pooler = values.flag("pooler", default=False)
         network = empty(config, classes, pooler=pooler, features=features)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
@@ -201,6 +215,12 @@ def _read_own(
             wrong=wrong[0],
         )
     return network, fill_network(network, weights, folder, {})
+
+
+def _feature_config(values: JsonObject) -> "FeatureConfig":
+    from malmoi.model import FeatureConfig
+
+    return FeatureConfig.from_dict(values.object("features"))
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -5,7 +5,7 @@ with the numbers side by side, each plus half the range; `weight_scale` [O, I / 
 with one scale per row; and `weight_shape`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
+from malmoi.checkpoint.weights import Quantized, Weight, dense
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.kernels.int8 import TINY, QuantizedLinear
-from malmoi.kernels.int8_row import Packed, bf16, expanded, fits
+from malmoi.kernels.int8 import TINY, QuantizedLinear, plain_state
+from malmoi.kernels.int8_row import Packed, bf16, fits, kernels
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import shown
@@ -31,57 +32,38 @@ PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
 CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A weight [O, I] as integers with a scale per group of inputs: int8 [O, I] and [O, G]."""
-
-    numbers: Tensor
-    scale: Tensor
-    bits: int
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.numbers.shape
-
-    def dense(self) -> Tensor:
-        """In fp32, which holds number · scale exactly."""
-        return expanded(self.numbers, self.scale)
-
-    def cpu(self) -> "Quantized":
-        return Quantized(self.numbers.cpu(), self.scale.cpu(), self.bits)
-
-    def packed(self) -> Packed | None:
-        """Laid out for the kernel; None if it lacks such groups or would round the scales."""
-        scale = self.scale.to(bf16())
-        if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(
-            scale.float(), self.scale.float()
-        ):
-            return None
-        return Packed.of(self.numbers, scale, self.bits)
-
-    @classmethod
-    def of(cls, weight: Packed) -> "Quantized":
-        return cls(*weight.signed(), weight.bits)
+def packed(weight: Quantized) -> Packed | None:
+    """A weight laid out for the kernel; None if it lacks such groups or would round the scales."""
+    scale = weight.scale.to(bf16())
+    exact = torch.equal(scale.float(), weight.scale.float())
+    if not exact or not fits(weight.numbers.size(1), scale.size(1)):
+        return None
+    return Packed.of(weight.numbers, scale, weight.bits)
 
 
-Weight = Tensor | Quantized
+def state_of(network: Network) -> dict[str, Weight]:
+    """A network's weights by name, with quantized ones as numbers and scales."""
+    found: dict[str, Weight] = {}
+    for name, weight in plain_state(network).items():
+        if isinstance(weight, Packed):
+            kept = Quantized(*weight.signed(), weight.bits)
+            found[name] = kept if name.startswith(BLOCK_PREFIX) else kept.dense()
+        else:
+            found[name] = weight
+    return found
 
 
-def dense(weight: Weight) -> Tensor:
-    """A quantised weight in fp32; any other unchanged."""
-    return weight.dense() if isinstance(weight, Quantized) else weight
+def place_quantized(network: Network, name: str, weight: Quantized, bias: Tensor | None) -> bool:
+    """Replaces a plain map by a quantised one; False if there is no kernel for this weight."""
+    laid_out = packed(weight)
+    if laid_out is not None:
+        network.set_submodule(name, QuantizedLinear(laid_out, bias))
+    return laid_out is not None
 
 
-def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
-    """Applies a change of whole rows (join, split, reorder) to plain or quantized weights alike."""
-    some = [weight for weight in weights if isinstance(weight, Quantized)]
-    if len(some) < len(weights):
-        return change(*map(dense, weights))
-    numbers = change(*(one.numbers for one in some))
-    scales = change(*(one.scale for one in some))
-    if isinstance(numbers, Tensor):
-        return Quantized(numbers, scales, some[0].bits)
-    return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
+def has_kernel() -> bool:
+    """Whether this machine computes with packed weights."""
+    return kernels() is not None
 
 
 @dataclass(frozen=True)

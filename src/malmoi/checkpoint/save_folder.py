@@ -11,11 +11,11 @@ from torch import Tensor
 
 from malmoi.checkpoint.folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.quantized import Packing, Weight, dense, is_linear_there
+from malmoi.checkpoint.quantized import Packing, is_linear_there, state_of
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import empty, fill_network, is_tied, state_of, to_hf
-from malmoi.checkpoint.weights import write_weights
+from malmoi.checkpoint.translate import empty, fill_network, is_tied, to_hf
+from malmoi.checkpoint.weights import Weight, dense, write_weights
 from malmoi.errors import UsageError
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import HEADS, Generator

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.quantized import Weight
+from malmoi.checkpoint.weights import Weight
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.system.limits import format_size

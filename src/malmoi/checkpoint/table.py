@@ -12,8 +12,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model import Network
 from malmoi.settings import coerce, field_types
 from malmoi.system.limits import shown
-from malmoi.system.run_folder import flat_settings
-from malmoi.system.untrusted import JsonObject, named
+from malmoi.system.untrusted import JsonObject, flat_settings, named
 
 
 class Via(NamedTuple):

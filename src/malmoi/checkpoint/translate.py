@@ -3,42 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint.config_keys import check_keys
-from malmoi.checkpoint.quantized import Quantized, Weight, by_rows, dense
 from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
+from malmoi.checkpoint.weights import Quantized, Weight, by_rows, dense
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.kernels.int8 import QuantizedLinear, plain_state
-from malmoi.kernels.int8_row import Packed
 from malmoi.messages import msg
-from malmoi.model import FeatureConfig, Network, initialise
+from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
 from malmoi.system.limits import MAX_WEIGHT
 from malmoi.system.untrusted import JsonObject, named
 
+if TYPE_CHECKING:
+    from malmoi.model import FeatureConfig
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: TID251  # on the disk
-
-
-def state_of(network: Network) -> dict[str, Weight]:
-    """A network's weights by name, with quantized ones as numbers and scales."""
-    found: dict[str, Weight] = {}
-    for name, weight in plain_state(network).items():
-        if isinstance(weight, Packed):
-            kept = Quantized.of(weight)
-            found[name] = kept if name.startswith("trunk.blocks.") else kept.dense()
-        else:
-            found[name] = weight
-    return found
 
 
 def to_hf(table: Table, network: Network, like: Sequence[str] = ()) -> dict[str, Weight]:
     """The tensors of their class of such a network; `like` are classes to prefer."""
+    from malmoi.checkpoint.quantized import state_of
+
     ours = state_of(network)
     c = network.config
     theirs: dict[str, Weight] = {}
@@ -252,7 +243,7 @@ def empty(
     heads: Mapping[str, int],
     *,
     pooler: bool,
-    features: FeatureConfig | None = None,
+    features: "FeatureConfig | None" = None,
 ) -> Network:
     """A network without memory for its weights, to be filled with those of a file."""
     with torch.device("meta"):
@@ -389,14 +380,15 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
         if not isinstance(weight, Quantized):
             plain[name] = weight
             continue
+        from malmoi.checkpoint.quantized import place_quantized
+
         check_type(weight.scale, name, folder)
         check_finite(weight.scale, name, folder)
-        packed = weight.packed()
         where = name.removesuffix(".weight")
-        if packed is None:
-            plain[name] = weight.dense()
+        if place_quantized(network, where, weight, plain.get(f"{where}.bias")):
+            plain.pop(f"{where}.bias", None)
         else:
-            network.set_submodule(where, QuantizedLinear(packed, plain.pop(f"{where}.bias", None)))
+            plain[name] = weight.dense()
     return plain
 
 

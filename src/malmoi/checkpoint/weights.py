@@ -1,8 +1,10 @@
 """Weights on disk: safetensors (one file or shards), or torch's format through its safe loader."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +20,47 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight [O, I] as integers with a scale per group of inputs: int8 [O, I] and [O, G]."""
+
+    numbers: Tensor
+    scale: Tensor
+    bits: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dense(self) -> Tensor:
+        """number · scale, in fp32, which holds it exactly."""
+        grouped = self.numbers.reshape(len(self.numbers), self.scale.size(1), -1).float()
+        return (grouped * self.scale.float()[..., None]).flatten(1)
+
+    def cpu(self) -> "Quantized":
+        return Quantized(self.numbers.cpu(), self.scale.cpu(), self.bits)
+
+
+Weight = Tensor | Quantized
+
+
+def dense(weight: Weight) -> Tensor:
+    """A quantised weight in fp32; any other unchanged."""
+    return weight.dense() if isinstance(weight, Quantized) else weight
+
+
+def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
+    """Applies a change of whole rows (join, split, reorder) to plain or quantized weights alike."""
+    some = [weight for weight in weights if isinstance(weight, Quantized)]
+    if len(some) < len(weights):
+        return change(*map(dense, weights))
+    numbers = change(*(one.numbers for one in some))
+    scales = change(*(one.scale for one in some))
+    if isinstance(numbers, Tensor):
+        return Quantized(numbers, scales, some[0].bits)
+    return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -52,9 +52,8 @@ def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(out), **finished})
         return
-    for line in (*finished["bad"], control_sentence(finished.get("control", {}))):
-        if line:
-            say(line)
+    if sentence := control_sentence(finished.get("control", {})):
+        say(sentence)
     print_table(
         ("stage", "documents in", "documents kept", "characters kept", "reasons"),
         [_row(*i) for i in finished["steps"].items()],

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.quantized import Packing, Quantized, clipped_scales
+from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
+from malmoi.checkpoint.weights import Quantized
 from malmoi.errors import UsageError
-from malmoi.kernels.int8 import QuantizedLinear
 from malmoi.kernels.int8_row import STRIDE
 from malmoi.model import Network
 from malmoi.system.machine import float64_device
@@ -47,10 +47,8 @@ def round_calibrated(
     network.to("cpu")
     for name, part in list(network.named_modules()):
         if part in found:
-            weight = found[part].packed()
-            assert weight is not None
             assert isinstance(part, nn.Linear)
-            network.set_submodule(name, QuantizedLinear(weight, part.bias))
+            assert place_quantized(network, name, found[part], part.bias)
 
 
 def _check(network: Network, packing: Packing) -> None:

@@ -277,9 +277,9 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
+    for line in bad:
+        logger.info(line)
     if not found["documents"]:
-        for line in bad:
-            logger.warning(line)
         raise MalmoiError("There is no text in the sources.")
     about = {"shards": found["shards"], "bad": bad}
     with folder_lock(plan.work.folder / "shared", wait=True):

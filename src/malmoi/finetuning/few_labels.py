@@ -48,10 +48,11 @@ def choose_contrast(
             "contrastive needs a classification task and a sentence encoder: a folder that "
             "sentence-transformers or malmoi finetune similarity wrote."
         )
-    few = has_few_rows(work) and settings.trains_all and not settings.from_scratch
-    if not settings.contrastive and (settings.contrastive is not None or not (fits and few)):
+    whole = settings.trains_all and not settings.from_scratch
+    chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
+    if not settings.contrastive and not chosen:
         return replace(settings, contrastive=False)
-    if settings.contrastive is None:
+    if chosen:
         logger.info(
             msg(
                 "Only {train} training rows: using contrastive learning on sentence vectors "

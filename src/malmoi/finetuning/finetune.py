@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.adapters import check_target, is_adapter, read_with_adapter
+from malmoi.adapters import check_target, read_with_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import by_metric, head_kind
@@ -24,6 +24,7 @@ from malmoi.finetuning.search import search_settings
 from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.inference import Model
 from malmoi.model import Network
+from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.training.parallel import join_process_group

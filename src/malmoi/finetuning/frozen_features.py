@@ -23,8 +23,8 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.inference.predict import model_inputs
 from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network
 from malmoi.model.features import STATE_DTYPE

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.inference.predict import Predictor, end_tokens
-from malmoi.inference.predictors import CHOICE, TASK_HEADS, TaskHead, entailment_class, task_heads
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
+
+if TYPE_CHECKING:
+    from malmoi.inference.predictors import TaskHead
 
 # available without fine-tuning: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
@@ -20,7 +21,7 @@ LANGUAGE_ABILITIES = ("generate", "stream", "chat", "score", "perplexity", "bits
 ABILITIES = {
     "lm": (*LANGUAGE_ABILITIES, "logits", *ZERO_SHOT_ABILITIES),
     "mlm": ("fill", "logits", "classify"),
-    **{one.head: ("predict",) for one in TASK_HEADS},
+    **dict.fromkeys(("classify", "tag", "span", "choice"), ("predict",)),
 }
 
 
@@ -61,13 +62,18 @@ class LoadedModel:
         if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
             verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
         verbs |= {"predict": None} if self.task_head else {}
+        from malmoi.inference.predictors import entailment_class
+
         described = self.checkpoint.sentence or entailment_class(self.checkpoint) is not None
         verbs |= {"classify": None} if described else {}
         return (*verbs, "embed")
 
     @cached_property
-    def task_head(self) -> TaskHead | None:
+    def task_head(self) -> "TaskHead | None":
         """The head the model was fine-tuned with; None if it was not fine-tuned."""
+        from malmoi.inference.predict import Predictor
+        from malmoi.inference.predictors import task_heads
+
         found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
         return found[0] if found else None
 
@@ -104,6 +110,9 @@ class LoadedModel:
     @property
     def input_columns(self) -> dict[str, str]:
         """The columns that a fine-tuned model reads of a row: text, pair, and any choices."""
+        from malmoi.inference.predict import Predictor
+        from malmoi.inference.predictors import CHOICE
+
         names = ("text", "pair", "choices") if self.task_head is CHOICE else ("text", "pair")
         known = Predictor.of(self.checkpoint).columns
         return {name: known[name] for name in names if name in known}
@@ -111,7 +120,7 @@ class LoadedModel:
     @property
     def _ends(self) -> frozenset[int]:
         """Tokens that end a text: generation_config.json's, else the tokenizer's."""
-        return frozenset(end_tokens(self.checkpoint))
+        return frozenset(self.checkpoint.end_tokens)
 
     @cached_property
     def _causal(self) -> bool:

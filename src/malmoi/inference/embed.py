@@ -12,7 +12,8 @@ from torch import Tensor
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, nearest
-from malmoi.inference.predict import Prediction, Predictor, TextOrPair, model_batches
+from malmoi.inference.batches import model_batches
+from malmoi.inference.predict import Prediction, Predictor, TextOrPair
 from malmoi.messages import msg
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow

@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 
-from malmoi.adapters import is_adapter, read_with_adapter
+from malmoi.adapters import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import UsageError, nearest
 from malmoi.system.files import output_folder, require_free, write_json
+from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.predict import model_inputs
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token, require_fit
 from malmoi.model import Network
 from malmoi.system.result import Result

@@ -4,47 +4,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, get_origin, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_origin, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.inference.answer import Answer
 from malmoi.inference.base import listed_texts
-from malmoi.inference.captions import describe_features
-from malmoi.inference.embed import Float32Array, Pool, embed_texts, note_truncated
-from malmoi.inference.fill import Fill, fills
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
-from malmoi.inference.precision import open_for_use
-from malmoi.inference.predict import (
-    MultiLabelPrediction,
-    Prediction,
-    Predictor,
-    model_inputs,
-    refuse_file_name,
-    row_texts,
-)
+from malmoi.inference.language_model import LanguageModel
+from malmoi.inference.precision import column_major, open_for_use
 from malmoi.inference.prompt import require_fit
-from malmoi.inference.tagging import Span
-from malmoi.inference.translation import (
-    CrossAttentionMap,
-    TranslationOptions,
-    Translator,
-    banned_tokens,
-    cross_attention,
-    translate_texts,
-)
-from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ZeroShot, translation_prompt
-from malmoi.kernels.fast_argmax import column_major
 from malmoi.messages import msg
 from malmoi.model import count_parameters
-from malmoi.system.html import fact_table
-from malmoi.text.rows import TableLike
 from malmoi.tokenizer import Encoding
+
+if TYPE_CHECKING:
+    from malmoi.inference.answer import Answer
+    from malmoi.inference.embed import Float32Array, Pool
+    from malmoi.inference.fill import Fill
+    from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.tagging import Span
+    from malmoi.inference.translation import CrossAttentionMap, TranslationOptions, Translator
+    from malmoi.inference.writing import Reply
+    from malmoi.text.rows import TableLike
+
+    ManyAsked = Sequence["Asked"] | Path | TableLike
+    Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
 
 # a text, a pair, a question with its context, a text (and question) with its choices, or a row
 Asked = (
@@ -54,8 +42,6 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
-ManyAsked = Sequence[Asked] | Path | TableLike
-Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
 P = TypeVar("P")  # what is predicted for a text
 
 
@@ -81,7 +67,7 @@ def load(
     return Model(checkpoint)
 
 
-class Model(ZeroShot, Interpretation):
+class Model(LanguageModel, Interpretation):
     """A network with its tokenizer and labels, and everything you can do with them.
 
     Examples:
@@ -100,6 +86,8 @@ class Model(ZeroShot, Interpretation):
 
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
+        from malmoi.system.html import fact_table
+
         c = self.config
         shape = msg(
             "{depth} layers × {width}, {heads} heads, context {context:,}",
@@ -118,6 +106,8 @@ class Model(ZeroShot, Interpretation):
 
     def save(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder that `transformers` opens."""
+        from malmoi.checkpoint import write_checkpoint
+
         write_checkpoint(self.checkpoint, folder)
 
     def tokens(self, text: str) -> list[str]:
@@ -128,15 +118,15 @@ class Model(ZeroShot, Interpretation):
 
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, to: str = "", **options: Unpack[TranslationOptions]
+        self, text: str, to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> str: ...
     @overload
     def translate(
-        self, text: Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+        self, text: Sequence[str], to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> list[str]: ...
 
     def translate(
-        self, text: str | Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+        self, text: str | Sequence[str], to: str = "", **options: "Unpack[TranslationOptions]"
     ) -> str | list[str]:
         """Translates a text, or a list of them.
 
@@ -144,6 +134,8 @@ class Model(ZeroShot, Interpretation):
         prompted to translate into the language `to` ("French", "한국어"), after the pairs in
         `examples`.
         """
+        from malmoi.inference.translation import translate_texts
+
         if not isinstance(text, str):
             texts = listed_texts(text, "text")
             if not self.config.encoder_depth:
@@ -156,16 +148,22 @@ class Model(ZeroShot, Interpretation):
             raise UsageError(
                 "A GPT translates with a prompt: give the language, such as to='French'."
             )
+        from malmoi.inference.zero_shot import translation_prompt
+
         prompt = translation_prompt(text, to, options.get("examples", ()))
         return self._line(prompt, options.get("max_new_tokens", 64))
 
-    def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
+    def cross_attention(self, source: str, target: str, *, layer: int = -1) -> "CrossAttentionMap":
         """Cross-attention of a translation to its source, averaged over heads."""
+        from malmoi.inference.translation import cross_attention
+
         return cross_attention(self.translator, self.tokenizer, source, target, layer)
 
     @cached_property
-    def translator(self) -> Translator:
+    def translator(self) -> "Translator":
         """The parts of this model that translation needs."""
+        from malmoi.inference.translation import Translator, banned_tokens
+
         if not self.config.encoder_depth:
             raise UsageError("This model cannot translate: it is not an encoder-decoder.")
         ends = sorted(self._ends)
@@ -190,6 +188,8 @@ class Model(ZeroShot, Interpretation):
 
         For a model that was trained on features with texts (the recipe caption-small).
         """
+        from malmoi.inference.captions import describe_features
+
         if not self.config.feature_count:
             raise UsageError("This model cannot describe features: it was not trained on any.")
         given = np.asarray(features)
@@ -203,11 +203,11 @@ class Model(ZeroShot, Interpretation):
     @overload
     def fill(  # type: ignore[overload-overlap]
         self, text: str, top: int = 5
-    ) -> list[Fill]: ...
+    ) -> "list[Fill]": ...
     @overload
-    def fill(self, text: Sequence[str], top: int = 5) -> list[list[Fill]]: ...
+    def fill(self, text: Sequence[str], top: int = 5) -> "list[list[Fill]]": ...
 
-    def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
+    def fill(self, text: str | Sequence[str], top: int = 5) -> "list[Fill] | list[list[Fill]]":
         """Returns the `top` best tokens for the mask in a text; a list of texts gives a list.
 
         A text with several masks is an error: use `fill_masks`, which returns one list for each.
@@ -223,8 +223,10 @@ class Model(ZeroShot, Interpretation):
             )
         return found[0]
 
-    def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
+    def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":
         """Returns the `top` best tokens for each mask in a text; other masks stay in place."""
+        from malmoi.inference.fill import fills
+
         self.masked._require_head("mlm", "fill")
         return fills(self.masked.network, self.tokenizer, text, top)
 
@@ -233,11 +235,11 @@ class Model(ZeroShot, Interpretation):
         self,
         texts: str,
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "auto",
+        pool: "Pool" = "auto",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array: ...
+    ) -> "Float32Array": ...
     @overload
     def embed(
         self,
@@ -247,7 +249,7 @@ class Model(ZeroShot, Interpretation):
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array: ...
+    ) -> "Float32Array": ...
     @overload
     def embed(
         self,
@@ -257,27 +259,27 @@ class Model(ZeroShot, Interpretation):
         pool: Literal["none"],
         truncate: bool = False,
         language: int = 0,
-    ) -> list[Float32Array]: ...
+    ) -> "list[Float32Array]": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
         layers: int | Sequence[int],
-        pool: Pool,
+        pool: "Pool",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array | list[Float32Array]: ...
+    ) -> "Float32Array | list[Float32Array]": ...
 
     def embed(
         self,
         texts: str | Sequence[str],
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "auto",
+        pool: "Pool" = "auto",
         *,
         truncate: bool = False,
         language: int = 0,
-    ) -> Float32Array | list[Float32Array]:
+    ) -> "Float32Array | list[Float32Array]":
         """Embeds texts as vectors [N, D] ([D] for a single text).
 
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
@@ -288,6 +290,8 @@ class Model(ZeroShot, Interpretation):
         A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
         the target's.
         """
+        from malmoi.inference.embed import embed_texts, note_truncated
+
         self._require_text_input("embed")
         reader = self.masked
         listed = listed_texts(texts, "texts")
@@ -317,7 +321,7 @@ class Model(ZeroShot, Interpretation):
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
     @torch.inference_mode()
-    def logits(self, text: str) -> Float32Array:
+    def logits(self, text: str) -> "Float32Array":
         """Logits over the vocabulary at every token [T, V]."""
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
@@ -332,15 +336,15 @@ class Model(ZeroShot, Interpretation):
         return scores.float().cpu().numpy()
 
     @overload
-    def predict(self, texts: Asked) -> Predicted: ...  # type: ignore[overload-overlap]
+    def predict(self, texts: Asked) -> "Predicted": ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, texts: ManyAsked) -> list[Predicted]: ...
+    def predict(self, texts: "ManyAsked") -> "list[Predicted]": ...
     @overload
     def predict(self, texts: Asked, kind: type[P]) -> P: ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, texts: ManyAsked, kind: type[P]) -> list[P]: ...
+    def predict(self, texts: "ManyAsked", kind: type[P]) -> list[P]: ...
 
-    def predict(self, texts: Asked | ManyAsked, kind: Any = object) -> Any:
+    def predict(self, texts: "Asked | ManyAsked", kind: Any = object) -> Any:
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
@@ -354,6 +358,8 @@ class Model(ZeroShot, Interpretation):
         Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
         model that predicts something else is then refused.
         """
+        from malmoi.inference.predict import Predictor, refuse_file_name, row_texts
+
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(

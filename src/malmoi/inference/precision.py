@@ -4,16 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from malmoi.adapters import read_with_adapter
-from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.sizes import check_room
-from malmoi.kernels.encode_texts import encode_texts
-from malmoi.kernels.int8 import is_quantized, quantize_int8
-from malmoi.kernels.int8_row import why_not
 from malmoi.messages import msg
-from malmoi.model import count_parameters
+from malmoi.model import Network, count_parameters
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
+from malmoi.system.paths import is_adapter
 
 INT8 = "int8"
 PLACES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
@@ -26,8 +24,7 @@ def open_for_use(
     named = named_dtype(dtype) if isinstance(dtype, str) and dtype != INT8 else None
     named = dtype if isinstance(dtype, torch.dtype) else named
     where = pick_device(device or ("cpu" if dtype == INT8 else None))
-    packed = named is None and where.type == "cpu" and why_not() is None
-    checkpoint = read_with_adapter(path, packed=packed)
+    checkpoint = _read(path, packed=named is None and where.type == "cpu")
     if dtype == INT8:
         return _in_int8(checkpoint, where)
     if named is not None:
@@ -38,7 +35,18 @@ def open_for_use(
     return _as_stored(checkpoint, where)
 
 
+def _read(path: str | Path, *, packed: bool) -> Checkpoint:
+    if not is_adapter(path):
+        return read_checkpoint(path, packed=packed)
+    from malmoi.adapters import read_with_adapter
+
+    return read_with_adapter(path, packed=packed)
+
+
 def _in_int8(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
+    from malmoi.kernels.encode_texts import encode_texts
+    from malmoi.kernels.int8 import quantize_int8
+
     network = quantize_int8(checkpoint.network.to(where, torch.float32))
     network.trunk.fused_blocks = encode_texts
     return checkpoint
@@ -68,6 +76,9 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     """Keeps the weights quantized if there is a kernel, else dequantizes them with a note."""
+    from malmoi.kernels.int8 import is_quantized
+    from malmoi.kernels.int8_row import why_not
+
     bits = checkpoint.bits
     if is_quantized(checkpoint.network):
         return _in_int8(checkpoint, where)
@@ -88,6 +99,22 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
             reason=reason,
         ),
     )
+
+
+@torch.no_grad()
+def column_major(network: Network) -> Network:
+    """Stores linear weights by input, as GPT-2's files do, so small batches read memory in order.
+
+    Only the memory layout changes: 1.2× faster at one row with MKL, with no second copy of the
+    weights. Other libraries are slower with it (16 tokens a second instead of 20 with OpenBLAS on
+    ARM).
+    """
+    if not this_machine().column_major_pays or network.device.type != "cpu":
+        return network
+    for module in network.trunk.modules():
+        if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32:
+            module.weight.data = module.weight.data.t().contiguous().t()
+    return network
 
 
 def _cost(kind: str, dtype: torch.dtype) -> str | None:

@@ -12,19 +12,17 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
-from malmoi.system.progress import tracked
 from malmoi.system.result import Result
-from malmoi.system.threads import inference_threads
 from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
-from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
 from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
 
 TextOrPair = str | tuple[str, str]
@@ -120,7 +118,7 @@ class Predictor:
             checkpoint.network,
             checkpoint.required_tokenizer,
             checkpoint.labels,
-            ends=end_tokens(checkpoint),
+            ends=checkpoint.end_tokens,
             sentence=checkpoint.sentence,
             **_finetuning_settings(checkpoint),
         )
@@ -128,13 +126,6 @@ class Predictor:
     @property
     def max_tokens(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
-
-
-def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Tokens that end a text: generation_config.json's, else the tokenizer's."""
-    own = None if checkpoint.tokenizer is None else checkpoint.tokenizer.specials.eos
-    ends = checkpoint.generation.get("eos_token_id", own)
-    return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
 
 
 def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -356,29 +347,6 @@ def score_tokens(
     """Yields batches of rows: their indices, and the scores of all their tokens [B, T, N]."""
     for group, given in model_batches(network, rows, "predict"):
         yield group, network(**given, heads=(head,))[head].float()
-
-
-def model_batches(
-    network: Network, rows: Sequence[Encoding | TokenRow], verb: str
-) -> Iterator[tuple[list[int], dict[str, Tensor | None]]]:
-    """Yields batches of rows of similar length: their indices, and the network's inputs."""
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
-    with inference_threads(network.device) as threads:
-        for group in tracked(batches, verb, len(rows)):
-            yield group, model_inputs(network, [rows[i] for i in group])
-            threads.step(sum(len(rows[i].tokens) for i in group))
-
-
-def model_inputs(network: Network, rows: Sequence[Encoding | TokenRow]) -> dict[str, Tensor | None]:
-    """The network's inputs for a batch of encoded texts, right-padded."""
-    device = network.device
-    tokens = [row.tokens for row in rows]
-    segments = [row.segments for row in rows]
-    return {
-        "tokens": pad(tokens, device=device),
-        "keep": keep_mask(tokens, device=device),
-        "segments": pad(segments, device=device) if network.config.segments else None,
-    }
 
 
 def name_of(labels: Sequence[str], i: int) -> str:

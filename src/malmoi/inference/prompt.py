@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError
 from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.chat_template import PLAIN_STOPS, Messages, encode_chat, template_of
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.chat_template import Messages
 
 MAX_REPLY_TOKENS = 256  # default for max_new_tokens of a conversation
 
@@ -115,9 +117,11 @@ class Conversation:
 
 
 def encode_conversation(
-    tokenizer: Tokenizer, messages: Messages | str, **values: Any
+    tokenizer: Tokenizer, messages: "Messages | str", **values: Any
 ) -> Conversation:
     """Encodes messages with the chat template, or as a plain dialogue; a str is a user message."""
+    from malmoi.tokenizer.chat_template import PLAIN_STOPS, encode_chat, template_of
+
     turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     tokens = encode_chat(tokenizer, turns, **values)
     if template_of(tokenizer):  # it writes a beginning-of-text token if the model needs one

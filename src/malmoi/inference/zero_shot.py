@@ -5,15 +5,15 @@ Prompts are in the language of the text: Korean if it is mostly Hangul, else Eng
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import overload
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
+from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import embed_texts
-from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.predict import Prediction, Predictor, score_classes
 from malmoi.inference.predictors import entailment_class
 from malmoi.inference.prompt import truncate_text
@@ -41,7 +41,8 @@ ZERO_SHOT_PROMPTS = {
     },
 }
 ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
-LabelWords = Sequence[str] | Mapping[str, str]  # the labels, or their words by label
+Words = Mapping[str, str]  # of each label
+LabelWords = Sequence[str] | Words  # the labels, or their words by label
 COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
 # log P of each words after each query [queries, labels]
 ScoreWords = Callable[[Sequence[str], Sequence[str]], Tensor]
@@ -53,10 +54,60 @@ def prompt_language(text: str) -> str:
     return "ko" if letters and 2 * sum("가" <= c <= "힣" for c in letters) >= len(letters) else "en"
 
 
-def classify_zero_shot(
+def classify(
+    model: LoadedModel,
+    texts: Sequence[str],
+    labels: LabelWords,
+    prompt: str | None,
+    shown: ShownExamples,
+) -> list[Prediction]:
+    """Classifies texts by the names of the labels, in the way that the model can."""
+    words = label_words(labels)
+    entailment = entailment_class(model.checkpoint)
+    described = entailment is not None or model.checkpoint.sentence is not None
+    if described and shown:
+        raise UsageError("Only a language model or a masked model takes examples.")
+    if entailment is not None:
+        return _entailed(model, texts, words, prompt, entailment)
+    if described:
+        return _nearest(model, texts, words, prompt)
+    if "mlm" not in model.network.heads:
+        model._require_head("lm", "classify")
+    read = partial(word_logprobs, model.network, model.tokenizer)
+    return _prompted(read, texts, words, prompt, shown)
+
+
+def _entailed(
+    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, place: int
+) -> list[Prediction]:
+    """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
+    pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
+    scores = score_classes(Predictor.of(model.checkpoint), pairs).log_softmax(-1)[:, place]
+    rows = scores.view(len(texts), len(words)).tolist()
+    return [_softmax_prediction(words, row) for row in rows]
+
+
+def _nearest(
+    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None
+) -> list[Prediction]:
+    """Compares the cosines of each text and the labels' descriptions."""
+    sentences = [descriptions(text, words, prompt) for text in texts]
+    names = list(dict.fromkeys(one for some in sentences for one in some))
+    encodings = [model._encoded(text, truncate=True) for text in (*texts, *names)]
+    pooling = model.checkpoint.sentence
+    vectors = np.stack(embed_texts(model.network, encodings, (-1,), "auto", pooling))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = []
+    for vector, some in zip(vectors, sentences, strict=False):
+        near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
+        found.append(_softmax_prediction(words, [COSINE_SCALE * float(n) for n in near]))
+    return found
+
+
+def _prompted(
     read: ScoreWords,
     texts: Sequence[str],
-    words: Mapping[str, str],
+    words: Words,
     prompt: str | None,
     shown: ShownExamples,
 ) -> list[Prediction]:
@@ -159,106 +210,3 @@ def _put(form: str, **values: str) -> str:
     for name, value in values.items():
         form = form.replace(f"{{{name}}}", value)
     return form
-
-
-class ZeroShot(LanguageModel):
-    """Zero-shot methods of `Model`."""
-
-    @overload
-    def classify(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
-        self,
-        text: str,
-        labels: LabelWords,
-        *,
-        prompt: str | None = None,
-        examples: ShownExamples = (),
-    ) -> Prediction: ...
-    @overload
-    def classify(
-        self,
-        text: Sequence[str],
-        labels: LabelWords,
-        *,
-        prompt: str | None = None,
-        examples: ShownExamples = (),
-    ) -> list[Prediction]: ...
-
-    def classify(
-        self,
-        text: str | Sequence[str],
-        labels: LabelWords,
-        *,
-        prompt: str | None = None,
-        examples: ShownExamples = (),
-    ) -> Prediction | list[Prediction]:
-        """Classifies a text, or a list of them, by the names of the labels, without training.
-
-        A model fine-tuned for inference is asked whether the text entails "This text is LABEL.",
-        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT's
-        likelihoods or a BERT's masks are compared after a prompt that has {text} and optionally
-        {labels}, calibrated with content-free texts; `examples` are (text, label) pairs shown
-        first.
-        """
-        words = label_words(labels)
-        texts = [text] if isinstance(text, str) else list(text)
-        entailment = entailment_class(self.checkpoint)
-        described = entailment is not None or self.checkpoint.sentence is not None
-        if described and examples:
-            raise UsageError("Only a language model or a masked model takes examples.")
-        if entailment is not None:
-            found = self._entailed(texts, words, prompt, entailment)
-        elif described:
-            found = self._nearest(texts, words, prompt)
-        else:
-            found = classify_zero_shot(self._word_logprobs, texts, words, prompt, examples)
-        return found[0] if isinstance(text, str) else found
-
-    def _entailed(
-        self, texts: Sequence[str], words: Mapping[str, str], prompt: str | None, place: int
-    ) -> list[Prediction]:
-        """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
-        pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
-        scores = score_classes(Predictor.of(self.checkpoint), pairs).log_softmax(-1)[:, place]
-        rows = scores.view(len(texts), len(words)).tolist()
-        return [_softmax_prediction(words, row) for row in rows]
-
-    def _nearest(
-        self, texts: Sequence[str], words: Mapping[str, str], prompt: str | None
-    ) -> list[Prediction]:
-        """Compares the cosines of each text and the labels' descriptions."""
-        sentences = [descriptions(text, words, prompt) for text in texts]
-        names = list(dict.fromkeys(one for some in sentences for one in some))
-        encodings = [self._encoded(text, truncate=True) for text in (*texts, *names)]
-        pooling = self.checkpoint.sentence
-        vectors = np.stack(embed_texts(self.network, encodings, (-1,), "auto", pooling))
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        found = []
-        for vector, some in zip(vectors, sentences, strict=False):
-            near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
-            found.append(_softmax_prediction(words, [COSINE_SCALE * float(n) for n in near]))
-        return found
-
-    def answer(self, question: str, context: str = "", *, max_new_tokens: int = 32) -> str:
-        """Answers a question, about a context if one is given."""
-        return self._line(question_prompt(question, context), max_new_tokens)
-
-    def summarise(
-        self, text: str, *, sentences: int = 3, max_new_tokens: int = 100, seed: int = 0
-    ) -> str:
-        """Summarises in at most this many sentences; a text that is too long is truncated.
-
-        Samples from the two likeliest tokens (GPT-2 §3.6).
-        """
-        prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
-        written = self.generate(
-            prompt, temperature=1, top_k=2, seed=seed, max_new_tokens=max_new_tokens, stop="\n\n"
-        )
-        return first_sentences(written, sentences)
-
-    def _line(self, prompt: str, limit: int) -> str:
-        return self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n").strip()
-
-    def _word_logprobs(self, queries: Sequence[str], said: Sequence[str]) -> Tensor:
-        if "mlm" not in self.network.heads:
-            self._require_head("lm", "classify")
-        return word_logprobs(self.network, self.tokenizer, queries, said)

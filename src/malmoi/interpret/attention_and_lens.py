@@ -11,7 +11,7 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel
-from malmoi.inference.predict import model_inputs
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import encode_prompt, require_fit, text_too_long
 from malmoi.messages import msg
 from malmoi.model import Activations

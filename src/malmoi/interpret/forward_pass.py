@@ -12,8 +12,9 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.base import LoadedModel
+from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
-from malmoi.inference.predict import Predictor, model_inputs, name_of
+from malmoi.inference.predict import Predictor, name_of
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.interpret.intervention import (
     Intervention,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import text_too_long
+from malmoi.interpret.attention_and_lens import lens
 from malmoi.interpret.forward_pass import (
     RunOptions,
     Subject,
@@ -111,22 +111,15 @@ def attention_picture(model: LoadedModel, text: str, options: PictureOptions) ->
     return _matrix(names, names, weights[layer, head], f"layer {layer}, head {head}")
 
 
-@torch.inference_mode()
 def lens_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
     """The most likely token of every layer at every position, as if it were the last layer."""
-    found = run_text(Subject(model.checkpoint), text, (), RunOptions(hidden=True))
-    hidden = torch.tensor(found.hidden, device=model.network.device)
-    head = model.network.require_language_head()
-    states = [model.network.trunk.norm(state[None]) for state in hidden[:-1]]
-    rows = [model.network.read(head, state)[0] for state in (*states, hidden[-1:])]
-    best = [row.float()[:, : model.tokenizer.vocab_size].softmax(-1).max(-1) for row in rows]
-    chances = np.stack([one.values.cpu().numpy() for one in best])[::-1]
-    words = [[token_label(model.tokenizer, i) for i in one.indices.tolist()] for one in best][::-1]
-    layers = [
-        *(msg("layer {number}", number=i) for i in range(len(hidden) - 2, -1, -1)),
-        "embedding",
-    ]
-    return _matrix(layers, _names(model, text), chances, "logit lens", words)
+    names = _names(model, text)
+    layers = [[guesses[0] for guesses in layer] for layer in lens(model, text, 1).guesses[::-1]]
+    chances = np.array([[one.probability for one in layer] for layer in layers], np.float32)
+    ids = [[model.tokenizer.id(one.token) for one in layer] for layer in layers]
+    words = [[token_label(model.tokenizer, id or 0) for id in layer] for layer in ids]
+    titles = [msg("layer {number}", number=i) for i in range(len(layers) - 2, -1, -1)]
+    return _matrix([*titles, "embedding"], names, chances, "logit lens", words)
 
 
 def next_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from malmoi.kernels.int8 import MANY, QuantizedLinear, QuickRMS
 from malmoi.kernels.int8_row import LinearArgument, kernels, linear_argument
-from malmoi.model.attention import Attention
-from malmoi.model.transformer import MLP, Block, GatedMLP, Transformer
+from malmoi.model.transformer import Block, Transformer
 from malmoi.system.machine import this_machine
 
 MAX_FUSED_ROWS = MANY - 1
@@ -67,7 +66,7 @@ def fused_step(
     activations are rounded to 15 bits, at times the other way.
     """
     library = kernels()
-    if library is None or not this_machine().fused or not _decodes(trunk, keys[0]):
+    if library is None or not this_machine().fused or not supports(trunk, keys[0]):
         return None
     layers = _layers(trunk, keys, values)
     argument = trunk_argument(trunk, layers, keys[0].size(2))
@@ -92,10 +91,10 @@ def fused_step(
     return step
 
 
-def _decodes(trunk: Transformer, keys: Tensor) -> bool:
+def supports(trunk: Transformer, keys: Tensor) -> bool:
     """Whether the C code supports decoding with this trunk and cache."""
     c = trunk.config
-    rotary = c.positions == "rotary"
+    rotary = trunk.rotary is not None
     return (
         all(pattern.text == "causal" for pattern in trunk.patterns)
         and keys.dtype == torch.float32
@@ -107,31 +106,12 @@ def _decodes(trunk: Transformer, keys: Tensor) -> bool:
 def is_plain(trunk: Transformer) -> bool:
     """Whether the C code has all layers of this trunk; masks and positions are for the caller."""
     return (
-        type(trunk) is Transformer
-        and not trunk.training
+        trunk.is_plain(QuantizedLinear, (nn.LayerNorm, QuickRMS, nn.Identity))
         and not trunk.has_soft_tokens
+        and not trunk.config.embedding_residual
         and trunk.skips is None
         and (trunk.config.norm == "pre" or isinstance(trunk.norm, nn.Identity))
-        and all(map(_is_plain_block, trunk.blocks))
     )
-
-
-def _is_plain_block(block: nn.Module) -> bool:
-    if type(block) is not Block or type(block.attend) is not Attention or block._forward_hooks:
-        return False
-    if type(block.mlp) not in (MLP, GatedMLP) or block.again is not None:
-        return False
-    norms = (nn.LayerNorm, QuickRMS, nn.Identity)
-    return all(type(one) is QuantizedLinear for one in _maps(block)) and all(
-        type(norm) in norms for norm in (block.attend_norm, block.mlp_norm)
-    )
-
-
-def _maps(block: nn.Module) -> list[QuantizedLinear]:
-    block = cast(Block, block)
-    mlp = cast(MLP, block.mlp)
-    found = (block.attend.qkv, block.attend.out, mlp.up, mlp.down)
-    return [cast(QuantizedLinear, one) for one in found]
 
 
 def _norm_argument(norm: nn.Module | None) -> _Norm:
@@ -157,13 +137,14 @@ def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":
     c = trunk.config
     blocks = [cast(Block, trunk.blocks[i * c.distinct // c.depth]) for i in range(c.depth)]
     layers = (Layer * c.depth)()
-    rotary = cast(Tensor, trunk.rotary) if c.positions == "rotary" else (None, None)
+    rotary = (None, None) if trunk.rotary is None else cast(Tensor, trunk.rotary)
     tables = [None if table is None else table.data_ptr() for table in rotary]
     for i, block in enumerate(blocks):
         before: tuple[nn.Module | None, nn.Module] = (block.attend_norm, block.mlp_norm)
         if c.norm == "post":  # each half is followed by its norm, which is then the next one's
             before = (blocks[i - 1].mlp_norm if i else None, block.attend_norm)
-        maps = (linear_argument(one.weight, one.bias) for one in _maps(block))
+        linears = cast("list[QuantizedLinear]", block.linears)
+        maps = (linear_argument(one.weight, one.bias) for one in linears)
         layers[i] = Layer(*maps, *map(_norm_argument, before), None, None, *tables)
     return layers
 

@@ -30,7 +30,7 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
 
     The states of padding are zero. `MALMOI_MACHINE=no-fused` switches it off.
     """
-    if not this_machine().fused or not _supports(trunk, x, layout, positions):
+    if not this_machine().fused or not supports(trunk, x, layout, positions):
         return None
     if trunk not in _ENCODERS:
         _ENCODERS[trunk] = _encoder(trunk)
@@ -45,7 +45,8 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
     return torch.zeros_like(x).masked_scatter_(keep[..., None], rows)
 
 
-def _supports(trunk: Transformer, x: Tensor, layout: Layout, positions: Tensor) -> bool:
+def supports(trunk: Transformer, x: Tensor, layout: Layout, positions: Tensor) -> bool:
+    """Whether the C code reads such texts with this trunk."""
     c = trunk.config
     return (
         x.dtype == torch.float32

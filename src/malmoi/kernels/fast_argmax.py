@@ -5,7 +5,7 @@ B rows, D width, V vocabulary, C candidates.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
@@ -14,22 +14,6 @@ from malmoi.system.machine import named_dtype, this_machine
 MIN_HEAD_WEIGHTS = 4_000_000  # below this size, reading the head costs next to nothing
 MAX_CANDIDATES = 4096  # beyond this, the full head is as fast
 MAX_SCREENED_ROWS = 16  # beyond this, compute dominates memory traffic
-
-
-@torch.no_grad()
-def column_major(network: Network) -> Network:
-    """Stores linear weights by input, as GPT-2's files do, so small batches read memory in order.
-
-    Only the memory layout changes: 1.2× faster at one row with MKL, with no second copy of the
-    weights. Other libraries are slower with it (16 tokens a second instead of 20 with OpenBLAS on
-    ARM).
-    """
-    if not this_machine().column_major_pays:
-        return network
-    for module in network.trunk.modules():
-        if isinstance(module, nn.Linear) and _plain(module.weight):
-            module.weight.data = module.weight.data.t().contiguous().t()
-    return network
 
 
 class FastArgmax:

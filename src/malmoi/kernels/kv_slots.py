@@ -169,7 +169,7 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
     plain = (
         all(pattern.text == "causal" for pattern in trunk.patterns)
         and not trunk.has_soft_tokens
-        and trunk.config.positions != "relative"
+        and not trunk.needs_distances
     )
     return plain and device.type == "cuda" and this_machine().has_triton
 

@@ -22,7 +22,7 @@ from malmoi.kernels.triton_attention import decode_step, normalised
 from malmoi.model import Network
 from malmoi.model.attention import Attention
 from malmoi.model.heads import LMHead
-from malmoi.model.transformer import MLP, Block, GatedMLP, Transformer
+from malmoi.model.transformer import MLP, Block, GatedMLP
 
 MAX_INPUTS = 16_384  # a program holds a whole row of the matrix in registers
 MAX_TILE = 16_384  # weights of a program: 128 per thread
@@ -259,7 +259,7 @@ class FusedStep:
         found: Tensor = decode_step(
             q, k, v, self.slots.keys[layer], self.slots.values[layer], *at,
             extra=values,
-            rotary=self.network.trunk.rotary if c.positions == "rotary" else None,
+            rotary=self.network.trunk.rotary,
             norm=c.norm_kind if c.qk_norm else "",
             eps=c.eps,
             block=FEW_ROWS_BLOCK,
@@ -272,34 +272,14 @@ def _can_overlap(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def can_fuse(network: Network) -> bool:
+def supports(network: Network) -> bool:
     """Whether the kernels have every layer of this network: as it was built, without adapters."""
-    trunk = network.trunk
     language = dict(network.heads.items()).get("lm")
     return (
-        type(trunk) is Transformer
-        and not trunk.training
-        and type(language) is LMHead
+        type(language) is LMHead
         and max(network.config.width, network.config.mlp_width) <= MAX_INPUTS
-        and all(map(_can_fuse_block, trunk.blocks))
+        and network.trunk.is_plain(nn.Linear, (nn.LayerNorm, nn.RMSNorm, nn.Identity))
     )
-
-
-def _can_fuse_block(block: nn.Module) -> bool:
-    if type(block) is not Block or type(block.attend) is not Attention or block._forward_hooks:
-        return False
-    if type(block.mlp) not in (MLP, GatedMLP):
-        return False
-    norms = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
-    return all(type(norm) in norms for norm in (block.attend_norm, block.mlp_norm)) and all(
-        type(linear) is nn.Linear for linear in _linears(block)
-    )
-
-
-def _linears(block: nn.Module) -> list[nn.Linear]:
-    block = cast(Block, block)
-    mlp = cast(MLP, block.mlp)
-    return [block.attend.qkv, block.attend.out, mlp.up, mlp.down]
 
 
 @torch.inference_mode(mode=False)
@@ -307,5 +287,5 @@ def _linears(block: nn.Module) -> list[nn.Linear]:
 def row_major(network: Network) -> None:
     """Stores linear weights by output, so that a program reads whole rows; GPT-2's files do not."""
     for block in network.trunk.blocks:
-        for linear in _linears(block):
+        for linear in cast("list[nn.Linear]", cast(Block, block).linears):
             linear.weight.data = linear.weight.data.contiguous()

@@ -14,7 +14,7 @@ from malmoi.config import ModelConfig
 from malmoi.model.attention_kernels import Kernel, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import FusedDecodeCache, LayerCache
-from malmoi.model.rotary import rotate
+from malmoi.model.position_tables import rotate
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class LayerInputs:
 
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017 §3.2); heads may share keys and values."""
+
+    needs_distances = False  # whether it reads how far apart tokens are, from its mask
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()

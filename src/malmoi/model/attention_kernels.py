@@ -13,8 +13,6 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.attention_mask import Bounds, Mask, visible
-from malmoi.model.block_parts import attend_parts
-from malmoi.model.tiled import Tiling
 
 # keys: up to this many, plain matmuls beat SDPA in bf16 training on a CPU (5x at 128, 1.2x at 512)
 SHORT_KEYS = 512
@@ -82,6 +80,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     if mask.parts is not None:
+        from malmoi.model.block_parts import attend_parts
+
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
         return attend_parts(q, k, v, mask.parts, _compiled_flex())
     grouped = q.size(1) != k.size(1)
@@ -110,8 +110,8 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tenso
     each = q.size(1) // k.size(1)
     if each > 1:
         k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
-    tiling = cast(Tiling, mask.tiles)
-    return tiling.run(q, k, v, tiling)
+    assert mask.tiles is not None
+    return mask.tiles.run(q, k, v, mask.tiles)
 
 
 KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {

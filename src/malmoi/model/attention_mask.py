@@ -7,14 +7,16 @@ import logging
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from malmoi.model.block_parts import BlockParts, make_parts
 from malmoi.model.patterns import Layout, Pattern
-from malmoi.model.tiled import Tiling, make_tiling
+
+if TYPE_CHECKING:
+    from malmoi.model.block_parts import BlockParts
+    from malmoi.model.tiled import Tiling
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,10 @@ class Mask:
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
     empty: Tensor | None = None  # bool, broadcasts to [B, H, T, 1]: queries that may see no key
     blocks: Any = None  # FlexAttention's BlockMask
-    parts: BlockParts | None = None  # blocks in another order, for patterns that touch all of them
+    parts: "BlockParts | None" = None  # blocks in another order, if a pattern touches all
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
-    tiles: Tiling | None = None  # the pairs to compute on a CPU
+    tiles: "Tiling | None" = None  # the pairs to compute on a CPU
     distances: Tensor | None = None  # int, broadcasts to [B, 1, T, K]: for relative positions
     tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
@@ -77,6 +79,8 @@ def build_mask(
                 return Mask(parts=parts)
             return Mask(blocks=_blocks(pattern, layout, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
+            from malmoi.model.tiled import make_tiling
+
             tiles = make_tiling(pattern, layout.keys)
             if tiles is not None:
                 return Mask(tiles=tiles)
@@ -103,7 +107,9 @@ def _plain_blocks(pattern: Pattern, length: int, device: str) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _plain_parts(pattern: Pattern, length: int, device: str) -> BlockParts | None:
+def _plain_parts(pattern: Pattern, length: int, device: str) -> "BlockParts | None":
+    from malmoi.model.block_parts import make_parts
+
     return make_parts(pattern, length, torch.device(device))
 
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torch.overrides import TorchFunctionMode
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.messages import msg
-from malmoi.model.encoder_decoder import EncoderDecoder
-from malmoi.model.feature_prefix import FeaturePrefix
-from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.heads import (
     HEADS,
     LABEL_HEADS,
@@ -26,8 +23,10 @@ from malmoi.model.heads import (
     VocabularyHead,
 )
 from malmoi.model.patterns import parse_pattern
-from malmoi.model.recurrent import LSTM
-from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transformer
+from malmoi.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from malmoi.model.features import FeatureConfig, FeatureReader
 
 
 class Network(nn.Module):
@@ -44,17 +43,16 @@ class Network(nn.Module):
         heads: Mapping[str, int],
         *,
         pooler: bool = False,
-        features: FeatureConfig | None = None,
+        features: "FeatureConfig | None" = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.features = features
         with _NotDrawn():
             self.trunk = _trunk(config, features)
-            self.reader = FeatureReader(config, features) if features else None
-            self.pooler: nn.Module | None = Pooler(config) if pooler else None
-            if features:
-                self.pooler = MeanPooler()
+            self.reader, self.pooler = _reader(config, features)
+            if pooler and features is None:
+                self.pooler = Pooler(config)
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -96,8 +94,8 @@ class Network(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """Every block, an encoder's too."""
-        encoder = self.trunk.encoder.blocks if isinstance(self.trunk, EncoderDecoder) else ()
-        return [*self.trunk.blocks, *encoder]
+        encoder: Any = getattr(self.trunk, "encoder", None)
+        return [*self.trunk.blocks, *(encoder.blocks if encoder is not None else ())]
 
     def add(self, name: str, classes: int = 0) -> None:
         if name == "generator":
@@ -167,7 +165,7 @@ class Network(nn.Module):
         Windows that reach as far as the memory change with it.
         """
         c = self.config
-        if c.positions != "relative":
+        if not self.trunk.needs_distances:
             raise UsageError(
                 "This model has {positions} positions, which end at its context of {context} "
                 "tokens: only a model with relative positions (transformer-xl) supports a "
@@ -252,12 +250,32 @@ class Network(nn.Module):
         return cast(Tensor, self.heads[name](hidden))
 
 
-def _trunk(config: ModelConfig, features: FeatureConfig | None) -> Transformer:
+def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer:
+    """The trunk of a config; the rarer ones are imported when a model has them."""
     if features:
+        from malmoi.model.features import LayeredTransformer
+
         return LayeredTransformer(config, features)
     if config.encoder_depth:
+        from malmoi.model.encoder_decoder import EncoderDecoder
+
         return EncoderDecoder(config)
-    return FeaturePrefix(config) if config.feature_count else Transformer(config)
+    if config.feature_count:
+        from malmoi.model.feature_prefix import FeaturePrefix
+
+        return FeaturePrefix(config)
+    return Transformer(config)
+
+
+def _reader(
+    config: ModelConfig, features: "FeatureConfig | None"
+) -> "tuple[FeatureReader | None, nn.Module | None]":
+    """The small model that reads frozen layers, and its pooler."""
+    if features is None:
+        return None, None
+    from malmoi.model.features import FeatureReader, MeanPooler
+
+    return FeatureReader(config, features), MeanPooler()
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -282,9 +300,7 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
                 weight.zero_()
             elif f"{name}.{parameter_name}" not in skip:
                 _draw(module, weight, network.config, generator)
-        if isinstance(module, EmbeddingResidual | SkipConnections):
-            module.reset()
-        if isinstance(module, LSTM):
+        if hasattr(module, "reset") and not name.startswith("reader"):
             module.reset(generator)
     _scale_residual_writers(network)
     if network.reader is not None:

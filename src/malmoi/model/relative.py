@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from malmoi.config import ModelConfig
 from malmoi.model.attention import Attention, LayerInputs
 from malmoi.model.attention_mask import Mask, visible
-from malmoi.model.embedding import sinusoid_table
 from malmoi.model.kv_cache import KVCache
+from malmoi.model.position_tables import sinusoid_table
 
 
 class SegmentMemory(KVCache):
@@ -55,6 +55,8 @@ class RelativeAttention(Attention):
 
     §3.3: (q + u)·k + (q + v)·W R(i − j), with a sinusoid R and learned u and v in every layer.
     """
+
+    needs_distances = True
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__(c)

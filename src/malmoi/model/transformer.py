@@ -20,11 +20,9 @@ from malmoi.model.attention import Attention, LayerInputs
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.embedding import Embedding, make_norm
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
-from malmoi.model.linear_attention import LinearAttention
 from malmoi.model.patterns import Layout, parse_pattern
-from malmoi.model.recurrent import LSTMBlock
-from malmoi.model.relative import RelativeAttention
-from malmoi.model.rotary import rotary_table
+from malmoi.model.position_tables import rotary_table
+from malmoi.model.positions import POSITIONS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # exact, with erf: BERT
@@ -106,7 +104,7 @@ class EmbeddingResidual(nn.Module):
         self.reset()
 
     @torch.no_grad()
-    def reset(self) -> None:
+    def reset(self, generator: torch.Generator | None = None) -> None:
         """Starts without any contribution of the embedding."""
         self.shares.zero_()
         self.shares[0] = 1
@@ -126,7 +124,7 @@ class SkipConnections(nn.Module):
         self.reset()
 
     @torch.no_grad()
-    def reset(self) -> None:
+    def reset(self, generator: torch.Generator | None = None) -> None:
         self.shares.fill_(0.5)
 
     def forward(self, layer: int, x: Tensor, states: list[Tensor]) -> Tensor:
@@ -138,9 +136,11 @@ class SkipConnections(nn.Module):
 
 
 def make_attention(c: ModelConfig) -> Attention:
-    if c.positions == "relative":
-        return RelativeAttention(c)
-    return LinearAttention(c) if c.mixer == "linear" else Attention(c)
+    if c.mixer != "linear":
+        return POSITIONS[c.positions].attention(c)
+    from malmoi.model.linear_attention import LinearAttention
+
+    return LinearAttention(c)
 
 
 class Block(nn.Module):
@@ -167,9 +167,32 @@ class Block(nn.Module):
         attend = self.attend
         return self.residual(x, self.attend_norm, lambda y: self.drop(attend(y, inputs, values)))
 
+    @property
+    def linears(self) -> list[nn.Module]:
+        """The products of a block, in their order."""
+        mlp = cast(MLP, self.mlp)
+        return [self.attend.qkv, self.attend.out, mlp.up, mlp.down]
+
+    def is_plain(self, linear: type[nn.Module], norms: tuple[type[nn.Module], ...]) -> bool:
+        """Whether a fused kernel for such parts may stand for it: nothing is tapped or adapted."""
+        return (
+            type(self) is Block
+            and type(self.attend) is Attention
+            and type(self.mlp) in (MLP, GatedMLP)
+            and not self._forward_hooks
+            and all(type(one) is linear for one in self.linears)
+            and all(type(norm) in norms for norm in (self.attend_norm, self.mlp_norm))
+        )
+
     def transform(self, x: Tensor) -> Tensor:
         """The last part of a block: the MLP with its residual."""
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
+
+
+def _lstm_block() -> type[nn.Module]:
+    from malmoi.model.recurrent import LSTMBlock
+
+    return LSTMBlock
 
 
 class Transformer(nn.Module):
@@ -182,8 +205,10 @@ class Transformer(nn.Module):
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        block = LSTMBlock if c.is_lstm else self.block_class
+        block = _lstm_block() if c.is_lstm else self.block_class
         self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
+        first = self.blocks[0]
+        self.needs_distances = isinstance(first, Block) and first.attend.needs_distances
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
@@ -195,11 +220,11 @@ class Transformer(nn.Module):
         self.fused_blocks: FusedBlocks | None = None
         # rotary tables follow the patterns it was trained with, also in a view with other masks
         self.local_layers = [pattern.is_local for pattern in self.patterns]
-        if c.positions == "rotary":
-            self.register_buffer("rotary", rotary_table(c), persistent=False)
-            local = replace(c, rotary_base=c.local_rotary_base or c.rotary_base, rotary_scaling="")
-            table = rotary_table(local) if c.local_rotary_base else None
-            self.register_buffer("local_rotary", table, persistent=False)
+        rotary = POSITIONS[c.positions].rotary
+        self.register_buffer("rotary", rotary_table(c) if rotary else None, persistent=False)
+        local = replace(c, rotary_base=c.local_rotary_base or c.rotary_base, rotary_scaling="")
+        table = rotary_table(local) if rotary and c.local_rotary_base else None
+        self.register_buffer("local_rotary", table, persistent=False)
 
     def forward(  # noqa: PLR0913  # the tensors of a batch, by the names that batches have
         self,
@@ -342,7 +367,7 @@ class Transformer(nn.Module):
             here = layout
             if kept is not None and isinstance(kept[0], KVCache):
                 here = kept[0].layout(layer, layout)  # it may hold the newest keys only
-            if self.config.positions == "relative":
+            if self.needs_distances:
                 mask = Mask.of(pattern.mask(here, device))
                 masks.append(replace(mask, distances=here.distances(device)))
             else:
@@ -393,6 +418,11 @@ class Transformer(nn.Module):
             return past + steps
         return (steps - keep.int().argmax(1, keepdim=True)).clamp(min=0)
 
+    def is_plain(self, linear: type[nn.Module], norms: tuple[type[nn.Module], ...]) -> bool:
+        """Whether fused kernels for such parts may stand for its blocks."""
+        blocks = (isinstance(one, Block) and one.is_plain(linear, norms) for one in self.blocks)
+        return type(self) is Transformer and not self.training and all(blocks)
+
     @property
     def has_soft_tokens(self) -> bool:
         return self.soft_prompt is not None or self.prefix_kv is not None
@@ -404,7 +434,7 @@ class Transformer(nn.Module):
 
     def _rotary(self, positions: Tensor) -> list[Tensor | None]:
         """cos and sin at these positions by pattern; windowed patterns may have their own base."""
-        if self.config.positions != "rotary":
+        if self.rotary is None:
             return [None]
         wide = cast(Tensor, self.rotary)[:, positions][:, :, None]
         if self.local_rotary is None:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from malmoi.messages import language, msg, translate
+from malmoi.messages import Message, language, msg, translate
 from malmoi.system.machine import this_machine
 
 REPORT_STYLE = """
@@ -79,7 +79,10 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str 
     """A table; of `kind` "rows" it is a list of texts on a phone."""
 
     def cells(row: Sequence[object], tag: str) -> str:
-        return "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        shown = (
+            words(cell) if isinstance(cell, Message) else html.escape(str(cell)) for cell in row
+        )
+        return "".join(f"<{tag}>{cell}</{tag}>" for cell in shown)
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     named = [translate(column) for column in head]

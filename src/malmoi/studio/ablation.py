@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
@@ -15,11 +14,10 @@ from malmoi.interpret.head_importance import Row
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.messages import msg
 from malmoi.server.api.requests import ApiRequest
+from malmoi.studio.endpoint import model_view
 from malmoi.studio.probing import tab_labelled
-from malmoi.studio.routes import show_view
 from malmoi.studio.tokens import TokenChance, readable_token
 
-router = APIRouter(prefix="/studio", tags=["studio"])
 MAX_PATCHED_TOKENS = 64
 ShortText = Annotated[str, Field(max_length=2000)]
 Position = Annotated[int, Field(ge=-100_000, le=100_000)]
@@ -91,6 +89,7 @@ class PatchingView(BaseModel):
     recovered: list[list[float]] | None  # None: both sentences give the same probability
 
 
+@model_view("/ablation")
 def ablation_view(model: Model, body: AblationRequest) -> AblationView:
     """The model's answer with and without the interventions."""
     interventions = [one.intervention() for one in body.interventions]
@@ -124,6 +123,7 @@ def _moved(before: Float32Array, after: Float32Array) -> float:
     return float(np.abs(first - second).sum() / 2)
 
 
+@model_view("/importance")
 def importance_view(model: Model, body: ImportanceRequest) -> ImportanceView:
     found = model.head_importance(_rows(body.rows, model), method=body.method)
     return ImportanceView(
@@ -141,6 +141,7 @@ def _rows(lines: Sequence[str], model: Model) -> list[Row]:
     return list(tab_labelled(enumerate(lines, 1)))
 
 
+@model_view("/patching")
 def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
     size = max(len(model.tokens(text)) for text in (body.source, body.text))
     if size > MAX_PATCHED_TOKENS:
@@ -161,21 +162,3 @@ def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
         logprobs=found.logprobs.tolist(),
         recovered=None if same else found.recovered.tolist(),
     )
-
-
-@router.post("/ablation")
-async def show_ablation(request: Request, body: AblationRequest) -> AblationView:
-    """The answer before and under interventions."""
-    return await show_view(request, body.model, ablation_view, body)
-
-
-@router.post("/importance")
-async def show_importance(request: Request, body: ImportanceRequest) -> ImportanceView:
-    """How much worse the rows are predicted without each part."""
-    return await show_view(request, body.model, importance_view, body)
-
-
-@router.post("/patching")
-async def show_patching(request: Request, body: PatchingRequest) -> PatchingView:
-    """Where two sentences come to different answers."""
-    return await show_view(request, body.model, patching_view, body)

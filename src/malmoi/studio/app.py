@@ -13,9 +13,19 @@ from starlette.types import Scope
 from malmoi.server.app import create_app
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
-from malmoi.studio import ablation, finetuned, pair_view, probing, routes
+from malmoi.studio import (  # noqa: F401  # each adds its views to the router
+    ablation,
+    attention_view,
+    finetuned,
+    pair_view,
+    probing,
+    projection,
+    routes,
+    sentence_path,
+    translation_view,
+)
+from malmoi.studio.endpoint import router
 
-VIEWS = (routes, ablation, finetuned, probing, pair_view)
 PAGE = Path(__file__).parent / "static"
 # block other hosts and inline scripts, because models and users write arbitrary text
 CONTENT_SECURITY_POLICY = (
@@ -27,8 +37,7 @@ CONTENT_SECURITY_POLICY = (
 def create_studio(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     """An app that serves these models to programs and, as a page, to people."""
     app = create_app(registry, settings)
-    for view in VIEWS:
-        app.include_router(view.router)
+    app.include_router(router)
     # after every route, so that routes answer 405 themselves
     app.router.default = StudioPage(directory=PAGE, html=True)
     return app

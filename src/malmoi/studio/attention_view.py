@@ -25,6 +25,7 @@ from malmoi.interpret.attention_and_lens import (
     word_groups,
 )
 from malmoi.server.api.requests import ApiRequest, TextField
+from malmoi.studio.endpoint import model_view
 from malmoi.studio.tokens import TokenChance, readable_token
 from malmoi.tokenizer import Tokenizer
 
@@ -57,14 +58,15 @@ def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) ->
     return attention(chosen_reader(model, reading), text, pair, MAX_VIEW_NUMBERS)
 
 
-def attention_view(model: Model, wanted: AttentionViewRequest) -> AttentionView:
+@model_view("/attention")
+def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
     """One head's attention, rounded, and a thumbnail of every head's."""
-    seen = _maps(model, wanted.text, wanted.pair, wanted.reading)
-    words = wanted.words
+    seen = _maps(model, body.text, body.pair, body.reading)
+    words = body.words
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
     layers, heads = weights.shape[:2]
-    if wanted.layer >= layers or wanted.head >= heads:
+    if body.layer >= layers or body.head >= heads:
         raise UsageError(
             "There are {layers} layers of {heads} heads here; choose one of them.",
             layers=layers,
@@ -75,9 +77,7 @@ def attention_view(model: Model, wanted: AttentionViewRequest) -> AttentionView:
     return AttentionView(
         names=[name(model.tokenizer, seen, group) for group in groups],
         segments=[seen.segments[group[0]] for group in groups],
-        weights=np.round(
-            weights[wanted.layer, wanted.head].astype(np.float64), VIEW_DIGITS
-        ).tolist(),
+        weights=np.round(weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS).tolist(),
         small=small.shape[-1],
         thumbnails=[[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
     )
@@ -108,13 +108,22 @@ def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> st
 # ------------------------------------------------------------------ the logit lens
 
 
+class LayersRequest(ApiRequest):
+    """A text for the logit lens."""
+
+    text: TextField
+    top: int = Field(5, ge=1, le=50)
+
+
 class LayerGuesses(BaseModel):
     tokens: list[str]
     layers: list[list[list[TokenChance]]]  # [L + 1][T][top]: the embedding first
 
 
-def layer_guesses(model: Model, text: str, top: int) -> LayerGuesses:
-    found = lens(model, text, top)
+@model_view("/lens")
+def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
+    """Each layer's predictions at each position."""
+    found = lens(model, body.text, body.top)
     words = model.tokenizer
 
     def named(one: LayerGuess) -> TokenChance:

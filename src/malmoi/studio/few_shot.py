@@ -22,6 +22,7 @@ from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
+from malmoi.studio.endpoint import model_view
 from malmoi.text.rows import parse_json_rows
 
 LAB_TASKS = tuple(one.name for one in ARITHMETIC)  # tasks that need no file
@@ -61,6 +62,7 @@ class FewShotRequest(ApiRequest):
     scoring: NameField = "total"
 
 
+@model_view("/shots")
 def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
     """The item's prompt with its examples, and the likelihood of every answer."""
     if wanted.scoring not in (known := scorings(model)):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from malmoi.errors import MalmoiError, UsageError
@@ -11,11 +10,10 @@ from malmoi.interpret.attribution import AttributionMethod, Piece
 from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
-from malmoi.studio.routes import show_view
+from malmoi.studio.endpoint import model_view
 from malmoi.studio.tokens import readable_token
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
-router = APIRouter(prefix="/studio", tags=["studio"])
 MAX_TESTED_ROWS = 2000
 MAX_ROW_CHARACTERS = 600
 MAX_LEFT_OUT = 400  # words; each is a pass
@@ -52,7 +50,9 @@ class TestedView(BaseModel):
     rows: list[TestedRow]  # the least certain of the right label first
 
 
+@model_view("/attributions")
 def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
+    """Attributions: the contribution of each word to the answer."""
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
         sentence = msg(
@@ -71,7 +71,8 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
     )
 
 
-def view_of_tested(model: Model) -> TestedView:
+@model_view("/tested")
+def view_of_tested(model: Model, body: TestedRequest) -> TestedView:
     """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"
@@ -98,15 +99,3 @@ def _tested(row: DataRow) -> TestedRow:
         prediction=row["prediction"],
         chance=float(row["probabilities"][row["label"]]),
     )
-
-
-@router.post("/attributions")
-async def show_attributions(request: Request, body: AttributionRequest) -> AttributionView:
-    """Attributions: the contribution of each word to the answer."""
-    return await show_view(request, body.model, attribution_view, body)
-
-
-@router.post("/tested")
-async def show_tested(request: Request, body: TestedRequest) -> TestedView:
-    """Predictions of a fine-tuned model on its test rows."""
-    return await show_view(request, body.model, view_of_tested)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
@@ -15,11 +15,10 @@ from malmoi.evaluation.tasks.minimal_pairs import BLIMP, KONTRAST
 from malmoi.inference import Model
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.server.api.requests import NameField
+from malmoi.studio.endpoint import StudioRequest, router, runs_folder
 from malmoi.studio.probing import reading_snapshot
-from malmoi.studio.routes import StudioRequest, runs_folder
 from malmoi.text.rows import any_rows
 
-router = APIRouter(prefix="/studio", tags=["studio"])
 BUILT_IN = Path(__file__).with_name("minimal_pairs.json")  # language → phenomenon → [good, bad]
 MAX_PAIRS = 520  # 40 of each of BLiMP's phenomena: a snapshot is scored in seconds
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
@@ -19,15 +19,15 @@ from malmoi.studio.attention_view import (
     AttentionView,
     AttentionViewRequest,
     LayerGuesses,
+    LayersRequest,
     attention_view,
     layer_guesses,
 )
+from malmoi.studio.endpoint import StudioRequest, model_view, router, runs_folder
 from malmoi.studio.overview import known_languages
-from malmoi.studio.routes import StudioRequest, runs_folder, show_view
 from malmoi.studio.run_curves import RunView, list_runs
 from malmoi.system.run_folder import read_metrics
 
-router = APIRouter(prefix="/studio", tags=["studio"])
 CONLLU_TABS = 9
 MAX_PROBED = 3000  # words or texts
 SAMPLE_TOKENS = 24
@@ -76,6 +76,7 @@ class ReplayView(BaseModel):
 # ------------------------------------------------------------------ probes
 
 
+@model_view("/probe")
 def probe_view(model: Model, body: ProbeRequest) -> Probe:
     return probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
 
@@ -147,10 +148,11 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
 def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
     """The outputs of a snapshot for a text."""
     with reading_snapshot(folder, body.run, body.step) as model:
+        layers = LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
         wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
         return ReplayView(
-            lens=layer_guesses(model, body.text, REPLAY_GUESSES),
+            lens=layer_guesses(model, layers),
             attention=attention_view(model, wanted),
             sample=model.generate(body.text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
             if writes
@@ -162,12 +164,6 @@ def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
 def opened(folder: Path) -> Model:
     """A snapshot on the CPU; it never changes once it is written."""
     return load(folder, device="cpu")
-
-
-@router.post("/probe")
-async def show_probe(request: Request, body: ProbeRequest) -> Probe:
-    """Trains a linear probe on each layer."""
-    return await show_view(request, body.model, probe_view, body)
 
 
 @router.get("/snapshots")

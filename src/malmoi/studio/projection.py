@@ -1,15 +1,26 @@
 """Texts as points on a plane: the first two principal components of their vectors. N texts."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from malmoi.inference import Model
-from malmoi.inference.embed import Pool
+from malmoi.server.api.requests import ApiRequest
+from malmoi.studio.endpoint import model_view
 
 VectorArray = np.ndarray[Any, np.dtype[np.float64]]
 NEAREST_TEXTS = 5
+
+
+class ProjectionRequest(ApiRequest):
+    """Texts to project onto a plane."""
+
+    texts: Annotated[
+        list[Annotated[str, Field(max_length=2000)]], Field(min_length=2, max_length=200)
+    ]
+    layer: int = Field(-1, ge=-1000, le=1000)
+    pool: Literal["mean", "cls"] = "mean"
 
 
 class Neighbour(BaseModel):
@@ -24,16 +35,18 @@ class Projection(BaseModel):
     cosine: float  # mean over pairs of texts: near 1 where all vectors point one way
 
 
-def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Projection:
-    """Neighbours are computed in the full space, not on the plane."""
-    vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
+@model_view("/embeddings")
+def project_texts(model: Model, body: ProjectionRequest) -> Projection:
+    """Texts as points on a plane; neighbours are computed in the full space."""
+    found = model.embed(body.texts, (body.layer,), body.pool, truncate=True)
+    vectors = np.asarray(found, np.float64)
     plane, explained = principal(vectors)
     cosines = _cosines(vectors)
     return Projection(
         points=[(float(x), float(y)) for x, y in plane],
         explained=(float(explained[0]), float(explained[1])),
         neighbours=_neighbours(cosines),
-        cosine=float(cosines[~np.eye(len(texts), dtype=bool)].mean()),
+        cosine=float(cosines[~np.eye(len(body.texts), dtype=bool)].mean()),
     )
 
 

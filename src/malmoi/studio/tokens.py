@@ -1,16 +1,19 @@
 """Tokens in readable form: vocabularies write "Ġthe" and "ìĸ´" for " the" and bytes."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
 from malmoi.server.api.logprobs import token_name
+from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
+from malmoi.studio.endpoint import model_view
 from malmoi.tokenizer import Encoding, Tokenizer
 
 
@@ -19,6 +22,14 @@ class TokenChance(BaseModel):
 
     text: str
     probability: float
+
+
+class BranchRequest(ApiRequest):
+    """A prompt, and the tokens generated after it."""
+
+    prompt: TextField = ""
+    tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
+    written: Annotated[list[NameField], Field(max_length=4096)]
 
 
 class PromptBranch(BaseModel):
@@ -33,14 +44,15 @@ def readable_token(tokenizer: Tokenizer, token: str) -> str:
     return token if id is None or tokenizer.kind == "wordpiece" else token_name(tokenizer, id)
 
 
-def prompt_branch(model: Model, prompt: str | list[int], written: Sequence[str]) -> PromptBranch:
+@model_view("/branch")
+def prompt_branch(model: Model, body: BranchRequest) -> PromptBranch:
     """The tokens to continue from; generated ones are kept, however the text would be tokenized."""
     known = _by_name(model.tokenizer)
-    unknown = next((one for one in written if one not in known), None)
+    unknown = next((one for one in body.written if one not in known), None)
     if unknown is not None:
         raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
-    before = encode_prompt(model.tokenizer, prompt).tokens if isinstance(prompt, str) else prompt
-    return PromptBranch(tokens=[*before, *(known[one] for one in written)])
+    before = body.tokens or encode_prompt(model.tokenizer, body.prompt).tokens
+    return PromptBranch(tokens=[*before, *(known[one] for one in body.written)])
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,18 @@
 """A translation with its attention to the source."""
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from malmoi.inference import Model
+from malmoi.server.api.requests import ApiRequest, TextField
+from malmoi.studio.endpoint import model_view
 from malmoi.studio.tokens import readable_token
+
+
+class TranslationRequest(ApiRequest):
+    """A text to translate, and the decoder layer whose attention is drawn."""
+
+    text: TextField
+    layer: int = Field(-1, ge=-1000, le=1000)
 
 
 class TranslationView(BaseModel):
@@ -15,10 +24,11 @@ class TranslationView(BaseModel):
     weights: list[list[float]]  # the mean of a layer's heads
 
 
-def translation_view(model: Model, text: str, layer: int) -> TranslationView:
-    """Translates by beam search; `layer` counts from 0, -1 is the last."""
-    translation = model.translate(text)
-    seen = model.cross_attention(text, translation, layer=layer)
+@model_view("/translation")
+def translation_view(model: Model, body: TranslationRequest) -> TranslationView:
+    """A translation by beam search, and its attention to the source."""
+    translation = model.translate(body.text)
+    seen = model.cross_attention(body.text, translation, layer=body.layer)
     words = model.tokenizer
     return TranslationView(
         translation=translation,

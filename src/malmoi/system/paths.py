@@ -7,6 +7,7 @@ from pathlib import Path
 
 from malmoi.errors import MOST_NAMES, MalmoiError, UsageError, did_you_mean, similar_names
 
+ADAPTER_CONFIG = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -60,3 +61,8 @@ def names_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):
         return False
+
+
+def is_adapter(source: str | Path) -> bool:
+    """Whether a folder holds an adapter, in PEFT's format, instead of a whole model."""
+    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()

@@ -5,8 +5,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from malmoi.system.html import fact_table
-
 PlainValue: TypeAlias = (
     str | int | float | bool | list["PlainValue"] | dict[str, "PlainValue"] | None
 )
@@ -23,6 +21,8 @@ class Result:
     def _repr_html_(self) -> str:
         """The fields as a small table, for notebooks."""
         shown = [f for f in fields(self) if f.repr]  # type: ignore[arg-type]
+        from malmoi.system.html import fact_table
+
         return fact_table(
             type(self).__name__, [(f.name, _for_html(getattr(self, f.name))) for f in shown]
         )

@@ -1,7 +1,7 @@
 """Which run a folder holds: the same one is resumed or already finished, another is refused."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import joined, msg
 from malmoi.system.files import write_json
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import JsonObject, flat_settings, read_object
 
 SHOWN = 4  # differences that an error names
 FINISHED = "finished"
@@ -95,15 +95,6 @@ class RunFolder:
                 for name in changed
             ]
             raise self.refusal(words)
-
-
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

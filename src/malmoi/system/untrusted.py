@@ -256,3 +256,12 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         raise MalmoiError(
             "{path} cannot be read: {strerror}.", path=path, strerror=error.strerror or error
         ) from None
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names: {"a": {"b": 1}} → ("a.b", 1)."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

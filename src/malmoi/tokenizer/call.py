@@ -1,6 +1,6 @@
 """Calling a tokenizer as transformers' are called: padded rows for a model, in one dict."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -10,8 +10,6 @@ from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from malmoi.tokenizer.core import Encoding, Tokenizer
 
 Rows = dict[str, list[list[int]]]
 ArrayRows = dict[str, NDArray[np.int64]]
@@ -28,10 +26,8 @@ class CallOptions(TypedDict, total=False):
     add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
 
 
-def call_rows(
-    tokenizer: "Tokenizer", texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
-) -> Rows:
-    """input_ids, attention_mask and, for a BERT, token_type_ids of some texts or pairs."""
+def limit_of(options: CallOptions, longest: int | None) -> int | None:
+    """The most tokens of a row; refuses options that a tokenizer does not have."""
     for name in options:
         if name not in CallOptions.__annotations__:
             known = ", ".join(CallOptions.__annotations__)
@@ -41,34 +37,13 @@ def call_rows(
                 known=known,
             )
     length = options.get("max_length")
-    limit = length if length is not None else tokenizer.model_max_length
-    encodings = tokenizer.encode_batch(
-        texts,
-        pairs,
-        max_tokens=limit if options.get("truncation") else None,
-        specials=options.get("add_special_tokens", True),
-        parse_special=True,
-    )
-    rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
-    if has_segments(tokenizer):
-        rows["token_type_ids"] = [list(one.segments) for one in encodings]
-    rows["attention_mask"] = [[1] * len(one.tokens) for one in encodings]
-    padding = options.get("padding", False)
-    return _padded(tokenizer, rows, _width(encodings, limit, padding=padding)) if padding else rows
+    return length if length is not None else longest
 
 
-def has_segments(tokenizer: "Tokenizer") -> bool:
-    """Whether a model of this tokenizer reads token_type_ids."""
-    names = tokenizer.settings.get("model_input_names")
-    if names is not None:
-        return "token_type_ids" in names
-    plain = str(tokenizer.settings.get("tokenizer_class", "")).startswith("DistilBert")
-    return tokenizer.kind == "wordpiece" and not plain
-
-
-def _width(encodings: Sequence["Encoding"], limit: int | None, *, padding: bool | str) -> int:
+def padded_width(lengths: Iterable[int], limit: int | None, padding: bool | str) -> int:  # noqa: FBT001
+    """The length to which rows are padded."""
     if padding in (True, "longest"):
-        return max((len(one.tokens) for one in encodings), default=0)
+        return max(lengths, default=0)
     if padding != "max_length":
         raise UsageError(
             "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
@@ -78,13 +53,12 @@ def _width(encodings: Sequence["Encoding"], limit: int | None, *, padding: bool 
     return limit
 
 
-def _padded(tokenizer: "Tokenizer", rows: Rows, width: int) -> Rows:
-    pad = tokenizer.specials.pad
+def padded(rows: Rows, pad: int | None, width: int, *, left: bool) -> Rows:
+    """The rows, each padded to this width."""
     if pad is None:
         raise UsageError(
             "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."
         )
-    left = tokenizer.settings.get("padding_side") == "left"
     found: Rows = {}
     for name, some in rows.items():
         fill = [pad if name == "input_ids" else 0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,9 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import msg
-from malmoi.system.html import fact_table
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import collection_paused
-from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer import control, hf_files, pipeline
 from malmoi.tokenizer.call import (
     TENSORS,
     ArrayRows,
@@ -29,14 +28,18 @@ from malmoi.tokenizer.call import (
     TensorRows,
     as_arrays,
     as_tensors,
-    call_rows,
+    limit_of,
+    padded,
+    padded_width,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
-from malmoi.tokenizer.marian import MarianPieces
 from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
@@ -97,7 +100,7 @@ class Tokenizer:
         self,
         rust: Rust,
         settings: dict[str, Any] | None = None,
-        pieces: MarianPieces | None = None,
+        pieces: "MarianPieces | None" = None,
         where: str = "given here",
     ) -> None:
         """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
@@ -380,9 +383,11 @@ class Tokenizer:
 
     def save(self, folder: str | Path, *, segments: bool = True) -> None:
         """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
+        from malmoi.tokenizer.save import write_tokenizer
+
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
-        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
+        write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
 
     def fingerprint(self) -> str:
         """A sha256 of everything that decides the ids."""
@@ -459,18 +464,51 @@ class Tokenizer:
             )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
-        rows = call_rows(self, texts, pairs, options)
+        rows = self._call_rows(texts, pairs, options)
         if return_tensors == "pt":
             return as_tensors(rows)
         if return_tensors == "np":
             return as_arrays(rows)
         return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
 
+    def _call_rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
+    ) -> Rows:
+        limit = limit_of(options, self.model_max_length)
+        encodings = self.encode_batch(
+            texts,
+            pairs,
+            max_tokens=limit if options.get("truncation") else None,
+            specials=options.get("add_special_tokens", True),
+            parse_special=True,
+        )
+        rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
+        if self.has_segments:
+            rows["token_type_ids"] = [list(one.segments) for one in encodings]
+        rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
+        padding = options.get("padding", False)
+        if not padding:
+            return rows
+        width = padded_width(map(len, rows["input_ids"]), limit, padding)
+        left = self.settings.get("padding_side") == "left"
+        return padded(rows, self.specials.pad, width, left=left)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a model of this tokenizer reads token_type_ids."""
+        names = self.settings.get("model_input_names")
+        if names is not None:
+            return "token_type_ids" in names
+        plain = str(self.settings.get("tokenizer_class", "")).startswith("DistilBert")
+        return self.kind == "wordpiece" and not plain
+
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
     def _repr_html_(self) -> str:
         """What it is as a small table, for notebooks."""
+        from malmoi.system.html import fact_table
+
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
         facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]

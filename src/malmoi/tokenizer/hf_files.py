@@ -1,6 +1,7 @@
 """Reading tokenizer files; errors name the file and the line."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Rust
 
@@ -8,7 +9,7 @@ from malmoi.errors import MalmoiError
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
-from malmoi.tokenizer import pipeline, sentencepiece_model
+from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
     BERT_SETTINGS,
@@ -18,21 +19,23 @@ from malmoi.tokenizer.hf_settings import (
     register,
     special_token_settings,
 )
-from malmoi.tokenizer.marian import FILES, MarianPieces
 from malmoi.tokenizer.pipeline import (
     ALBERT_SPECIALS,
     BERT_SPECIALS,
     GPT1_SPECIALS,
     GPT2_SPECIALS,
     LLAMA_SPECIALS,
+    MARIAN_FILES,
     MARIAN_SPECIALS,
     ROBERTA_SPECIALS,
     SPECIAL_ROLES,
     Merges,
     Vocab,
 )
-from malmoi.tokenizer.sentencepiece_model import add_own_tokens, read_sentencepiece
 from malmoi.tokenizer.verify import check_ids, check_state
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
 WORDPIECE_CLASSES = {
@@ -43,11 +46,12 @@ WORDPIECE_CLASSES = {
 }
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-# how a class of transformers reads a SentencePiece model, and its special tokens
+# how a class of transformers reads a SentencePiece model: a function of sentencepiece_model.py,
+# and its special tokens
 SENTENCEPIECE_CLASSES = {
-    "XLMRobertaTokenizer": (sentencepiece_model.xlm_roberta, ROBERTA_SPECIALS),
-    "AlbertTokenizer": (sentencepiece_model.albert, ALBERT_SPECIALS),
-    "LlamaTokenizer": (sentencepiece_model.llama, LLAMA_SPECIALS),
+    "XLMRobertaTokenizer": ("xlm_roberta", ROBERTA_SPECIALS),
+    "AlbertTokenizer": ("albert", ALBERT_SPECIALS),
+    "LlamaTokenizer": ("llama", LLAMA_SPECIALS),
 }
 MODEL_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -57,7 +61,7 @@ MODEL_CLASSES = {
 }
 
 
-def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
+def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, "MarianPieces | None", str]:
     """The tokenizer of a folder or file: all that `Tokenizer` takes."""
     if not path.exists():
         raise MalmoiError("There is no tokenizer at {path}: no such file or folder.", path=path)
@@ -154,26 +158,31 @@ def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
             path=path,
             classes=", ".join(SENTENCEPIECE_CLASSES),
         )
+    from malmoi.tokenizer import sentencepiece_model
+
     build, usual = SENTENCEPIECE_CLASSES[name]
-    model = read_sentencepiece(path)
+    model = sentencepiece_model.read_sentencepiece(path)
     names = _names(usual, settings)
     settings |= {f"{role}_token": settings.get(f"{role}_token") or names[role] for role in names}
     with panics_explained(msg("The tokenizer {where} cannot be used", where=path)):
-        rust = build(model, names, settings)
+        rust: Rust = getattr(sentencepiece_model, build)(model, names, settings)
         _make_special(rust, rust.get_vocab(), names, settings)
-        add_own_tokens(rust, model, names)
+        sentencepiece_model.add_own_tokens(rust, model, names)
     return rust
 
 
 def _is_marian(folder: Path, settings: Settings) -> bool:
     """As for transformers, a Marian's models count more than a tokenizer.json beside them."""
-    if not all((folder / name).exists() for name in ("vocab.json", *FILES.values())):
+    if not all((folder / name).exists() for name in ("vocab.json", *MARIAN_FILES.values())):
         return False
     return _class_beside(folder / "vocab.json", settings) == "MarianTokenizer"
 
 
-def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
+def read_marian(folder: Path, settings: Settings) -> "tuple[Rust, MarianPieces]":
     """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
+    from malmoi.tokenizer.marian import MarianPieces
+    from malmoi.tokenizer.sentencepiece_model import read_sentencepiece
+
     if settings.get("separate_vocabs"):
         raise MalmoiError(
             "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
@@ -189,7 +198,7 @@ def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
             folder=folder / "vocab.json",
             missing=missing,
         )
-    source, target = (read_sentencepiece(folder / name).data for name in FILES.values())
+    source, target = (read_sentencepiece(folder / name).data for name in MARIAN_FILES.values())
     with panics_explained(msg("The tokenizer {where} cannot be used", where=folder)):
         rust = pipeline.marian_pipeline(vocab, names)
         _make_special(rust, vocab, names, settings)

@@ -21,7 +21,6 @@ from malmoi.tokenizer.sentencepiece_model import message_fields
 
 LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # of the target, at the start of a source
 OTHER_MARK = "\U0002fffe"  # for a mark in the text itself; unknown too
-FILES = {"source": "source.spm", "target": "target.spm"}
 
 
 @dataclass(frozen=True)

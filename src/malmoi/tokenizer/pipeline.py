@@ -36,6 +36,7 @@ ALBERT_SPECIALS = BERT_SPECIALS | {
     "pad": "<pad>",
 }
 LLAMA_SPECIALS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+MARIAN_FILES = {"source": "source.spm", "target": "target.spm"}
 MARIAN_SPECIALS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 

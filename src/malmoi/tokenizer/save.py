@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Rust
 
@@ -10,8 +10,10 @@ from malmoi.errors import MalmoiError
 from malmoi.system.files import atomic_write, output_folder, write_text
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.hf_settings import BERT_SETTINGS, content_of
-from malmoi.tokenizer.marian import FILES, MarianPieces
-from malmoi.tokenizer.pipeline import State
+from malmoi.tokenizer.pipeline import MARIAN_FILES, State
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.marian import MarianPieces
 
 PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 # not saved: paths on another machine, and tokens that tokenizer.json has already
@@ -23,7 +25,7 @@ def write_tokenizer(
     settings: dict[str, Any],
     names: dict[str, str],
     folder: Path,
-    pieces: MarianPieces | None = None,
+    pieces: "MarianPieces | None" = None,
 ) -> None:
     """Writes tokenizer_config.json, the family's vocabulary files and tokenizer.json.
 
@@ -34,7 +36,7 @@ def write_tokenizer(
     texts = {"tokenizer_config.json": _json(config(state, settings, names))}
     texts |= vocabulary_files(state)
     texts |= {} if pieces else {"tokenizer.json": rust.to_str(pretty=True)}
-    models = {file: getattr(pieces, side) for side, file in FILES.items()} if pieces else {}
+    models = {file: getattr(pieces, side) for side, file in MARIAN_FILES.items()} if pieces else {}
     try:
         with output_folder(folder) as place:
             for name, text in texts.items():

@@ -12,7 +12,7 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
@@ -348,12 +348,9 @@ def _describe(
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
     size = msg("{parameters:,} weights", parameters=count_parameters(network))
     size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
-    steps = (
-        msg("{steps:,} steps", steps=budget.steps)
-        if budget.steps
-        else plural(recipe.train.minutes, "minute")
-    )
-    lengths = " then ".join(str(length) for length, _ in recipe.phases)
+    minutes = plural(recipe.train.minutes, "minute")
+    steps = plural(budget.steps, "step") if budget.steps else minutes
+    lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
     batch = recipe.train.batch
     if recipe.data.packed:
         logger.info(

@@ -12,7 +12,6 @@ from malmoi.errors import UsageError
 from malmoi.messages import msg, plural
 from malmoi.system.files import folder_lock
 from malmoi.training.estimate import estimate_run
-from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
@@ -24,6 +23,7 @@ from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
+    from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def run_pretraining(
     *,
     data: str | Path | Sequence[str | Path],
     out: str | Path,
-    distillation: Distillation | None = None,
+    distillation: "Distillation | None" = None,
     **options: Any,
 ) -> "Model":
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
@@ -71,7 +71,7 @@ def run_pretraining(
             return _train(prepare_run(chosen, origin, out, group), distillation)
 
 
-def _train(run: TrainingRun, distillation: Distillation | None) -> "Model":
+def _train(run: TrainingRun, distillation: "Distillation | None") -> "Model":
     """Trains a prepared run and writes its report, also when a signal stops it."""
     if distillation is not None:
         distillation.teacher.to(run.group.device)

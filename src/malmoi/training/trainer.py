@@ -3,6 +3,7 @@
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,10 +28,12 @@ from malmoi.training.feed import batch_sizes, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
-from malmoi.training.losses.distil import Distillation
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.samples import regrouped
+
+if TYPE_CHECKING:
+    from malmoi.training.losses.distil import Distillation
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -49,7 +52,7 @@ class Trainer(Loop):
     seconds_between_saves = 300.0
     keeps_initial = True
 
-    def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
+    def __init__(self, run: TrainingRun, distillation: "Distillation | None" = None) -> None:
         self.run = run
         self.recipe = recipe = run.recipe
         self.feeds = run.feeds
@@ -394,7 +397,7 @@ class Trainer(Loop):
             self.run.drop_snapshots_after(s.step)
 
 
-def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
+def _objective(recipe: Recipe, distillation: "Distillation | None") -> Objective:
     smoothing = recipe.train.label_smoothing
     settings = {"both": recipe.data.causal_share, "translation": smoothing, "span": smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []

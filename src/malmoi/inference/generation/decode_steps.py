@@ -185,6 +185,6 @@ def gpu_fused_step(
     """tokens, positions, live [B] → logits [B, V] in few kernels; None: torch's modules."""
     if not this_machine().fused or not has_decode_kernel(network, slots.device):
         return None
-    from malmoi.kernels.triton_step import FusedStep, can_fuse
+    from malmoi.kernels.triton_step import FusedStep, supports
 
-    return FusedStep(network, slots) if can_fuse(network) else None
+    return FusedStep(network, slots) if supports(network) else None

@@ -9,7 +9,7 @@
 //     cards, with the same settings for both. `compares: false` turns this off.
 //  2. its import and its place in a group below.
 //  3. its words in words/en.json and ko.json: NAME.name, .title, .lead, .need, .command (and field.X for new fields).
-//  4. its numbers: a typed function in studio/*.py and a route in routes.py that goes through `show_view`.
+//  4. its numbers: a typed function in studio/*.py under `model_view`, imported in app.py.
 //  5. its name in VIEWS of tests/studio/test_studio.py, which opens every view in both languages and on a phone.
 import ablate from "./views/ablate.js";
 import attention from "./views/attention.js";

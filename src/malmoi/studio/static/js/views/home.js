@@ -5,7 +5,6 @@ import { area, card, modelField, pick, row } from "../fields.js";
 import { gloss } from "../glossary.js";
 import { fixed, percent, short, whole } from "../numbers.js";
 import { bars, visible } from "../parts.js";
-import { VIEWS } from "../views.js";
 import { t } from "../words.js";
 
 const PARTS = ["embedding", "attention", "mlp", "head", "other"];
@@ -31,9 +30,7 @@ function strip(label, numbers, width) {
 }
 
 const open = (name, words = null) =>
-  VIEWS.some((view) => view.name === name)
-    ? h("a", { href: `#/${name}`, "data-view": name, class: "go" }, words ?? t(`${name}.name`), " →")
-    : null;
+  h("a", { href: `#/${name}`, "data-view": name, class: "go" }, words ?? t(`${name}.name`), " →");
 
 /** A step of the path: its name, its shape, what happens, its picture, and the views that show more. */
 function step(name, { shape, values = {}, links = [], met }, ...pictures) {
@@ -216,7 +213,7 @@ class Path {
     const guesses = this.seen.guesses[this.chosen];
     const links = model.causal ? ["next", "lens"] : ["fill", "lens"];
     const shape = `[${whole(model.vocab)}]`;
-    if (!guesses) return step("logits", { met: this.met, shape, links: ["labels", "finetuned"] }, h("p", { class: "note" }, t("home.headless")));
+    if (!guesses) return step("logits", { met: this.met, shape, links: ["finetuned"] }, h("p", { class: "note" }, t("home.headless")));
     const rows = guesses.map((one) => ({ name: one.text, share: one.probability, value: percent(one.probability) }));
     const asked = t(model.causal ? "home.after" : "home.at", { token: visible(this.seen.tokens[this.chosen]) });
     return step("logits", { met: this.met, shape, links }, h("p", { class: "note" }, asked), bars(rows));

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.inference.predict import model_inputs
+from malmoi.inference.batches import model_inputs
 from malmoi.interpret.attention_and_lens import encode_for_model
 from malmoi.model import Activations, Network
 from malmoi.server.api.requests import ApiRequest, TextField
+from malmoi.studio.endpoint import model_view
 from malmoi.studio.tokens import TokenChance, readable_token
 from malmoi.tokenizer import Encoding
 
@@ -39,8 +40,10 @@ class NextToken(BaseModel):
     logits: str  # of every token, largest first: float32, little-endian, in base64
 
 
-def next_token(model: Model, text: str) -> NextToken:
-    logits = model.logits(text)[-1][: model.tokenizer.vocab_size]
+@model_view("/next")
+def next_token(model: Model, body: NextRequest) -> NextToken:
+    """The logits of the next token."""
+    logits = model.logits(body.text)[-1][: model.tokenizer.vocab_size]
     order = np.argsort(-logits, kind="stable")
     words = model.tokenizer
     return NextToken(
@@ -91,6 +94,7 @@ class SentencePath(BaseModel):
     mlp_width: int
 
 
+@model_view("/path")
 @torch.inference_mode()
 def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
     """One forward pass, watched from the ids to the logits."""
