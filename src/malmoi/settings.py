@@ -9,6 +9,8 @@ nearest field for a misspelt one, and takes typed overrides such as {"train.lr":
 
 import json
 import logging
+import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -33,7 +35,7 @@ from malmoi.system.untrusted import is_a, parse, parse_object
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-BOUNDS = ("ge", "gt", "le", "lt")
+HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Setting:
     @property
     def bounds(self) -> dict[str, float]:
         """The limits of its value, under pydantic's names."""
-        found = {name: getattr(self, name) for name in BOUNDS}
+        found = {name: getattr(self, name) for name in HOLDS}
         return {name: limit for name, limit in found.items() if limit is not None}
 
     @property
@@ -75,48 +77,47 @@ class Setting:
 
     def problem(self, value: Any, name: str) -> str:
         """What is wrong with a value, in a sentence; empty if it lies within the bounds."""
-        if value is None or not self.bounds:
+        kind = int if self.kind in (int, int | None) else float
+        number = is_a(value, kind)
+        within = number and all(HOLDS[key](value, limit) for key, limit in self.bounds.items())
+        if value is None or within or not self.bounds:
             return ""
-        low = self.ge if self.gt is None else self.gt
-        high = self.le if self.lt is None else self.lt
-        whole = self.kind in (int, int | None)
-        number = is_a(value, int if whole else float)
-        above = number and (low is None or (value >= low if self.gt is None else value > low))
-        if above and (high is None or (value <= high if self.lt is None else value < high)):
-            return ""
-        if whole and low is not None and high is not None:
+        if kind is int and None not in (self.ge, self.le):
             return msg(
                 "{name} must be a whole number from {low:,} to {high:,}, not {value}.",
                 name=name,
-                low=low,
-                high=high,
+                low=self.ge,
+                high=self.le,
                 value=shown(value),
             )
         if not number:
             return msg(
                 "{where} must be {called}, not {value}.",
                 where=name,
-                called=_called(int if whole else float),
+                called=_called(kind),
                 value=shown(value),
             )
-        if high is not None:
-            begin = f"{'[' if self.gt is None else '('}{low:g}"
-            end = f"{high:g}{']' if self.lt is None else ')'}"
+        return self._limits(shown(value), name)
+
+    def _limits(self, value: str, name: str) -> str:
+        """Says the bounds to which a number does not keep."""
+        least = -math.inf if self.ge is None else self.ge
+        low = f"[{least:g}" if self.gt is None else f"({self.gt:g}"
+        if self.le is not None or self.lt is not None:
+            high = f"{self.le:g}]" if self.le is not None else f"{self.lt:g})"
             return msg(
                 "{name} must lie in {begin}, {end}, not {value}.",
                 name=name,
-                begin=begin,
-                end=end,
-                value=shown(value),
+                begin=low,
+                end=high,
+                value=value,
             )
         if self.gt == 0:
-            return msg("{name} must be positive, not {value}.", name=name, value=shown(value))
+            return msg("{name} must be positive, not {value}.", name=name, value=value)
         if self.ge == 0:
-            return msg(
-                "{name} must not be negative, but is {value}.", name=name, value=shown(value)
-            )
+            return msg("{name} must not be negative, but is {value}.", name=name, value=value)
         return msg(
-            "{name} must be at least {low:g}, not {value}.", name=name, low=low, value=shown(value)
+            "{name} must be at least {low:g}, not {value}.", name=name, low=self.ge, value=value
         )
 
 

@@ -17,12 +17,12 @@ class PretrainOptions(TypedDict, total=False):
         >>> options: malmoi.PretrainOptions = {"minutes": 3, "lr": 1e-3}
     """
 
-    device: str | None
-    """cpu, cuda, cuda:1… or mps."""
-    overwrite: bool
-    """Discard what the output already has and start over."""
     settings: Settings
     """Any setting by its path: {"train.floor": 0.1}."""
+    overwrite: bool
+    """Discard what the output already has and start over."""
+    device: str | None
+    """cpu, cuda, cuda:1… or mps."""
     tokenizer: str | Path | None
     """Existing tokenizer."""
     start: str | Path | None
@@ -281,12 +281,12 @@ class FinetuneOptions(ColumnOptions, total=False):
         >>> options: malmoi.FinetuneOptions = {"text": "review", "epochs": 4}
     """
 
-    device: str | None
-    """cpu, cuda, cuda:1… or mps."""
-    overwrite: bool
-    """Discard what the output already has and start over."""
     settings: Settings
     """Any setting by its path: {"train.floor": 0.1}."""
+    overwrite: bool
+    """Discard what the output already has and start over."""
+    device: str | None
+    """cpu, cuda, cuda:1… or mps."""
     epochs: float
     """Passes over the rows."""
     steps: int
@@ -497,6 +497,10 @@ class PlanOptions(TypedDict, total=False):
 class CorpusOptions(TypedDict, total=False):
     """Keyword options, each with its type."""
 
+    settings: Settings
+    """Any setting by its path: {"train.floor": 0.1}."""
+    overwrite: bool
+    """Discard what the output already has and start over."""
     quality_reference: Sequence[str]
     """Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."""
     decontaminate: Sequence[str]
@@ -507,10 +511,6 @@ class CorpusOptions(TypedDict, total=False):
     """Where shards are worked on: processes, or ray (a Ray cluster)."""
     part: str
     """Do only this part of the shards, as one of several cluster jobs."""
-    overwrite: bool
-    """Discard what the output already has and start over."""
-    settings: Settings
-    """Any setting by its path: {"train.floor": 0.1}."""
     steps: tuple[str, ...]
     """A subset of clean,filter,dedup; the options below add their own steps."""
     documents: str
@@ -639,11 +639,11 @@ class ServeOptions(TypedDict, total=False):
 class StudyOptions(TypedDict, total=False):
     """Keyword options, each with its type."""
 
+    device: str | None
+    """cpu, cuda, cuda:1… or mps."""
     scale: str
     """Scale of the study: cpu, gpu-minutes or paper."""
     seeds: int
     """Runs of each row, with different seeds."""
     workers: int
     """Cells to run in parallel, each in its own process."""
-    device: str | None
-    """cpu, cuda, cuda:1… or mps."""

@@ -29,27 +29,38 @@ Settings = Mapping[str, object]  # by path: {"train.floor": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How a model is loaded."""
-
+class DeviceOptions:
     device: str | None = option(
         None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(DeviceOptions):
+    """How a model is loaded."""
+
     dtype: str | None = option(
         None, "fp32, bf16, fp16, or int8 on a CPU.", shown="as stored", metavar="NAME"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Options of every training run besides its settings."""
-
-    device: str | None = setting(None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one")
-    overwrite: bool = option(False, "Discard what the output already has and start over.")
+class RecipeSettings:
     settings: Settings = field(
-        default_factory=dict,
-        metadata=described('Any setting by its path: {"train.floor": 0.1}.'),
+        default_factory=dict, metadata=described('Any setting by its path: {"train.floor": 0.1}.')
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(RecipeSettings):
+    """Options of what is built in a folder, besides its settings."""
+
+    overwrite: bool = option(False, "Discard what the output already has and start over.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(DeviceOptions, BuildOptions):
+    """Options of every training run besides its settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +96,7 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
-    device: str | None = setting(None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one")
+class EvaluateSettings(DeviceOptions):
     skip_bad: bool = option(False, "Skip bad rows instead of stopping at the first.")
     train: "RowSource | None" = option(None, "Rows to draw the examples from.", typed=list[Path])
     seed: int = option(0, "Random seed of the examples.")
@@ -133,7 +143,7 @@ class DistilInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusInputs:
+class CorpusInputs(BuildOptions):
     """What a corpus is built with, and where."""
 
     quality_reference: Sequence[str] = option(
@@ -159,18 +169,6 @@ class CorpusInputs:
         "", "Do only this part of the shards, as one of several cluster jobs.", metavar="I/N"
     )
 
-    overwrite: bool = option(False, "Discard what the output already has and start over.")
-    settings: Settings = field(
-        default_factory=dict, metadata=described('Any setting by its path: {"train.floor": 0.1}.')
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRecipe:
-    settings: Settings = field(
-        default_factory=dict, metadata=described('Any setting by its path: {"train.floor": 0.1}.')
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSettings:
@@ -194,7 +192,7 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudySettings:
+class StudySettings(DeviceOptions):
     scale: str = option("cpu", "Scale of the study: cpu, gpu-minutes or paper.", metavar="NAME")
     seeds: int = option(
         0, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
@@ -203,9 +201,6 @@ class StudySettings:
         1,
         "Cells to run in parallel, each in its own process.",
         shown="one per core on the command line, else 1",
-    )
-    device: str | None = option(
-        None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"
     )
 
 
@@ -227,7 +222,7 @@ RECORDS: dict[str, tuple[type, ...]] = {
     "PruneOptions": (PruneOptions, JudgedOptions),
     "ShareOptions": (ShareOptions,),
     "DistilOptions": (DistilInputs, DistilOptions, ColumnOptions, RunOptions, FinetuneConfig),
-    "PlanOptions": (PlanSettings, PlanRecipe),
+    "PlanOptions": (PlanSettings, RecipeSettings),
     "CorpusOptions": (CorpusInputs, CorpusConfig),
     "TokenizerOptions": (TokenizerSettings,),
     "ServeOptions": (ServeConfig, LoadOptions),

@@ -287,7 +287,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _explain(error)
+        return _report_error(error)
 
 
 def plugins_first(arguments: Sequence[str]) -> list[str]:
@@ -305,7 +305,7 @@ def plugins_first(arguments: Sequence[str]) -> list[str]:
     return [*plugins, *others]
 
 
-def _explain(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     """Prints one sentence on stderr and returns the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader of our output closed the pipe
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # until the process ends

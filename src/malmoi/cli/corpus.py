@@ -21,12 +21,9 @@ def build_command(
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
     out: opt.Out,
-    inputs: dict[str, Any] = options_of(
-        CorpusInputs, names="quality_reference decontaminate workers executor part"
-    ),
+    inputs: dict[str, Any] = options_of(CorpusInputs),
     changes: dict[str, Any] = options_of(CorpusConfig),
     settings: opt.Set = None,
-    overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
     """Clean, filter, deduplicate, decontaminate and mix raw text.
@@ -43,13 +40,13 @@ def build_command(
     execution = {"workers": this_machine().cores} | {
         name: inputs.pop(name) for name in ("workers", "executor", "part") if name in inputs
     }
-    changes |= {**changes_of(settings), **inputs, "overwrite": overwrite}
+    changes |= {**changes_of(settings), **inputs}
     found = run_build(sources, out, execution=Execution(**execution), **changes)
     if "finished" in found:
-        _tell(found["finished"], out, json)
+        _print_report(found["finished"], out, json)
 
 
-def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
+def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
     from malmoi.corpus.control import control_sentence
 
     if json:

@@ -35,9 +35,7 @@ def evaluate_command(
     shots: str | None = option(
         None, "Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
     ),
-    asked: dict[str, Any] = options_of(
-        EvaluateSettings, names="train seed limit score template beams reading skip_bad harness out"
-    ),
+    asked: dict[str, Any] = options_of(EvaluateSettings),
     show: int = option(0, "Print the first N prompts as the model saw them."),
     overwrite: opt.Overwrite = False,
     metric: str | None = option(None, "Primary metric: f1_macro, mcc, bleu…"),
@@ -45,7 +43,6 @@ def evaluate_command(
         None, SETTINGS["DetailedEvaluateOptions"]["contamination"].help, metavar="CORPUS"
     ),
     columns: dict[str, Any] = options_of(ColumnOptions),
-    device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
@@ -60,7 +57,7 @@ def evaluate_command(
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
     out, harness = asked.pop("out", None), asked.pop("harness", None)
-    skip_bad = asked.pop("skip_bad", False)
+    skip_bad, device = asked.pop("skip_bad", False), asked.pop("device", None)
     asking = asked if shots is None else {"shots": shots, **asked}
     if out is not None:
         require_free(out, overwrite=overwrite)
@@ -85,7 +82,7 @@ def evaluate_command(
         from malmoi.evaluation.evaluate import few_shot_results, in_context_config
 
         config = in_context_config(asking | {"skip_bad": skip_bad})
-        _tell(few_shot_results(opened, chosen, rows, config, out, find), show, json)
+        _print_results(few_shot_results(opened, chosen, rows, config, out, find), show, json)
     else:
         found |= asking | {"skip_bad": skip_bad, "per_label": True}
         facts = evaluate_model(opened, chosen, rows, **found)
@@ -146,7 +143,7 @@ def _task(
     return by_metric(task, metric or "")
 
 
-def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
+def _print_results(found: "list[InContextResult]", show: int, json: bool) -> None:
     """Prints the requested prompts, then the metrics with their errors in one table."""
     for result in found:
         shown = [_item(result, i) for i in range(min(show, len(result.questions)))]

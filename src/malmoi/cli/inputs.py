@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from malmoi.inference import Model
 
 
-def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The options of these names that were given on the command line."""
-    found = {name: values[name] for name in names if name in values}
-    return {name: v for name, v in found.items() if v is not None and v is not False}
-
-
 def parsed_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that were given; several choices or labels are comma-separated."""
     found = dict(columns)

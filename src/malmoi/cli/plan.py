@@ -60,7 +60,7 @@ def plan_command(
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
     made = plan_run(resolve_recipe(recipe, changes), Fleet(one, gpus, **assumed))
-    print_json(made.to_dict()) if json else _tell(made)
+    print_json(made.to_dict()) if json else _print_plan(made)
 
 
 def _list(json: bool) -> None:
@@ -76,7 +76,7 @@ def _list(json: bool) -> None:
     print(f"\n{translate('Example')}: {EXAMPLE}")
 
 
-def _tell(made: "RunPlan") -> None:
+def _print_plan(made: "RunPlan") -> None:
     print_facts(("what", "expected"), _rows(made))
     print()
     columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")

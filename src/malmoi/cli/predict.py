@@ -82,19 +82,31 @@ def predict_command(
         result = {"file": str(target), "rows": count}
         print_json(result) if json else print_result(f"{target}: " + plural(count, "row"))
         return
-    # blank input lines get an output line too, so that the two files can be pasted together
-    read = input_pairs if paired else input_lines
-    inputs: list[Any] = read(texts, keep_blank=True)
-    blank = [not "".join(one).strip() for one in inputs]
-    if choices:
-        inputs = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in inputs]
-    some = [one for one, empty in zip(inputs, blank, strict=True) if not empty]
+    inputs = _inputs(texts, choices or [], paired=paired)
+    some = [one for one, empty in inputs if not empty]
     opened = open_model(model, device, dtype)
     note_unknown(opened, some)
     answers = opened.classify(some, names) if names else opened.predict(some)
+    _print_answers(inputs, answers, json=json)
+
+
+def _inputs(texts: list[str] | None, choices: list[str], *, paired: bool) -> list[tuple[Any, bool]]:
+    """The model's inputs, and whether each is blank.
+
+    Blank lines get a line of output too, so that the two files can be pasted together.
+    """
+    read: Any = input_pairs if paired else input_lines
+    lines = read(texts, keep_blank=True)
+    blank = [not "".join(one).strip() for one in lines]
+    if choices:
+        lines = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in lines]
+    return list(zip(lines, blank, strict=True))
+
+
+def _print_answers(inputs: list[tuple[Any, bool]], answers: list[Any], *, json: bool) -> None:
     scored = any("score" in prediction_facts(answer) for answer in answers[:1])
     found = iter(answers)
-    for one, empty in zip(inputs, blank, strict=True):
+    for one, empty in inputs:
         answer = None if empty else next(found)
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"

@@ -19,7 +19,6 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.messages import msg
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
-from malmoi.text.columns import text_column
 from malmoi.text.open_file import uncompressed_name
 
 if TYPE_CHECKING:
@@ -195,6 +194,8 @@ def _columns(
     found = {name: column for name, column in known.items() if column not in missing}
     found |= given
     if "text" not in found:
+        from malmoi.text.columns import text_column
+
         others = [name for name in first[0] if name not in given.values()]
         found = {"text": text_column(first, others, str(data))} | found
     for name in (found["text"], *([found["pair"]] if "pair" in found else [])):

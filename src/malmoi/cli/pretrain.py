@@ -77,10 +77,10 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     load_torch()
     if dry_run and recipe in SIZED:
-        _explain(recipe, sources, {**changes, **origin, "device": device}, json)
+        _print_size(recipe, sources, {**changes, **origin, "device": device}, json)
         return
     if dry_run:
-        _foresee(recipe, changes, {**origin, "device": device}, json)
+        _print_estimate(recipe, changes, {**origin, "device": device}, json)
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
@@ -102,7 +102,7 @@ def pretrain_command(
     changes |= {**origin, "device": device, "overwrite": overwrite}
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
-        _tell(folder, json)
+        _print_run(folder, json)
 
 
 def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _check_source(word: str, *, named: bool) -> None:
     raise UsageError("There is no recipe, file or folder {word!r}.{hint}", word=word, hint=hint)
 
 
-def _explain(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
+def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
     """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
@@ -175,7 +175,7 @@ def _explain(kind: str, data: list[str], changes: dict[str, Any], json: bool) ->
         print_result(msg(sentence))
 
 
-def _foresee(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
+def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
     from malmoi.training.budget import FEW_UPDATES, smallest_batch
     from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
     from malmoi.training.recipes import resolve_recipe
@@ -228,7 +228,7 @@ def _foresee(name: str, changes: dict[str, Any], origin: dict[str, Any], json: b
         )
 
 
-def _tell(out: Path, json: bool) -> None:
+def _print_run(out: Path, json: bool) -> None:
     """Prints the folder, its last validation (or training) metrics and the command to run next."""
     from malmoi.system.run_folder import read_metrics
 
