@@ -124,8 +124,8 @@ def _option(one: Setting) -> Any:
         more["parser"] = duration if one.unit == "minutes" else seconds
     elif (one.typed or _value_type(one.kind)) is int:
         more["parser"] = whole_number
-    elif get_origin(one.kind) is Literal:
-        more["autocompletion"] = _completion(get_args(one.kind))
+    elif get_origin(one.typed or one.kind) is Literal:
+        more["autocompletion"] = _completion(get_args(one.typed or one.kind))
     names = one.flags or (f"--{one.name.replace('_', '-')}",)
     return typer.Option(*names, help=one.help, show_default=one.shown_default or False, **more)
 

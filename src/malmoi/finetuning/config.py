@@ -83,6 +83,7 @@ class FinetuneConfig(Config):
         AdapterConfig(),
         "Train only an adapter: lora, prompt or prefix.",
         metavar="KIND",
+        typed=Literal["none", "lora", "prompt", "prefix"],
         accepts="Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig",
     )
     words: bool | None = setting(
