@@ -95,10 +95,10 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.inputs import changes_of, given
+        from malmoi.cli.inputs import changes_of
         from malmoi.training.recipes import RECIPES, resolve_recipe
 
-        budget = given(values, "minutes", "tokens", "steps")
+        budget = {n: values[n] for n in ("minutes", "tokens", "steps") if values[n] is not None}
         for recipe in RECIPES.keys() & set(values["words"]):
             resolve_recipe(recipe, changes_of(values["settings"]) | budget)
 

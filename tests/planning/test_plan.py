@@ -24,7 +24,8 @@ from malmoi.model import Layout, Network, count_parameters, initialise, parse_pa
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
 from malmoi.planning.gpus import GPUS, find_gpu
 from malmoi.planning.memory import DeviceLayout, MemoryUse, device_layout
-from malmoi.planning.plan import MEASURED_UTILISATION, Fleet, RunPlan, plan_run
+from malmoi.planning.gpus import PlanSettings
+from malmoi.planning.plan import Fleet, RunPlan, plan_run
 from malmoi.training.estimate import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective
@@ -154,7 +155,7 @@ def test_the_utilisation_is_what_was_measured() -> None:
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     rate = 1000 * int(re.findall(r"gpt2-small, 128 × 1024, no dropout \| (\d+)k tokens/s", page)[0])
     share = planned("gpt2-small").flops.exact * rate / (GPUS["h200"].bf16 * 1e12)
-    assert pytest.approx(share, abs=0.005) == MEASURED_UTILISATION
+    assert pytest.approx(share, abs=0.005) == PlanSettings().utilisation
 
 
 # ---- memory
