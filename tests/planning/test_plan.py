@@ -22,9 +22,8 @@ from malmoi.cli.app import run_command
 from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
-from malmoi.planning.gpus import GPUS, find_gpu
+from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
 from malmoi.planning.memory import DeviceLayout, MemoryUse, device_layout
-from malmoi.planning.gpus import PlanSettings
 from malmoi.planning.plan import Fleet, RunPlan, plan_run
 from malmoi.training.estimate import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
