@@ -12,12 +12,12 @@ difference is smaller than that of either.
 """
 
 import json
-import logging
 import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,8 +32,6 @@ from malmoi.messages import msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import JsonObject, read_object
-
-logger = logging.getLogger(__name__)
 
 RECORD = "search.json"
 GROUPS = 25  # of rows; an error from so many is itself exact to a seventh
@@ -159,9 +157,13 @@ class Comparison:
     def __post_init__(self) -> None:
         self.known = read_tried(self.out)  # before the comparison was stopped
 
+    def folder(self, name: str) -> Path:
+        """The folder of a candidate."""
+        return self.out / "trials" / name
+
     def run(self, candidate: Candidate, base: Outcome | None = None) -> tuple[Tried, Fitted | None]:
         """Fits it, or reads what is left of it in the folder; compares it with `base`, if given."""
-        folder = self.out / "trials" / candidate.name
+        folder = self.folder(candidate.name)
         known = self.known.get(candidate.name)
         fitted = None
         if known is None or folder.exists():
@@ -178,8 +180,8 @@ class Comparison:
     def _judged(
         self, candidate: Candidate, fitted: Fitted, seconds: float, base: Outcome | None
     ) -> Tried:
-        """The candidate with its results, which are logged."""
-        found = Tried(
+        """The candidate with its results."""
+        return Tried(
             candidate.name,
             dict(candidate.changes),
             candidate.seed,
@@ -189,44 +191,11 @@ class Comparison:
             fitted.per_row,
             None if base is None else self.gain(base, fitted.outcome),
         )
-        described = msg(
-            "{trial}: {changes}, seed {seed}",
-            trial=found.name,
-            changes=found.described,
-            seed=found.seed,
-        )
-        value = f"{found.value or 0:.4f}"
-        if found.value is None:
-            logger.info(
-                msg(
-                    "{described}: all training rows, {seconds:.1f} s.",
-                    described=described,
-                    seconds=seconds,
-                )
-            )
-        elif found.gain is None:
-            logger.info(
-                msg(
-                    "{described}: held-out {measure} {value} in {seconds:.1f} s.",
-                    described=described,
-                    measure=self.measure,
-                    value=value,
-                    seconds=seconds,
-                )
-            )
-        else:
-            logger.info(
-                msg(
-                    "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
-                    "beside the default settings).",
-                    described=described,
-                    measure=self.measure,
-                    value=value,
-                    seconds=seconds,
-                    gain=found.gain,
-                )
-            )
-        return found
+
+
+def compare_held_out(work: FinetuneData, out: Path) -> Comparison:
+    """A comparison on the held-out rows."""
+    return Comparison(out, work.primary_metric, partial(paired_gain, held_out_score(work)))
 
 
 def read_tried(out: Path) -> dict[str, Tried]:

@@ -9,9 +9,11 @@ then all weights (LP-FT, Kumar et al. 2022).
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +23,13 @@ from malmoi.evaluation.evaluate import judge, judge_held_out
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.candidates import held_out_score
+from malmoi.finetuning.candidates import (
+    Candidate,
+    Fitted,
+    Tried,
+    compare_held_out,
+    held_out_score,
+)
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.linear_head import LOSSES, fit_head, item_vectors
 from malmoi.finetuning.task_data import FinetuneData
@@ -29,9 +37,7 @@ from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference.predict import Predictor
 from malmoi.messages import msg, plural
 from malmoi.metrics import goodness
-from malmoi.system.files import write_json
 from malmoi.system.progress import part_of
-from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.signals import Stopped, StopSignals
 
@@ -43,40 +49,55 @@ JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows
 MIN_JUDGED_ROWS = 32
 CHUNK_ROWS = 16  # read between two looks at the clock
 TRAINED_PER_READ = 3.0  # time of a token in training beside one that is only read
-RECORD = "first_answer.json"
+FROZEN = "frozen"  # the candidate's name
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class FirstAnswer:
     """A model whose head was solved for on frozen vectors, and what it is worth."""
 
+    work: FinetuneData
+    tried: Tried
     folder: Path
-    value: float  # goodness of the selecting metric on the held-out rows of these numbers
-    places: tuple[int, ...]
-    hurried: bool  # whether too few updates fit for a new layer to learn
 
-    def beats(self, work: FinetuneData, outcome: Outcome) -> bool:
+    @property
+    def places(self) -> list[int]:
+        """Numbers of the held-out rows that it was evaluated on."""
+        return _some(range(len(self.work.held)), self.tried.per_row)
+
+    def beats(self, outcome: Outcome) -> bool:
         """Whether it is better than this outcome of the held-out rows; not without any."""
-        return bool(self.places) and held_out_score(work)(outcome, self.places) < self.value
+        measure, value = self.work.primary_metric, self.tried.value
+        if value is None:
+            return False
+        return held_out_score(self.work)(outcome, self.places) < goodness(measure, value)
 
-    def model(self, work: FinetuneData) -> Checkpoint:
+    def hurries(self, settings: FinetuneConfig) -> bool:
+        """Whether too few updates fit for a new layer to learn."""
+        update = TRAINED_PER_READ * self.tried.per_row * settings.batch
+        return 0 < 60 * settings.max_minutes < USEFUL_UPDATES * update
+
+    def model(self) -> Checkpoint:
         checkpoint = read_checkpoint(self.folder)
-        checkpoint.network.to(work.device)
+        checkpoint.network.to(self.work.device)
         return checkpoint
 
 
 def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FirstAnswer:
     """Fits, saves and evaluates it; a resumed run has it already."""
-    folder = out / "train_state" / "first"
-    if not (folder / RECORD).is_file():
-        with StopSignals() as stop, work.computing(settings):
-            _make(work, settings, folder, stop)
-        if stop.number:
-            logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
-            raise Stopped(stop.number)
-    facts = JsonObject(read_object(folder / RECORD), str(folder / RECORD))
-    places = tuple(facts.list_of("places", int))
-    return FirstAnswer(folder, facts.number("value"), places, facts.flag("hurried"))
+    comparison = compare_held_out(work, out / "train_state")
+    known = comparison.known.get(FROZEN)
+    try:
+        if known is None:
+            with StopSignals() as stop, work.computing(settings):
+                fit = partial(_fit_frozen, work, settings, stop, out)
+                known, _ = comparison.run(Candidate(FROZEN, READ_SECONDS, fit))
+            stop.check()
+    except Stopped:
+        logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
+        raise
+    return FirstAnswer(work, known, comparison.folder(FROZEN))
 
 
 def start_solved(
@@ -87,29 +108,34 @@ def start_solved(
         return
     logger.info("Few updates fit: the new layer starts as a linear layer on the frozen model, too.")
     with StopSignals() as stop, work.computing(settings):
-        _fit(work, checkpoint, stop)
-    if stop.number:
-        raise Stopped(stop.number)
+        _solve(work, checkpoint, stop, READ_SECONDS)
+    stop.check()
 
 
-def _make(work: FinetuneData, settings: FinetuneConfig, folder: Path, stop: StopSignals) -> None:
-    """Writes the model, to the run's folder too, and then what is known of it."""
+def _fit_frozen(
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    stop: StopSignals,
+    out: Path,
+    folder: Path,
+    seconds: float,
+) -> Fitted:
+    """Solves for the head, writes the model, to the run's folder too, and evaluates it."""
     frozen = replace(settings, features=LAYERS, tune_features=True, lm=0.0, layers_transferred=None)
     checkpoint = build_task_network(work.start, work.task, work.labels, frozen)
     checkpoint.network.to(work.device)
-    read, seconds = _fit(work, checkpoint, stop)
-    for place in (folder.parents[1], folder):
+    read, per_row = _solve(work, checkpoint, stop, seconds)
+    for place in (out, folder):
         write_checkpoint(checkpoint, place)
-    if stop.number:
-        return
-    most = max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / seconds))
-    fits = 60 * settings.max_minutes / (TRAINED_PER_READ * seconds * settings.batch)
-    facts = _judge(work, checkpoint, most, read) | {"hurried": 0 < fits < USEFUL_UPDATES}
-    write_json(folder / RECORD, facts)
+    stop.check()
+    outcome = _judge(work, checkpoint, per_row, read)
+    return Fitted(checkpoint, outcome, steps=0, per_row=per_row)
 
 
-def _fit(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple[int, float]:
-    """Fits the head on the rows, in random order, that can be read in time.
+def _solve(
+    work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals, limit: float
+) -> tuple[int, float]:
+    """Fits the head on the rows, in random order, that can be read in so many seconds.
 
     Returns how many they were, and the seconds that one took.
     """
@@ -121,7 +147,7 @@ def _fit(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple
     for start in range(0, len(items), CHUNK_ROWS):
         with part_of("predict", start, len(items)):
             parts.append(item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS]))
-        if stop.number or time.monotonic() - began > READ_SECONDS:
+        if stop.number or time.monotonic() - began > limit:
             break
     seconds = time.monotonic() - began
     vectors = torch.cat(parts)
@@ -130,27 +156,29 @@ def _fit(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple
     return len(vectors), seconds / len(vectors)
 
 
-def _judge(work: FinetuneData, checkpoint: Checkpoint, most: int, read: int) -> dict[str, Any]:
-    """Evaluates it on at most so many held-out rows and evaluation rows; says the result."""
+def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int) -> Outcome:
+    """Evaluates it on some held-out rows and evaluation rows; says the result of the latter."""
     reading = Predictor.of(checkpoint)
-    chance = random.Random(0)
-    places = chance.sample(range(len(work.held)), min(most, len(work.held)))
-    dev = tuple(chance.sample(work.dev, min(most, len(work.dev))))
-    some = replace(work, held=tuple(work.held[i] for i in places), dev=dev)
+    some = replace(work, held=tuple(_some(work.held, per_row)), dev=tuple(_some(work.dev, per_row)))
     measure = work.primary_metric
-    held = judge_held_out(work.task, some, reading) if places else None
-    found = judge(work.task, some, reading, None if held is None else held.chosen)
-    score = f"{measure.replace('_', ' ')} {found.metrics[measure]:.4g}"
+    held = judge_held_out(work.task, some, reading) if some.held else Outcome({}, [], [])
+    metrics = judge(work.task, some, reading, held.chosen if some.held else None).metrics
+    score = f"{measure.replace('_', ' ')} {metrics[measure]:.4g}"
     logger.info(
         msg(
             "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
             "layer that learnt from {read:,} of {rows2}.",
             monotonic=time.monotonic() - work.began,
             score=score,
-            rows=plural(len(dev), "evaluation row"),
+            rows=plural(len(some.dev), "evaluation row"),
             read=read,
             rows2=plural(len(work.train), "row"),
         )
     )
-    value = 0.0 if held is None else goodness(measure, held.metrics[measure])
-    return {"value": value, "places": places}
+    return held
+
+
+def _some(rows: Sequence[Row], per_row: float) -> list[Row]:
+    """Some of the rows, at random: as many as are evaluated in time."""
+    most = max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / per_row))
+    return random.Random(0).sample(rows, min(most, len(rows)))

@@ -71,7 +71,7 @@ def run_once(
         items = [*items, *label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
     first = first_answer(work, settings, out) if settings.frozen_first else None
-    if first is not None and first.hurried:
+    if first is not None and first.hurries(settings):
         checkpoint = _new_model(work, replace(settings, layers_transferred=None))
         start_solved(work, settings, checkpoint, out)
     return _Run(work, settings, out, checkpoint, first).train(items)
@@ -114,7 +114,7 @@ class _Run:
     def watch(self) -> Outcome:
         """Evaluates the held-out rows, and keeps the folder at the best model so far."""
         outcome = judge_held_out(self.work.task, self.work, self.reading)
-        if self.first is not None and not self.first.beats(self.work, outcome):
+        if self.first is not None and not self.first.beats(outcome):
             self._save()
         return outcome
 
@@ -138,11 +138,11 @@ class _Run:
         work = self.work
         trainer.explain_limit()
         held = trainer.outcome(self.watch) if work.held else None
-        if self.first is not None and held is not None and self.first.beats(work, held):
+        if self.first is not None and held is not None and self.first.beats(held):
             rows = plural(len(self.first.places), "held-out row")
             logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
             trainer.log.close()
-            return judged_run(work, self.settings, self.first.model(work), trainer.state.step)
+            return judged_run(work, self.settings, self.first.model(), trainer.state.step)
         if self.first is not None and held is None:
             self._save()  # reading the evaluation rows may take long
         chosen = None if held is None else held.chosen

@@ -29,8 +29,7 @@ from malmoi.finetuning.candidates import (
     Comparison,
     Fitted,
     Tried,
-    held_out_score,
-    paired_gain,
+    compare_held_out,
 )
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_finished
@@ -184,7 +183,50 @@ class Search:
         fit = partial(self.train_on_all if kind == LAST else self.train, settings)
         candidate = Candidate(name, seconds, fit, changes, settings.seed, share)
         with self._overall_progress():
-            return self.comparison.run(candidate, base)
+            tried, fitted = self.comparison.run(candidate, base)
+        if name not in self.comparison.known:
+            self._log(tried)
+        return tried, fitted
+
+    def _log(self, tried: Tried) -> None:
+        measure, seconds = self.comparison.measure, tried.seconds
+        described = msg(
+            "{trial}: {changes}, seed {seed}",
+            trial=tried.name,
+            changes=tried.described,
+            seed=tried.seed,
+        )
+        value = f"{tried.value or 0:.4f}"
+        if tried.value is None:
+            logger.info(
+                msg(
+                    "{described}: all training rows, {seconds:.1f} s.",
+                    described=described,
+                    seconds=seconds,
+                )
+            )
+        elif tried.gain is None:
+            logger.info(
+                msg(
+                    "{described}: held-out {measure} {value} in {seconds:.1f} s.",
+                    described=described,
+                    measure=measure,
+                    value=value,
+                    seconds=seconds,
+                )
+            )
+        else:
+            logger.info(
+                msg(
+                    "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
+                    "beside the default settings).",
+                    described=described,
+                    measure=measure,
+                    value=value,
+                    seconds=seconds,
+                    gain=tried.gain,
+                )
+            )
 
     @contextmanager
     def _overall_progress(self) -> Iterator[None]:
@@ -222,11 +264,10 @@ def search_settings(
         return load_finished(work, settings, out)
     logger.info(work.protocol.describe())
     tried = work.for_trials(settings)
-    gain = partial(paired_gain, held_out_score(tried))
     search = Search(
         settings,
         work.start.network.config.distinct,
-        Comparison(out, work.primary_metric, gain),
+        compare_held_out(tried, out),
         partial(run_trial, tried),
         partial(run_trial, work),
         judged=len(work.dev) + len(work.held) + FIT_ROWS * (MIN_LAST_RUNS + 1),

@@ -36,6 +36,11 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """Raises `Stopped` if a signal came."""
+        if self.number:
+            raise Stopped(self.number)
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
