@@ -169,28 +169,22 @@ class Comparison:
         if known is None or folder.exists():
             began = time.monotonic()
             fitted = candidate.fit(folder, candidate.seconds)
-            known = known or self._judged(candidate, fitted, time.monotonic() - began, base)
+            known = known or Tried(
+                candidate.name,
+                dict(candidate.changes),
+                candidate.seed,
+                candidate.share * fitted.completed,
+                fitted.outcome.metrics.get(self.measure),
+                time.monotonic() - began,
+                fitted.per_row,
+                None if base is None else self.gain(base, fitted.outcome),
+            )
         self.tried.append(known)
         rows = [asdict(one) for one in self.tried]
         write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
         if base is not None:
             shutil.rmtree(folder, ignore_errors=True)  # nothing will be compared with it
         return known, fitted
-
-    def _judged(
-        self, candidate: Candidate, fitted: Fitted, seconds: float, base: Outcome | None
-    ) -> Tried:
-        """The candidate with its results."""
-        return Tried(
-            candidate.name,
-            dict(candidate.changes),
-            candidate.seed,
-            candidate.share * fitted.completed,
-            fitted.outcome.metrics.get(self.measure),
-            seconds,
-            fitted.per_row,
-            None if base is None else self.gain(base, fitted.outcome),
-        )
 
 
 def compare_held_out(work: FinetuneData, out: Path) -> Comparison:
@@ -200,9 +194,11 @@ def compare_held_out(work: FinetuneData, out: Path) -> Comparison:
 
 def read_tried(out: Path) -> dict[str, Tried]:
     """The candidates tried in a folder by name."""
-    path = out / RECORD
-    if not path.is_file():
-        return {}
-    found = JsonObject(read_object(path), str(path)).list_of("trials", dict)
-    tried = [Tried(**{**one, "gain": one["gain"] and Gain(**one["gain"])}) for one in found]
+    rows = read_rows(out / RECORD, "trials")
+    tried = [Tried(**{**row, "gain": row["gain"] and Gain(**row["gain"])}) for row in rows]
     return {one.name: one for one in tried}
+
+
+def read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a comparison's record; none if nothing was compared."""
+    return JsonObject(read_object(path), str(path)).list_of(name, dict) if path.is_file() else []

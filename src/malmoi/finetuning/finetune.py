@@ -77,11 +77,9 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
-    settings, words = choose_prompt(work, settings, options, out)
-    if words is not None:
-        work = replace(work, words=words)
+    work, settings = choose_prompt(work, settings, options, out)
     settings = choose_contrast(work, settings, options)
-    if settings.best and (settings.contrastive or words is not None):
+    if settings.best and (settings.contrastive or settings.prompt):
         work, settings = _without_search(work, settings)
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
@@ -95,7 +93,7 @@ def run_all(
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with run_folder_lock(out):
-        if settings.best and work.words is None:
+        if settings.best:
             runs = [search_settings(work, settings, out, overwrite=overwrite)]
         else:
             runs = [

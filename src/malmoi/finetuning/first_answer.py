@@ -9,16 +9,14 @@ then all weights (LP-FT, Kumar et al. 2022).
 import logging
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.evaluation.evaluate import judge, judge_held_out
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import head_kind
@@ -50,7 +48,6 @@ MIN_JUDGED_ROWS = 32
 CHUNK_ROWS = 16  # read between two looks at the clock
 TRAINED_PER_READ = 3.0  # time of a token in training beside one that is only read
 FROZEN = "frozen"  # the candidate's name
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -64,24 +61,19 @@ class FirstAnswer:
     @property
     def places(self) -> list[int]:
         """Numbers of the held-out rows that it was evaluated on."""
-        return _some(range(len(self.work.held)), self.tried.per_row)
+        return _places(len(self.work.held), self.tried.per_row)
 
     def beats(self, outcome: Outcome) -> bool:
         """Whether it is better than this outcome of the held-out rows; not without any."""
-        measure, value = self.work.primary_metric, self.tried.value
-        if value is None:
+        if self.tried.value is None:
             return False
-        return held_out_score(self.work)(outcome, self.places) < goodness(measure, value)
+        value = goodness(self.work.primary_metric, self.tried.value)
+        return held_out_score(self.work)(outcome, self.places) < value
 
     def hurries(self, settings: FinetuneConfig) -> bool:
         """Whether too few updates fit for a new layer to learn."""
         update = TRAINED_PER_READ * self.tried.per_row * settings.batch
         return 0 < 60 * settings.max_minutes < USEFUL_UPDATES * update
-
-    def model(self) -> Checkpoint:
-        checkpoint = read_checkpoint(self.folder)
-        checkpoint.network.to(self.work.device)
-        return checkpoint
 
 
 def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FirstAnswer:
@@ -159,7 +151,11 @@ def _solve(
 def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int) -> Outcome:
     """Evaluates it on some held-out rows and evaluation rows; says the result of the latter."""
     reading = Predictor.of(checkpoint)
-    some = replace(work, held=tuple(_some(work.held, per_row)), dev=tuple(_some(work.dev, per_row)))
+    some = replace(
+        work,
+        held=tuple(work.held[i] for i in _places(len(work.held), per_row)),
+        dev=tuple(work.dev[i] for i in _places(len(work.dev), per_row)),
+    )
     measure = work.primary_metric
     held = judge_held_out(work.task, some, reading) if some.held else Outcome({}, [], [])
     metrics = judge(work.task, some, reading, held.chosen if some.held else None).metrics
@@ -178,7 +174,7 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int
     return held
 
 
-def _some(rows: Sequence[Row], per_row: float) -> list[Row]:
-    """Some of the rows, at random: as many as are evaluated in time."""
+def _places(count: int, per_row: float) -> list[int]:
+    """The numbers of some of so many rows, at random: as many as are evaluated in time."""
     most = max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / per_row))
-    return random.Random(0).sample(rows, min(most, len(rows)))
+    return random.Random(0).sample(range(count), min(most, count))

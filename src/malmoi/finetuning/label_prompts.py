@@ -18,7 +18,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.candidates import Gain
+from malmoi.finetuning.candidates import Gain, read_rows
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
@@ -70,8 +70,8 @@ class Compared:
 
 def choose_prompt(
     work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object], out: Path
-) -> tuple[FinetuneConfig, Verbalizer | None]:
-    """The calibrated label words to use instead of training, if there are few rows.
+) -> tuple[FinetuneData, FinetuneConfig]:
+    """Adds the calibrated label words to use instead of training, if there are few rows.
 
     Automatic for classification with at most `MAX_ROWS` rows by a language model, if no option asks
     for training; `prompt` turns it on or off.
@@ -82,7 +82,7 @@ def choose_prompt(
     few = has_few_rows(work) and not asked
     wanted = fits and few if settings.prompt is None else settings.prompt
     words = (_read_choice(out, work) or _compare(work, settings, out)) if wanted else None
-    return replace(settings, prompt=words is not None), words
+    return replace(work, words=words), replace(settings, prompt=words is not None)
 
 
 def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
@@ -304,10 +304,7 @@ def _write_comparison(
 
 def read_comparison(out: Path) -> list[Compared]:
     """The ways that were compared in a folder; none if nothing was."""
-    if not (out / RECORD).is_file():
-        return []
-    found = JsonObject(read_object(out / RECORD), str(out / RECORD)).list_of("compared", dict)
-    return [Compared(**{str(name): value for name, value in one.items()}) for one in found]
+    return [Compared(**row) for row in read_rows(out / RECORD, "compared")]
 
 
 def _read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:

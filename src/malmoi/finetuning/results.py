@@ -58,13 +58,6 @@ def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun
     return run
 
 
-def evaluate_and_complete(
-    work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int, out: Path
-) -> FinishedRun:
-    """Completes the run of a model whose training is over."""
-    return complete_run(work, judged_run(work, settings, checkpoint, steps), out)
-
-
 def judged_run(
     work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int
 ) -> FinishedRun:

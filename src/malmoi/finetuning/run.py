@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
@@ -28,7 +28,6 @@ from malmoi.finetuning.report import write_task_report
 from malmoi.finetuning.results import (
     FinishedRun,
     complete_run,
-    evaluate_and_complete,
     judged_run,
     load_finished,
     save_model,
@@ -40,7 +39,6 @@ from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
-from malmoi.inference.verbalizer import Verbalizer
 from malmoi.messages import measured, msg, plural
 from malmoi.model import Network
 from malmoi.tokenizer import TokenRow
@@ -59,12 +57,13 @@ def run_once(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool = False
 ) -> FinishedRun:
     """Trains to the end and evaluates; a run with label words is only evaluated."""
-    if work.words is not None:
-        return _run_prompt(work, settings, work.words, out, overwrite=overwrite)
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = _new_model(work, settings)  # refuses settings before the folder records them
     if begin_run(out, work.record(settings), overwrite=overwrite):
         return load_finished(work, settings, out)
+    if work.words is not None:
+        logger.info(work.protocol.describe())
+        return complete_run(work, judged_run(work, settings, checkpoint, 0), out)
     reading = work.predictor(checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
@@ -142,7 +141,8 @@ class _Run:
             rows = plural(len(self.first.places), "held-out row")
             logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
             trainer.log.close()
-            return judged_run(work, self.settings, self.first.model(), trainer.state.step)
+            frozen = read_checkpoint(self.first.folder, device=work.device)
+            return judged_run(work, self.settings, frozen, trainer.state.step)
         if self.first is not None and held is None:
             self._save()  # reading the evaluation rows may take long
         chosen = None if held is None else held.chosen
@@ -152,6 +152,8 @@ class _Run:
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
+    if work.words is not None:
+        return prompted_model(work, work.words)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
@@ -181,17 +183,6 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
     share = min(1.0, trainer.state.step / trainer.steps)
     return Fitted(trial.checkpoint, done, trainer.state.step, share, per_row)
-
-
-def _run_prompt(
-    work: FinetuneData, settings: FinetuneConfig, words: Verbalizer, out: Path, *, overwrite: bool
-) -> FinishedRun:
-    """Evaluates and saves a language model with calibrated label words; nothing is trained."""
-    if begin_run(out, work.record(settings), overwrite=overwrite):
-        return load_finished(work, settings, out)
-    checkpoint = prompted_model(work, words)
-    logger.info(work.protocol.describe())
-    return evaluate_and_complete(work, settings, checkpoint, 0, out)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:

@@ -32,7 +32,7 @@ from malmoi.finetuning.candidates import (
     compare_held_out,
 )
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.results import FinishedRun, evaluate_and_complete, load_finished
+from malmoi.finetuning.results import FinishedRun, complete_run, judged_run, load_finished
 from malmoi.finetuning.run import run_trial
 from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData
@@ -189,42 +189,29 @@ class Search:
         return tried, fitted
 
     def _log(self, tried: Tried) -> None:
-        measure, seconds = self.comparison.measure, tried.seconds
         described = msg(
             "{trial}: {changes}, seed {seed}",
             trial=tried.name,
             changes=tried.described,
             seed=tried.seed,
         )
-        value = f"{tried.value or 0:.4f}"
+        shown = {
+            "described": described,
+            "measure": self.comparison.measure,
+            "value": f"{tried.value or 0:.4f}",
+            "seconds": tried.seconds,
+            "gain": tried.gain,
+        }
         if tried.value is None:
-            logger.info(
-                msg(
-                    "{described}: all training rows, {seconds:.1f} s.",
-                    described=described,
-                    seconds=seconds,
-                )
-            )
+            logger.info(msg("{described}: all training rows, {seconds:.1f} s.", **shown))
         elif tried.gain is None:
-            logger.info(
-                msg(
-                    "{described}: held-out {measure} {value} in {seconds:.1f} s.",
-                    described=described,
-                    measure=measure,
-                    value=value,
-                    seconds=seconds,
-                )
-            )
+            logger.info(msg("{described}: held-out {measure} {value} in {seconds:.1f} s.", **shown))
         else:
             logger.info(
                 msg(
                     "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
                     "beside the default settings).",
-                    described=described,
-                    measure=measure,
-                    value=value,
-                    seconds=seconds,
-                    gain=tried.gain,
+                    **shown,
                 )
             )
 
@@ -278,7 +265,7 @@ def search_settings(
     with work.computing(settings):
         checkpoint, members = mean_if_it_fits(work, [one.checkpoint for one in runs])
     steps = sum(one.steps for one in runs)
-    run = evaluate_and_complete(work, settings, checkpoint, steps, out)
+    run = complete_run(work, judged_run(work, settings, checkpoint, steps), out)
     compared = len(search.comparison.tried)
     logger.info(
         msg(
