@@ -1,12 +1,13 @@
 """Candidates: ways to learn a task from its rows, and one comparison of them.
 
-| candidate | tried | takes | compared on |
-|---|---|---|---|
-| label words after a prompt (label_prompts.py) | few rows, a language model | a reading | folds |
-| contrasted sentence vectors (few_labels.py) | few rows, a sentence encoder | minutes | – |
-| a layer on the frozen model (first_answer.py) | no budget | a reading | held-out rows |
-| fine-tuning with other settings (search.py) | `best` | its share of the time | held-out rows |
+| candidate | tried | takes | compared on | record |
+|---|---|---|---|---|
+| label words (label_prompts.py) | few rows, a GPT or BERT | a reading | folds | comparison.json |
+| contrasted vectors (few_labels.py) | few rows, a sentence encoder | minutes | – | – |
+| the frozen model (first_answer.py) | no budget | a reading | held-out rows | search.json |
+| other settings (search.py) | `best` | its share of the time | held-out rows | search.json |
 
+The frozen model's record is in train_state, which ends with the run.
 Candidates are compared on the same rows: most are easy or hard for both, so that the error of a
 difference is smaller than that of either.
 """

@@ -5,7 +5,7 @@ them all. B rows of a batch, N classes, D width.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -35,7 +35,7 @@ CONTRAST_DEFAULTS = {"lr": 1e-4, "epochs": 12.0, "batch": 32}
 
 
 def choose_contrast(
-    work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object]
+    work: FinetuneData, settings: FinetuneConfig, given: Set[str]
 ) -> FinetuneConfig:
     """Adds a contrastive stage to the settings if there are few rows.
 
@@ -61,7 +61,7 @@ def choose_contrast(
                 train=len(work.train),
             )
         )
-    unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
+    unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if name not in given}
     return settings.override({**unset, "contrastive": True, "frozen_first": False})
 
 

@@ -68,8 +68,8 @@ def run_finetuning(
     chosen = named_task(task) if isinstance(task, str) else task
     kind = head_kind(chosen)
     gpt = _is_gpt(start.network)
-    given = {name for name, value in options.items() if value is not None}
     device = join_process_group(options.pop("device", None)).device
+    given = {name for name, value in options.items() if value is not None}
     settings = finetune_config(options, gpt=gpt, defaults=kind.defaults)
     settings = default_budget(settings, given, kind, device.type)
     check_trackers(settings.track)
@@ -77,8 +77,8 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
-    work, settings = choose_prompt(work, settings, options, out)
-    settings = choose_contrast(work, settings, options)
+    work, settings = choose_prompt(work, settings, given, out)
+    settings = choose_contrast(work, settings, given)
     if settings.best and (settings.contrastive or settings.prompt):
         work, settings = _without_search(work, settings)
     settings = apply_defaults(settings, given, work, gpt=gpt)

@@ -6,7 +6,7 @@ P prompts, n rows, N labels, F folds.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class Compared:
 
 
 def choose_prompt(
-    work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object], out: Path
+    work: FinetuneData, settings: FinetuneConfig, given: Set[str], out: Path
 ) -> tuple[FinetuneData, FinetuneConfig]:
     """Adds the calibrated label words to use instead of training, if there are few rows.
 
@@ -78,8 +78,7 @@ def choose_prompt(
     """
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
-    asked = {name for name, value in given.items() if value is not None} - neutral
-    few = has_few_rows(work) and not asked
+    few = has_few_rows(work) and given <= neutral
     wanted = fits and few if settings.prompt is None else settings.prompt
     words = (_read_choice(out, work) or _compare(work, settings, out)) if wanted else None
     return replace(work, words=words), replace(settings, prompt=words is not None)
