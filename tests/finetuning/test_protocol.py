@@ -137,6 +137,18 @@ def test_weights_are_averaged_over_the_end_of_the_run(bert: Path, tmp_path: Path
     assert mean.allclose(found[6, 0.3], atol=1e-6)
 
 
+def test_a_folder_without_a_newer_setting_is_still_the_same_run(bert: Path, tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", 40)
+    how = {"steps": 1, "device": "cpu"}
+    first = malmoi.finetune(bert, "classification", train, tmp_path / "out", train, **how)
+    record = tmp_path / "out" / "finetune.json"
+    older = json.loads(record.read_text("utf-8"))
+    del older["average"]
+    record.write_text(json.dumps(older), "utf-8")
+    again = malmoi.finetune(bert, "classification", train, tmp_path / "out", train, **how)
+    assert again.metrics == first.metrics
+
+
 def test_the_metric_that_selects_can_be_chosen(bert: Path, tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", 40)
     done = malmoi.finetune(

@@ -30,6 +30,7 @@ from malmoi.messages import (
     sections,
     translate,
 )
+from malmoi.metrics import METRICS
 from malmoi.settings import settings_of
 from malmoi.text.rows import BadRow
 from malmoi.training.recipe import Recipe
@@ -101,6 +102,8 @@ def strings() -> set[str]:
     """Every string of the source; docstrings by paragraph, metrics and counts with numbers."""
     tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
     found: set[str] = {track["about"] for track in tracks.values()}
+    metrics = {name.replace("_", " ") for name in METRICS}  # named by their functions
+    found |= metrics | {f"{words} {{value}}" for words in metrics}
     for node in nodes():
         if is_text(node):
             text: str = node.value  # type: ignore[attr-defined]

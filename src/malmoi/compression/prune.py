@@ -240,6 +240,11 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
             "The heads of this model have their own attention patterns by index, so none can be "
             "removed."
         )
+    if network.trunk.needs_distances:
+        raise UsageError(
+            "The heads of this model have biases of their own for distances, so none can be "
+            "removed."
+        )
     stay = _count(share, config.key_heads, "heads")
     sizes = sizes or [_head_sizes(block.attend, config) for block in network.trunk.blocks]
     parts: list[PrunedPart] = [_head_part(_largest(one, stay), config) for one in sizes]

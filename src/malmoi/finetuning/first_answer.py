@@ -9,6 +9,7 @@ then all weights (LP-FT, Kumar et al. 2022).
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.evaluation.evaluate import judge, judge_held_out
-from malmoi.evaluation.features import FeatureView
+from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.candidates import (
@@ -47,6 +48,8 @@ JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows
 MIN_JUDGED_ROWS = 32
 CHUNK_ROWS = 16  # read between two looks at the clock
 TRAINED_PER_READ = 3.0  # time of a token in training beside one that is only read
+MIN_EPOCHS = 2  # of rows that are cut to fewer tokens rather than seen less often
+LENGTHS = (384, 256, 192, 128, 96, 64)
 FROZEN = "frozen"  # the candidate's name
 
 
@@ -70,9 +73,21 @@ class FirstAnswer:
         value = goodness(self.work.primary_metric, self.tried.value)
         return held_out_score(self.work)(outcome, self.places) < value
 
-    def hurries(self, settings: FinetuneConfig) -> bool:
-        """Whether too few updates fit for a new layer to learn."""
-        update = TRAINED_PER_READ * self.tried.per_row * settings.batch
+    def fitting_length(self, settings: FinetuneConfig, items: Sequence[TrainingItem]) -> int:
+        """Tokens to which training rows are cut, so that the time holds two epochs; 0: all."""
+        if settings.length or not settings.max_minutes:
+            return 0
+        tokens = sum(item.length for item in items)
+        second = self.tried.per_row * len(items) / tokens  # of reading a token
+        most = 60 * settings.max_minutes / (MIN_EPOCHS * TRAINED_PER_READ * second)
+        if tokens <= most:
+            return 0
+        cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
+        return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
+
+    def hurries(self, settings: FinetuneConfig, share: float) -> bool:
+        """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
+        update = TRAINED_PER_READ * self.tried.per_row * share * settings.batch
         return 0 < 60 * settings.max_minutes < USEFUL_UPDATES * update
 
 

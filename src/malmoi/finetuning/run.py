@@ -70,10 +70,37 @@ def run_once(
         items = [*items, *label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
     first = first_answer(work, settings, out) if settings.frozen_first else None
-    if first is not None and first.hurries(settings):
-        checkpoint = _new_model(work, replace(settings, layers_transferred=None))
-        start_solved(work, settings, checkpoint, out)
+    if first is not None:
+        whole = items
+        items = _cut_to_fit(work, settings, first, reading, whole)
+        share = sum(item.length for item in items) / sum(item.length for item in whole)
+        if first.hurries(settings, share):
+            checkpoint = _new_model(work, replace(settings, layers_transferred=None))
+            start_solved(work, settings, checkpoint, out)
     return _Run(work, settings, out, checkpoint, first).train(items)
+
+
+def _cut_to_fit(
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    first: FirstAnswer,
+    reading: Predictor,
+    items: list[TrainingItem],
+) -> list[TrainingItem]:
+    """The training rows, cut to fewer tokens if the time holds too few epochs of whole ones."""
+    length = first.fitting_length(settings, items)
+    if not length:
+        return items
+    logger.info(
+        msg(
+            "Training rows are cut to {length} tokens, so that {minutes} hold about two epochs; "
+            "--length {full} trains on whole rows.",
+            length=length,
+            minutes=plural(settings.max_minutes, "minute"),
+            full=reading.max_tokens,
+        )
+    )
+    return _items(work, replace(reading, length=length))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example
+from malmoi.finetuning.config import FinetuneConfig
 from malmoi.model import Network
 from malmoi.settings import current_fields
 from malmoi.system.files import LOCK_NAME, folder_lock
@@ -40,10 +40,14 @@ def distillation_record(distillation: Distillation) -> dict[str, Any]:
 
 def finetuning_folder(out: Path) -> RunFolder:
     others = {"of": "of another model or other examples", "teacher": "of another teacher"}
-    parse = partial(current_fields, "FinetuneConfig")
     return RunFolder(
-        out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=parse
+        out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=_current
     )
+
+
+def _current(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record under today's names; settings that are newer than it have their defaults."""
+    return FinetuneConfig().to_dict() | current_fields("FinetuneConfig", record)
 
 
 @contextmanager
