@@ -182,7 +182,7 @@ def _next_lines(task: "Task", out: Path) -> None:
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     """Says if the model is no better than a baseline, or was judged on very few rows."""
-    rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
+    rows = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     if len(rows) < FEW_ROWS:
         shown = plural(len(rows), "row")
         note(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from malmoi.cli.options import duration
@@ -83,7 +84,7 @@ def input_lines(texts: list[str] | None, *, keep_blank: bool = False) -> list[st
     """The texts of the command line; else the lines of standard input, blank ones on request."""
     if texts and texts != ["-"]:
         return texts
-    return [line for line in _standard_input().splitlines() if keep_blank or line.strip()]
+    return [line for line in _lines(_standard_input()) if keep_blank or line.strip()]
 
 
 def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tuple[str, str]]:
@@ -96,7 +97,7 @@ def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tu
         return list(zip(texts[::2], texts[1::2], strict=True))
     return [
         _pair(number, line) if line.strip() else ("", "")
-        for number, line in enumerate(_standard_input().splitlines(), 1)
+        for number, line in enumerate(_lines(_standard_input()), 1)
         if keep_blank or line.strip()
     ]
 
@@ -109,6 +110,11 @@ def _pair(number: int, line: str) -> tuple[str, str]:
             number=number,
         )
     return first, second
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end where an editor ends them; a text may have U+0085 or U+2028 within."""
+    return [line.removesuffix("\n") for line in StringIO(text, newline=None)]
 
 
 def _standard_input() -> str:

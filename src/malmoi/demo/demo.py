@@ -240,7 +240,7 @@ def _task(story: Story) -> None:
     story.facts["judged"] = len(judged)
     story.facts["verdict"] = verdict(story)
     _say(story.facts["verdict"])
-    rows = (story.out / story.text.task / "predictions.jsonl").read_text("utf-8").splitlines()
+    rows = (story.out / story.text.task / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     story.said = [json.loads(row) for row in rows]
     story.surprise = _surprise(story)
 
