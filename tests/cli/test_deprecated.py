@@ -26,4 +26,5 @@ def test_run_folders_of_earlier_versions_are_read(tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(
         json.dumps({"task": "sst2", "untrained": False}), "utf-8"
     )
-    assert finetuning_folder(tmp_path).read() == {"task": "sst2", "from_scratch": False}
+    read = finetuning_folder(tmp_path).read()
+    assert (read["task"], read["from_scratch"], read["batch"]) == ("sst2", False, 32)
