@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS, HeadKind
 from malmoi.finetuning import defaults
+from malmoi.finetuning.candidates import Tried
 from malmoi.finetuning.config import FEATURE_DEFAULTS, FinetuneConfig
 from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
+from malmoi.finetuning.first_answer import FirstAnswer
 from malmoi.finetuning.linear_head import LOSSES, fit_head
 from malmoi.inference.predictors import LABEL_SET, NUMBER
 from malmoi.model import Network, preset
@@ -262,3 +265,18 @@ def test_help_says_the_defaults_that_are_used(capsys: pytest.CaptureFixture[str]
     assert limit in help_
     assert limit in known["epochs"].shown
     assert "5e-05" not in help_
+
+
+@pytest.mark.parametrize(
+    ("per_row", "changes", "length"),
+    [(0.01, {}, 0), (0.1, {}, 192), (9.0, {}, 64), (0.1, {"length": 512}, 0)],
+)
+def test_rows_are_cut_until_two_epochs_fit(
+    per_row: float, changes: dict[str, int], length: int
+) -> None:
+    """1,000 rows of 500 tokens at 0.1 s a reading: two epochs of 600 s in four minutes."""
+    work: Any = None
+    first = FirstAnswer(work, Tried("frozen", {}, 0, 1.0, 0.8, 25.0, per_row), Path())
+    items: Any = [SimpleNamespace(length=500)] * 1000
+    settings = FinetuneConfig(max_minutes=4.0, **changes)
+    assert first.fitting_length(settings, items) == length
