@@ -14,7 +14,7 @@ from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_tasks, load_torch, parsed_columns
 from malmoi.cli.options import option, options_of
-from malmoi.cli.output import note, print_json, print_table, say
+from malmoi.cli.output import note, print_json, print_table, say, say_next
 from malmoi.errors import UsageError, nearest
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
@@ -170,14 +170,7 @@ def _next_lines(task: "Task", out: Path) -> None:
         use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
     elif output is SENTENCE or "{pair}" in task.prompt:
         use = f'malmoi predict -m {folder} --pairs "…" "…"'
-    say(
-        msg(
-            "Next: {use}, malmoi serve -m {folder}, {out}/report.html",
-            use=use,
-            folder=folder,
-            out=out,
-        )
-    )
+    say_next(use, folder, out)
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:

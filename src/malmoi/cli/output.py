@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from malmoi.messages import Message, msg, translate
@@ -93,3 +94,15 @@ def format_span(seconds: float) -> str:
         if seconds >= 2 * length:
             return msg(span, count=f"{seconds / length:,.{int(seconds < 10 * length)}f}")
     return msg("{seconds:.0f} seconds", seconds=seconds)
+
+
+def say_next(use: str, folder: str, out: Path) -> None:
+    """The commands that a finished run is used with; `folder` is quoted for the shell."""
+    say(
+        msg(
+            "Next: {use}, malmoi serve -m {folder}, {out}/report.html",
+            use=use,
+            folder=folder,
+            out=out,
+        )
+    )

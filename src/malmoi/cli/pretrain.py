@@ -12,7 +12,7 @@ from malmoi.api.records import StartOptions
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
 from malmoi.cli.options import option, options_of
-from malmoi.cli.output import format_span, print_facts, print_json, print_result, say
+from malmoi.cli.output import format_span, print_facts, print_json, print_result, say, say_next
 from malmoi.errors import UsageError, nearest
 from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
@@ -250,11 +250,4 @@ def _print_run(out: Path, json: bool) -> None:
     folder = shlex.quote(str(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
     use = f"malmoi {use.format(folder)}"
-    say(
-        msg(
-            "Next: {use}, malmoi serve -m {folder}, {out}/report.html",
-            use=use,
-            folder=folder,
-            out=out,
-        )
-    )
+    say_next(use, folder, out)

@@ -6,6 +6,7 @@ what they evaluate.
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -68,7 +69,7 @@ class BadLoss(Exception):
         self.loss = loss
 
 
-class Loop:
+class Loop(ABC):
     """Trains one network in its folder; the same call on a folder resumes."""
 
     verb: str  # of its progress events
@@ -114,46 +115,47 @@ class Loop:
     # ------------------------------------------------------------------ what a kind of run defines
 
     @property
+    @abstractmethod
     def progress(self) -> float:
         """The used share of the budget."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def expected(self) -> int:
         """Updates of the whole run: known, or estimated."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def timed(self) -> bool:
         """Whether the clock may end the run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batches(self) -> Generator[StepBatch]:
         """The remaining steps; again from the current state when that has not advanced."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dropout_seed(self) -> int:
         """The seed of this step, so that dropout is the same after a resume."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event(self, loss: float, phase: int) -> Progress:
         """The event that reports the last step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluation_is_due(self) -> bool:
-        raise NotImplementedError
+        """Whether the network is evaluated after this step."""
 
+    @abstractmethod
     def evaluate(self) -> None:
         """Evaluates the network between two steps, and logs the metrics."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """After the last step: evaluates and saves."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recover(self, loss: float, phase: int) -> None:
         """After a bad loss: returns to a good state, or raises."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Before the first step, with the threads of the run."""
