@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes malmoi-bert and malmoi-gpt again: text, corpus, vocabularies, training, 8 bits.
-#   BILLS=FILE REVIEWS=FILE [JUDGED="FILE …"] [MINUTES=15] models/make.sh FOLDER
+# Makes malmoi-bert and malmoi-gpt again, into src/malmoi/pair: text, corpus, vocabularies, training, 8 bits.
+#   BILLS=FILE REVIEWS=FILE [JUDGED="FILE …"] [MINUTES=N] models/make.sh FOLDER
 # BILLS: rationales of the National Assembly's bills (CC BY 4.0), a blank line between two;
 # REVIEWS: NSMC's raw reviews (CC0), one a line; JUDGED: test sets whose text is left out.
 set -euo pipefail
@@ -28,13 +28,10 @@ for name in books prose speeches korean bills reviews; do texts+=("$work/corpus/
 python "$here/vocabulary_text.py" "$work/corpus" "$work/vocabulary.jsonl"
 malmoi tokenizer train "$work/vocabulary.jsonl" --kind wordpiece --lowercase --vocab 16000 -o "$work/tokenizer-bert"
 malmoi tokenizer train "$work/vocabulary.jsonl" --kind byte-bpe --vocab 16000 -o "$work/tokenizer-gpt"
-running=()
-for model in bert gpt; do  # both at once, on one GPU
+for model in bert gpt; do  # one after the other: beside the other, each is three times slower
   malmoi pretrain "$here/malmoi-$model/recipe.json" "${texts[@]}" -o "$work/malmoi-$model" \
-    --tokenizer "$work/tokenizer-$model" --minutes "${MINUTES:-15}" > "$work/$model.log" 2>&1 &
-  running+=($!)
-done
-for one in "${running[@]}"; do wait "$one"; done
-for model in bert gpt; do
-  malmoi compress quantize --model "$work/malmoi-$model" --bits 8 -o "$work/malmoi-$model-8bit"
+    --tokenizer "$work/tokenizer-$model" ${MINUTES:+--minutes "$MINUTES"}
+  cp "$here/malmoi-$model/README.md" "$work/malmoi-$model/"
+  python -c "import sys; from pathlib import Path; from malmoi.pair import store; store(*map(Path, sys.argv[1:]))" \
+    "$work/malmoi-$model" "$here/../src/malmoi/pair/malmoi-$model"
 done
