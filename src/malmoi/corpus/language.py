@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from malmoi.corpus.ngrams import are_letters, code_points, hash_words
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import require_known
 
 MAX_LOOKED_AT_CHARACTERS = 1 << 16  # only this much of a text is examined
 MIN_SCRIPT_SHARE = 0.5  # of the letters must be in the script
@@ -55,12 +55,8 @@ LANGUAGES = (*SCRIPTS, *COMMON_WORDS)
 
 
 def check_language(language: str) -> None:
-    if language and language not in LANGUAGES:
-        raise UsageError(
-            "There is no detector for the language {language!r}.{hint}",
-            language=language,
-            hint=nearest(language, LANGUAGES),
-        )
+    if language:
+        require_known(language, LANGUAGES, "There is no detector for the language {name!r}.{hint}")
 
 
 def is_in_language(text: str, language: str) -> bool:

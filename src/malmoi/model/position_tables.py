@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 
 # frequencies [E/2], and the factor for cos and sin
 ScaledFrequencies = tuple[Tensor, float]
@@ -97,10 +97,7 @@ SCALINGS: dict[str, Callable[..., ScaledFrequencies]] = {
 def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[float, ...]]:
     """Parses a rule and its numbers: "llama3:8,1,4,8192"."""
     name, _, rest = text.partition(":")
-    if name not in SCALINGS:
-        raise UsageError(
-            "There is no rotary scaling {name!r}.{hint}", name=name, hint=nearest(name, SCALINGS)
-        )
+    require_known(name, SCALINGS, "There is no rotary scaling {name!r}.{hint}")
     try:
         numbers = tuple(float(part) for part in rest.split(","))
         if any(not 0 < number < math.inf for number in numbers):

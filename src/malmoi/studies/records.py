@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
@@ -81,12 +81,7 @@ def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
 
 def named_track(name: str) -> Track:
     tracks, _ = read_ladder()
-    if name not in tracks:
-        raise UsageError(
-            "There is no track {name!r}.{hint} `malmoi records` lists them.",
-            name=name,
-            hint=nearest(name, tracks),
-        )
+    require_known(name, tracks, "There is no track {name!r}.{hint} `malmoi records` lists them.")
     return tracks[name]
 
 

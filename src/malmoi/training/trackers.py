@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, require_known
 from malmoi.messages import msg
 
 PROJECT = "malmoi"  # the project or experiment that runs belong to
@@ -81,10 +81,7 @@ def run_id(out: Path) -> str:
 def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise UsageError(
-                "There is no tracker {name!r}.{hint}", name=name, hint=nearest(name, TRACKERS)
-            )
+        require_known(name, TRACKERS, "There is no tracker {name!r}.{hint}")
         if find_spec(name) is None:
             raise MalmoiError("--track {name} needs its library: pip install {name}.", name=name)
 
