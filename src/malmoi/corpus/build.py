@@ -24,16 +24,15 @@ from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.columns import IndexArray, Shard
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.executors import Execution, Pool, ShardJob
-from malmoi.corpus.language import check_language
+from malmoi.corpus.filter import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.quality import QualityScorer, sample_texts
-from malmoi.corpus.stats import StepStats, total_stats
+from malmoi.corpus.stats import StepStats, total_control_names, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import msg

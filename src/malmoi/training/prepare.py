@@ -1,20 +1,23 @@
-"""Prepares a run's folder: text, vocabulary, token stores, network, recipe.json."""
+"""A prepared run, and how its folder is made: text, vocabulary, stores, network, recipe.json."""
 
 import logging
 import math
+import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
 from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
+from malmoi.system.files import make_folder, scratch_folder
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import read_pairs, split_pair
@@ -28,12 +31,108 @@ from malmoi.training.data.spans import SENTINELS
 from malmoi.training.data.split import draw
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
+from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
-from malmoi.training.run import TrainingRun
 from malmoi.training.samples import make_feeds, prompt_of
-from malmoi.training.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from malmoi.inference import Model
+
+
+@dataclass
+class TrainingRun:
+    """Everything a trainer needs, prepared."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    feeds: list[PhaseFeed]
+    valid: list[PhaseFeed]  # one per phase; empty if the text is too short
+    out: Path
+    group: ProcessGroup
+    # nats per token of a model that knows only how frequent tokens are; 0: unknown
+    frequency_loss: float = 0.0
+    prompt: str = ""
+
+    @property
+    def network(self) -> Network:
+        return self.checkpoint.network
+
+    @property
+    def _sharded(self) -> bool:
+        return self.recipe.train.parallel == "fsdp" and self.group.world > 1
+
+    def model(self) -> "Model":
+        """The trained model; one sharded over processes is read back from its folder."""
+        from malmoi.inference import Model
+
+        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
+
+    def save(self) -> None:
+        """Writes the checkpoint at the top of the run folder."""
+        checkpoint = self._gathered()
+        if self.group.first:
+            write_checkpoint(checkpoint, self.out)
+
+    def save_snapshot(self, step: int) -> None:
+        """Writes the model after a step to its own folder, atomically."""
+        checkpoint = self._gathered()
+        if not self.group.first:
+            return
+        folder = self.snapshot_root / f"{step:06d}"
+        make_folder(self.snapshot_root)
+        with scratch_folder(self.snapshot_root) as scratch:
+            write_checkpoint(checkpoint, scratch / folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).replace(folder)
+
+    def drop_snapshots_after(self, step: int) -> None:
+        """Removes snapshots that a resumed or rolled back run has not reached yet."""
+        for folder in self.snapshot_root.glob("[0-9]*") if self.group.first else ():
+            if folder.name.isdecimal() and int(folder.name) > step:
+                shutil.rmtree(folder)
+
+    @property
+    def snapshot_root(self) -> Path:
+        return self.out / "snapshots"
+
+    def _gathered(self) -> Checkpoint:
+        """The checkpoint; gathered by the first process if the model is sharded."""
+        if not self._sharded:
+            return self.checkpoint
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.network, options=options)
+        if not self.group.first:
+            return self.checkpoint
+        pooler = self.network.pooler is not None
+        whole = Network(self.network.config, self.network.classes, pooler=pooler)
+        whole.load_state_dict(weights)
+        return replace(self.checkpoint, network=whole)
+
+    def sample(self) -> str:
+        """Generates a short sample from the current weights."""
+        if not self.prompt:
+            return ""
+        from malmoi.inference import Model
+
+        model = Model(self.checkpoint)
+        prompt = self.prompt
+        with suppress(UsageError):  # this vocabulary may be unable to encode the prompt
+            if self.network.config.encoder_depth:
+                return f"{prompt} → {model.translate(prompt, beams=1)}"
+            if "lm" in self.network.heads:
+                text = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
+                return (prompt + text).replace("\n", " ")
+            mask = model.tokenizer.token(model.tokenizer.specials.mask or 0)
+            guesses = " | ".join(one.token for one in model.fill(prompt, top=3))
+            return prompt.replace(mask, f"[{guesses}]")
+        return ""
+
+
+# ------------------------------------------------------------------ preparing it
 
 logger = logging.getLogger(__name__)
 

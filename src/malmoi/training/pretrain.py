@@ -13,10 +13,9 @@ from malmoi.messages import msg, plural
 from malmoi.system.files import folder_lock
 from malmoi.training.estimate import estimate_run
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, RunSources, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, TrainingRun, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
-from malmoi.training.run import TrainingRun
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
