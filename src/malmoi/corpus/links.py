@@ -4,8 +4,8 @@ WebText has the pages that Reddit linked to with 3 karma or more, without Wikipe
 many test sets.
 """
 
-import logging
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,12 +18,12 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 from malmoi.text.formats import checked_column
 from malmoi.text.rows import any_rows
 from malmoi.text.sources import FileSource
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 WEBTEXT_BLOCKS = ("wikipedia.org",)
 NO_DOMAIN = "none"
 COLUMNS = ("url", "score")  # of a link list
@@ -56,24 +56,17 @@ class LinkList:
         """Reads a table with the columns url and score; a URL counts with its best score."""
         good, low = array("Q"), array("Q")
         bad: list[str] = []
-        for number, row in enumerate(any_rows(path, COLUMNS)):
-            for name in COLUMNS if not number and row.values else ():
-                checked_column(path, name, list(row.values))
-            url, score = (row.values.get(name, "") for name in COLUMNS)
-            key = url_key(str(url))
-            value = _number(score)
-            if key and value is not None:
-                (good if value >= min_score else low).append(seeded_hash(key, 0))
+        for place, key, score in _links(path):
+            if key and score is not None:
+                (good if score >= min_score else low).append(seeded_hash(key, 0))
             else:
-                bad.append(row.place)
+                bad.append(place)
         if bad:
             logger.warning(
-                msg(
-                    "{path}: {rows} without URL or score, first {bad}.",
-                    path=path,
-                    rows=plural(len(bad), "row"),
-                    bad=bad[0],
-                )
+                "{path}: {rows} without URL or score, first {bad}.",
+                path=path,
+                rows=plural(len(bad), "row"),
+                bad=bad[0],
             )
         if not good:
             raise MalmoiError(
@@ -103,6 +96,15 @@ class LinkList:
             if is_among(value, self.low)[0]
             else "not in the links"
         )
+
+
+def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
+    """The place, key and score of every row of a table."""
+    for number, row in enumerate(any_rows(path, COLUMNS)):
+        for name in COLUMNS if not number and row.values else ():
+            checked_column(path, name, list(row.values))
+        url, score = (row.values.get(name, "") for name in COLUMNS)
+        yield row.place, url_key(str(url)), _number(score)
 
 
 def _number(value: object) -> float | None:

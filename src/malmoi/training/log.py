@@ -1,7 +1,6 @@
 """The log of a run: metrics.jsonl, log records, progress events and experiment trackers."""
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, require_known
-from malmoi.messages import msg
+from malmoi.messages import StatusLog, msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.run_folder import read_metrics
@@ -119,7 +118,7 @@ def _off_stdout() -> Iterator[None]:
 
 # ------------------------------------------------------------------ metrics.jsonl and the console
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 class RunLog:
@@ -167,10 +166,10 @@ class RunLog:
         for tracker in self._trackers:
             tracker.log(numbers, step)
 
-    def line(self, text: str) -> None:
+    def line(self, sentence: str, /, **values: object) -> None:
         """Logs a line of status."""
         if self.first:
-            logger.info(text)
+            logger.info(sentence, **values)
 
     def progress(self, event: Progress) -> None:
         if self.first:

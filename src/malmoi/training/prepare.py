@@ -1,6 +1,5 @@
 """A prepared run, and how its folder is made: text, vocabulary, stores, network, recipe.json."""
 
-import logging
 import math
 import shutil
 from collections import Counter
@@ -14,7 +13,7 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.messages import joined, msg, plural
+from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.system.files import make_folder, scratch_folder
@@ -134,7 +133,7 @@ class TrainingRun:
 
 # ------------------------------------------------------------------ preparing it
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
@@ -299,7 +298,7 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
     logger.info(
-        msg("Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab)
+        "Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab
     )
     whole = ((document.text, False) for document in require_documents(readers))
     texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
@@ -398,11 +397,9 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
-                msg(
-                    "The token store in {where} was {how}; training continues with the new one.",
-                    where=where,
-                    how=done.how,
-                )
+                "The token store in {where} was {how}; training continues with the new one.",
+                where=where,
+                how=done.how,
             )
         for sentence in _about(reader):
             logger.info(sentence)
@@ -412,25 +409,16 @@ def _about(reader: DocumentReader) -> list[str]:
     """Notes about the text: how documents were separated, and what was skipped."""
     if len(reader.rules) <= MAX_DESCRIBED_FILES:
         return reader.describe()
-    counts = Counter(reader.rules.values())
-    bad = sum(problem.count for problem in reader.problems.values())
     sentences: list[str] = [
         msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
-        for rule, count in counts.items()
+        for rule, count in Counter(reader.rules.values()).items()
     ]
-    first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return (
-        [
-            *sentences,
-            msg(
-                "{bad_lines} skipped, first {first}.",
-                bad_lines=plural(bad, "bad line"),
-                first=first,
-            ),
-        ]
-        if bad
-        else sentences
-    )
+    problems = list(reader.problems.values())
+    if problems:
+        lines = plural(sum(problem.count for problem in problems), "bad line")
+        first = problems[0].first[0]
+        sentences.append(msg("{bad_lines} skipped, first {first}.", bad_lines=lines, first=first))
+    return sentences
 
 
 def _frequency_loss(stores: list[Stores]) -> float:
@@ -450,38 +438,20 @@ def _describe(
     minutes = plural(recipe.train.minutes, "minute")
     steps = plural(budget.steps, "step") if budget.steps else minutes
     lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
+    template = (
+        "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step"
+        if recipe.data.packed
+        else "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step"
+    )
     batch = recipe.train.batch
-    if recipe.data.packed:
-        logger.info(
-            msg(
-                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step",
-                recipe=recipe.name,
-                size=size,
-                steps=steps,
-                batch=batch,
-                lengths=lengths,
-            )
-        )
-    else:
-        logger.info(
-            msg(
-                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step",
-                recipe=recipe.name,
-                size=size,
-                steps=steps,
-                batch=batch,
-                lengths=lengths,
-            )
-        )
+    logger.info(template, recipe=recipe.name, size=size, steps=steps, batch=batch, lengths=lengths)
     if recipe.objective in ("lm", "mlm"):
         blind = math.log(network.config.vocab)
         logger.info(
-            msg(
-                "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
-                "{entropy:.2f} if only their frequencies were known.",
-                blind=blind,
-                entropy=entropy,
-            )
+            "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
+            "{entropy:.2f} if only their frequencies were known.",
+            blind=blind,
+            entropy=entropy,
         )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
@@ -490,10 +460,8 @@ def _describe(
             share = weight / sum(recipe.data.weights)
             epochs = used * share / max(1, len(store.train.tokens))
             logger.info(
-                msg(
-                    "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
-                    i=i,
-                    share=share,
-                    epochs=epochs,
-                )
+                "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
+                i=i,
+                share=share,
+                epochs=epochs,
             )

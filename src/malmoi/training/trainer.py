@@ -284,12 +284,7 @@ class Trainer(Loop):
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
         back = msg("back to step {step:,}, skipping the data that led there", step=self.state.step)
         self.log.line(
-            msg(
-                "The loss reached {loss:g} at step {step:,}: {back}.",
-                loss=loss,
-                step=s.step,
-                back=back,
-            )
+            "The loss reached {loss:g} at step {step:,}: {back}.", loss=loss, step=s.step, back=back
         )
 
     # ------------------------------------------------------------------ validation
