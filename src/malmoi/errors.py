@@ -52,7 +52,7 @@ def require(what: str, condition: object, sentence: str, /, **values: object) ->
 def require_known(name: str, known: Collection[str], sentence: str, /, **values: object) -> None:
     """Raises a sentence about an unknown {name}, with the nearest known one as its {hint}."""
     if name not in known:
-        raise UsageError(sentence, name=name, hint=nearest(name, known), **values)
+        raise UsageError(msg(sentence, name=name, hint=nearest(name, known), **values))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -219,8 +219,6 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
         Store.open(tmp_path)
     with pytest.raises(MalmoiError, match="no text"):
         build_stores(Docs(["", " "]), Words(), tmp_path / "empty")
-    with pytest.raises(UsageError, match="valid=1"):
-        build_stores(corpus(), Words(), tmp_path, valid=1)
     train = build_stores(corpus(), Words(), tmp_path / "whole").train.folder
     about = (train / "store.json").read_text()
     (train / "store.json").write_text(about[:40])

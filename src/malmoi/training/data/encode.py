@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.messages import msg
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
@@ -95,12 +95,6 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     of documents held out for validation; `end` is appended to every document; only a `fraction` of
     the training text is encoded. A killed build resumes where it stopped.
     """
-    if not 0 <= valid < 1:
-        raise UsageError(
-            "valid={valid} is not a share of the documents: give a number from 0 up to, not "
-            "including, 1.",
-            valid=valid,
-        )
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
     with folder_lock(plan.out, wait=True):
         how = _work(plan)
