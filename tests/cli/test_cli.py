@@ -468,7 +468,7 @@ def test_unknown_names_offer_the_nearest(call: Call) -> None:
     refused(call("genrate"), 2, "'generate'")
     refused(call("tokenizer", "trian"), 2, "'train'")
     refused(call("generate", "--modle", "x"), 2, "--model")
-    refused(call("generate"), 2, "--model", "malmoi generate --help")
+    refused(call("chat"), 2, "--model", "malmoi chat --help")
     assert "generate" in call().out
     assert call("--version").out.startswith("malmoi ")
 

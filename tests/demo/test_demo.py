@@ -56,7 +56,7 @@ def test_every_part_leaves_its_folder(story: Story) -> None:
 
 
 def test_the_story_is_whole(story: Story) -> None:
-    assert len(story.scores) == 4
+    assert len(story.scores) == 5
     assert [len(runs) for runs in story.runs.values()] == [1, 1]
     assert all(0 <= score <= 1 for score in story.scores.values())
     assert len(story.samples) == 4

@@ -50,14 +50,18 @@ def test_label_words_are_compared_with_a_layer_and_kept_in_the_folder(
         )
     assert "Label words after" in caplog.text
     assert done.steps == 0
-    compared = json.loads((out / "report.json").read_text())["compared"]
-    assert [one["way"] for one in compared[-2:]] == ["the mean of the best 3", "a new layer"]
-    assert len(compared) == 7
-    assert "Compared by cross-validation" in (out / "report.html").read_text()
+    tried = json.loads((out / "report.json").read_text())["trials"]
+    names = [one["name"] for one in tried]
+    assert (names[0], names[-2:]) == (
+        "the most frequent label",
+        ["the mean of the best three", "a new layer"],
+    )
+    assert len(tried) == 8
+    assert all(one["gain"]["error"] >= 0 for one in tried[1:])
+    assert "the most frequent label" in (out / "report.html").read_text()
     chosen = json.loads((out / "config.json").read_text())["malmoi"]["words"]
     ways = [chosen, *chosen["also"]]
-    best = sorted(compared[:-2], key=lambda one: one["log_loss"])[:3]
-    assert [one["way"] for one in best] == [repr(way["prompt"]) for way in ways]
+    assert {repr(way["prompt"]) for way in ways} < {*names[1:-2]}
     # the folder predicts by the mean of scale · log p + bias, as the untouched model has log p
     base = malmoi.load(language_model, device="cpu")
     if "lm" in base.network.heads:
@@ -88,7 +92,7 @@ def test_prompts_need_words_and_can_be_turned_off(language_model: Path, tmp_path
         )
     out = tmp_path / "off"
     malmoi.finetune(language_model, "classification", ROWS, out, ROWS, steps=1, device="cpu")
-    assert not (out / "comparison.json").exists()  # steps ask for training
+    assert not (out / "search.json").exists()  # steps ask for training
 
 
 def test_the_calibration_is_the_penalised_fit() -> None:

@@ -232,7 +232,7 @@ def test_help_and_errors_are_korean(
     assert "과제는 없습니다" in capsys.readouterr().err
     assert run_command(["finetune", "no.such.csv"]) == 2
     assert "'no.such.csv': 그런 파일이나 폴더가 없습니다." in capsys.readouterr().err
-    assert run_command(["generate"]) == 2
+    assert run_command(["chat"]) == 2
     assert "옵션이 필요합니다: '--model' / '-m'. 도움말: malmoi" in capsys.readouterr().err
     assert run_command(["pretrain", "a.txt", "--minutes", "soon"]) == 2
     assert "'--minutes'의 값이 올바르지 않습니다: 'soon'은 3, 3m" in capsys.readouterr().err

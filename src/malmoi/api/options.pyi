@@ -362,7 +362,7 @@ class FinetuneOptions(ColumnOptions, total=False):
     init_seed: int | None
     """Random seed of the new layer's weights."""
     best: bool
-    """Spend --minutes: compare settings, then train on all rows several times and average."""
+    """Spend --minutes: train several times with different settings, and average."""
     grid: bool
     """Search BERT's grid of learning rates, batches and epochs."""
     precision: Literal["auto", "fp32", "bf16"]

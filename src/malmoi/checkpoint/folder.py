@@ -21,6 +21,7 @@ from malmoi.checkpoint.weights import Weight, read_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
 from malmoi.model import Network
+from malmoi.pair import shipped
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.paths import local_model, similar_path
 from malmoi.system.untrusted import JsonObject, named, read_object
@@ -255,8 +256,8 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
 
 
 def find_on_hub(source: str | Path) -> Path:
-    """The folder itself, or a hub model downloaded into the usual cache."""
-    folder = local_model(source)
+    """The folder itself, one that comes with the package, or a hub model in the usual cache."""
+    folder = shipped(source) or local_model(source)
     if folder is None:
         return _download(str(source))
     if folder.is_file():

@@ -27,6 +27,7 @@ from malmoi import __version__
 from malmoi.cli.options import RecordOptions, option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.messages import Message, language, msg, sections, translate
+from malmoi.pair import shipped
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.paths import local_model, require_path
@@ -65,7 +66,7 @@ class Command(TyperCommand):
         for path in (*_values(ctx, INPUTS, Path), *map(Path, _values(ctx, ("dev",), str))):
             require_path(path)
         for source in _values(ctx, ("model",), str):
-            local_model(source)
+            shipped(source) or local_model(source)
         return super().invoke(ctx)
 
 

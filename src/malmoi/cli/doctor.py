@@ -23,7 +23,7 @@ EXTRAS = {  # modules of each optional part of the installation
     "cluster": ("ray",),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
-    "serve": ("fastapi", "uvicorn", "httptools", "uvloop", "jinja2"),
+    "serve": ("httptools", "uvloop"),
     "track": ("tensorboard", "wandb", "mlflow", "trackio"),
     "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
 }

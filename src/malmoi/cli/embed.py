@@ -8,6 +8,7 @@ from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
 from malmoi.errors import UsageError
+from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def embed_command(
-    model: opt.Model,
+    model: opt.Bert = None,
     texts: opt.Texts = None,
     layers: str = option(
         "-1", "Layers to average, such as -4,-3,-2,-1: 0 is the embedding, -1 the last."
@@ -33,7 +34,7 @@ def embed_command(
 ) -> None:
     """Turn each text into a vector.
 
-    Example: malmoi embed --model runs/tiny-bert --layers=-4,-3,-2,-1 "a text" "another"
+    Example: malmoi embed --layers=-4,-3,-2,-1 "a text" "another"
     """
     given = input_lines(texts)
     chosen = _layers(layers)
@@ -43,7 +44,7 @@ def embed_command(
         )
     if out:
         require_free(out, overwrite=overwrite)
-    vectors = open_model(model, device, dtype).embed(
+    vectors = open_model(model, device, dtype, BERT).embed(
         given, chosen, cast("Pool", pool), truncate=truncate
     )
     if out:

@@ -4,10 +4,11 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json, print_result
+from malmoi.pair import BERT
 
 
 def fill_command(
-    model: opt.Model,
+    model: opt.Bert = None,
     texts: opt.Texts = None,
     top: int = option(5, "Candidates for each mask."),
     device: opt.Device = None,
@@ -18,10 +19,10 @@ def fill_command(
 
     Prints probability, token and the text with it in place.
 
-    Example: malmoi fill --model runs/tiny-bert "나는 오늘 [MASK] 갔다."
+    Example: malmoi fill "나는 오늘 [MASK] 갔다."
     """
     given = input_lines(texts)
-    bert = open_model(model, device, dtype)
+    bert = open_model(model, device, dtype, BERT)
     for text in given:
         masks = bert.fill_masks(text, top=top)
         if json:

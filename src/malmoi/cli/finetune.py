@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from malmoi.cli.output import note, print_json, print_table, say, say_next
 from malmoi.errors import UsageError, nearest
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
+from malmoi.pair import BERT, GPT, introduction
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
 
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 FEW_ROWS = 10  # evaluated: fewer show nothing
 LEARNT_F1 = 0.05
 KNOWN_LOSS = 0.3  # share of the first loss below which the training rows are known by heart
-RUN_FOLDERS = (
-    "runs/*",
-    "demo/bert",
-    "demo-ko/bert",
-    "*",
-)  # where `newest_model` looks for a base model
 
 
 def finetune_command(
@@ -50,7 +45,7 @@ def finetune_command(
         "Model to start from: a folder, or a hub id.",
         "--model",
         "-m",
-        shown="the newest BERT in runs/",
+        shown="malmoi-bert, or malmoi-gpt where it writes",
         metavar="DIR",
     ),
     data: list[Path] | None = option(None, "Training rows, if not given as FILE."),
@@ -77,7 +72,7 @@ def finetune_command(
     a few minutes. The result is a folder that predict, evaluate and transformers open. Ctrl-C
     saves the best so far and stops; the same command resumes.
 
-    Example: malmoi finetune reviews.csv --model runs/bert
+    Example: malmoi finetune reviews.csv
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
@@ -93,7 +88,9 @@ def finetune_command(
     task, found = guess_task(name or None, rows, **parsed_columns(columns))
     for sentence in found.sentences() if found is not None else ():
         say(sentence)
-    base = model or newest_model(files[0], writes=head_kind(task).writes)
+    base = model or (GPT if head_kind(task).writes else BERT)
+    if model is None:
+        note(introduction(base))
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
         say(msg("model = {base}, out = {folder}", base=base, folder=folder))
@@ -127,34 +124,6 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
         require_path(file)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
-
-
-def newest_model(file: Path, *, writes: bool = False) -> str:
-    """The most recently written pre-trained encoder in this folder, or else the newest GPT."""
-    heads = ("LMHeadModel", "'lm'") if writes else ("ForMaskedLM", "ForPreTraining", "'mlm'")
-    found = sorted(_models(heads), key=lambda config: config.stat().st_mtime)
-    if not found:
-        family = "gpt" if writes else "bert"
-        rows = shlex.quote(str(file))
-        raise UsageError(
-            "There is no pre-trained model here to start from. Make one, from these rows or "
-            "better from more text: malmoi pretrain {family} {rows} -o runs/{family} "
-            "--minutes 10. Or name one: malmoi finetune {rows} --model DIR.",
-            family=family,
-            rows=rows,
-        )
-    return str(found[-1].parent)
-
-
-def _models(heads: Sequence[str]) -> Iterator[Path]:
-    from malmoi.system.untrusted import read_object
-
-    for pattern in RUN_FOLDERS:
-        for config in Path().glob(f"{pattern}/config.json"):
-            found = read_object(config)
-            kinds = f"{found.get('architectures', '')}{found.get('heads', '')}"
-            if any(word in kinds for word in heads):
-                yield config
 
 
 def _next_lines(task: "Task", out: Path) -> None:

@@ -10,6 +10,7 @@ from malmoi.cli.output import note, one_line, print_json, print_result
 from malmoi.errors import UsageError
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.messages import msg
+from malmoi.pair import GPT
 from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def generate_command(
-    model: opt.Model,
+    model: opt.Gpt = None,
     texts: opt.Texts = None,
     options: dict[str, Any] = options_of(GenerationConfig, ConstraintOptions),
     parse_special: bool = option(
@@ -34,18 +35,18 @@ def generate_command(
 
     A single prompt streams; several run as one batch.
 
-    Example: malmoi generate --model runs/tiny-gpt --temperature 0.8 "The state of"
+    Example: malmoi generate --temperature 0.8 "The state of"
     """
     if "length_penalty" in options and options.get("beams", 1) == 1:
         raise UsageError("--length-penalty scores beams: give --beams 2 or more with it.")
     if features is not None:
         if texts:
             raise UsageError("--features takes no prompt: omit the text.")
-        _describe(open_model(model, device, dtype), features, options, json)
+        _describe(open_model(model, device, dtype, GPT), features, options, json)
         return
     prompts = whole_texts(texts)
     _parse(options)
-    lm = open_model(model, device, dtype)
+    lm = open_model(model, device, dtype, GPT)
     _note_empty(lm, prompts)
     if len(prompts) > 1 or options.get("n", 1) > 1 or json:
         _write_all(lm, prompts, {**options, "parse_special": parse_special}, json)

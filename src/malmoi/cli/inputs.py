@@ -9,6 +9,7 @@ from malmoi.cli.options import duration
 from malmoi.cli.output import note
 from malmoi.errors import UsageError
 from malmoi.messages import msg
+from malmoi.pair import introduction
 from malmoi.report.console import waiting
 
 if TYPE_CHECKING:
@@ -47,8 +48,13 @@ def load_torch() -> None:
         import torch  # noqa: F401
 
 
-def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
-    """Loads a model and prints the notes of loading on stderr."""
+def open_model(
+    given: str | None, device: str | None, dtype: str | None, default: str = ""
+) -> "Model":
+    """Loads a model, or the default, and prints the notes of loading on stderr."""
+    if given is None:
+        note(introduction(default))
+    path = given or default
     with waiting(msg("Loading {path}", path=path)):
         from malmoi.inference import load
 

@@ -12,6 +12,7 @@ import typer
 
 from malmoi.api.records import LoadOptions, RunOptions
 from malmoi.messages import msg
+from malmoi.pair import BERT, GPT
 from malmoi.settings import Setting, parse_number, settings_of
 
 MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0, "d": 1440.0}
@@ -143,7 +144,10 @@ def _completion(choices: tuple[str, ...]) -> Any:
     return lambda incomplete: [one for one in choices if one.startswith(incomplete)]
 
 
-Model = Annotated[str, described("Model folder, or a hub id.", "--model", "-m", metavar="DIR")]
+MODEL = "Model folder, or a hub id."
+Model = Annotated[str, described(MODEL, "--model", "-m", metavar="DIR")]
+Bert = Annotated[str | None, described(MODEL, "--model", "-m", shown=BERT, metavar="DIR")]
+Gpt = Annotated[str | None, described(MODEL, "--model", "-m", shown=GPT, metavar="DIR")]
 Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
 Overwrite = Annotated[bool, declared(RunOptions, "overwrite")]
 Device = Annotated[str | None, declared(LoadOptions, "device")]

@@ -6,11 +6,12 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_result
+from malmoi.pair import GPT
 from malmoi.system.paths import names_file
 
 
 def perplexity_command(
-    model: opt.Model,
+    model: opt.Gpt = None,
     texts: opt.Texts = None,
     bits: bool = option(
         False, "Print bits per byte, which are comparable between tokenizers.", "--bits-per-byte"
@@ -31,7 +32,7 @@ def perplexity_command(
     """
     named = bool(texts) and texts != ["-"]
     whole = [_of_file(text) if named else text for text in whole_texts(texts)]
-    lm = open_model(model, device, dtype)
+    lm = open_model(model, device, dtype, GPT)
     for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
         value = measure(text, stride=stride, memory=memory)

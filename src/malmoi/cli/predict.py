@@ -7,7 +7,7 @@ from malmoi.api.records import ColumnOptions
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, input_pairs, open_model
 from malmoi.cli.options import option, options_of
-from malmoi.cli.output import one_line, print_json, print_result
+from malmoi.cli.output import note, one_line, print_json, print_result
 from malmoi.cli.prediction_file import (
     default_output,
     note_unknown,
@@ -16,14 +16,22 @@ from malmoi.cli.prediction_file import (
     prediction_facts,
 )
 from malmoi.errors import UsageError
-from malmoi.messages import plural
+from malmoi.messages import msg, plural
+from malmoi.pair import BERT
 from malmoi.system.files import require_free
 from malmoi.system.paths import names_file, require_path
 from malmoi.system.result import plain
 
 
 def predict_command(
-    model: opt.Model,
+    model: str | None = option(
+        None,
+        "Model folder, or a hub id.",
+        "--model",
+        "-m",
+        shown="malmoi-bert with --labels",
+        metavar="DIR",
+    ),
     texts: opt.Texts = None,
     data: Path | None = option(None, "Rows to predict, if not given as a file instead of TEXT."),
     out: Path | None = option(
@@ -61,11 +69,23 @@ def predict_command(
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
 
-    Example: malmoi predict --model runs/gpt --labels positive,negative "I love this movie!"
+    Example: malmoi predict --labels positive,negative "I love this movie!"
 
     Example: malmoi predict --model runs/sst2 new.csv --text review -o new.labelled.csv
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
+    if model is None and not names:
+        raise UsageError(
+            "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "
+            "labels with --labels A,B."
+        )
+    if model is None:
+        note(
+            msg(
+                "So small a model is near guessing from the labels' names alone; malmoi finetune "
+                "learns them from some rows."
+            )
+        )
     if labels is not None and (paired or "pair" in columns or choices):
         raise UsageError(
             "--labels classifies single texts: leave --pair, --pairs and --choice out."
@@ -77,14 +97,14 @@ def predict_command(
         target = out or default_output(data)
         # killed between writing the one and removing the other, the same command finishes it
         require_free(target, overwrite=overwrite or partial_file(target).is_file())
-        opened = open_model(model, device, dtype)
+        opened = open_model(model, device, dtype, BERT)
         count = predict_file(opened, data, target, labels=names, **columns)
         result = {"file": str(target), "rows": count}
         print_json(result) if json else print_result(f"{target}: " + plural(count, "row"))
         return
     inputs = _inputs(texts, choices or [], paired=paired)
     some = [one for one, empty in inputs if not empty]
-    opened = open_model(model, device, dtype)
+    opened = open_model(model, device, dtype, BERT)
     note_unknown(opened, some)
     answers = opened.classify(some, names) if names else opened.predict(some)
     _print_answers(inputs, answers, json=json)

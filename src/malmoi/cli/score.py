@@ -4,10 +4,11 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_pairs, open_model
 from malmoi.cli.output import one_line, print_json, print_result
 from malmoi.errors import UsageError
+from malmoi.pair import GPT
 
 
 def score_command(
-    model: opt.Model,
+    model: opt.Gpt = None,
     texts: opt.Texts = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -30,7 +31,7 @@ def score_command(
             "There is nothing to score: after the context, give at least one continuation."
         )
     contexts, continuations = (list(column) for column in zip(*rows, strict=True))
-    found = open_model(model, device, dtype).score(contexts, continuations)
+    found = open_model(model, device, dtype, GPT).score(contexts, continuations)
     for (context, continuation), one in zip(rows, found, strict=True):
         if json:
             print_json({"context": context, "continuation": continuation, **vars(one)})

@@ -6,16 +6,21 @@ from typing import Annotated, Any
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
 from malmoi.cli.options import described, option, options_of
+from malmoi.pair import BERT, GPT
 from malmoi.server.config import ServeConfig
 
 
 def serve_command(
     model: Annotated[
-        list[str],
+        list[str] | None,
         described(
-            "Model folder; repeatable, the first is the default.", "--model", "-m", metavar="DIR"
+            "Model folder; repeatable, the first is the default.",
+            "--model",
+            "-m",
+            shown="malmoi-gpt and malmoi-bert",
+            metavar="DIR",
         ),
-    ],
+    ] = None,
     settings: dict[str, Any] = options_of(ServeConfig),
     access_log: bool = option(False, "Write a line for each request to stderr.", "--access-log"),
     open: bool = option(False, "Open the studio in a browser.", "--open"),
@@ -23,6 +28,8 @@ def serve_command(
     dtype: opt.Dtype = None,
 ) -> None:
     """Serve models: OpenAI's API under /v1, the studio page at /.
+
+    Example: malmoi serve
 
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
@@ -36,7 +43,7 @@ def serve_command(
     if access_log or config.log_level == "debug":
         _log_requests()
     show = webbrowser.open if open else lambda address: None
-    serve_models(model, config, device=device, dtype=dtype, on_ready=show)
+    serve_models(model or [GPT, BERT], config, device=device, dtype=dtype, on_ready=show)
 
 
 def _log_requests() -> None:

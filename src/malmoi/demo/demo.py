@@ -19,6 +19,7 @@ from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
 from malmoi.messages import joined, msg
+from malmoi.pair import BERT
 from malmoi.system.files import write_text
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import LoadMeter
@@ -227,6 +228,8 @@ def _task(story: Story) -> None:
     tuned = _tune(story, story.text.task)
     _say("The same network again, without pre-training, for comparison.")
     raw = _tune(story, f"{story.text.task}-untrained", from_scratch=True)
+    _say("And malmoi-bert, which comes with Malmoi: minutes on a GPU, more text, this one too.")
+    shipped = _tune(story, f"{story.text.task}-{BERT}", BERT, seeds=1)
     report = json.loads((story.out / story.text.task / "report.json").read_text("utf-8"))
     story.runs = {
         "the same BERT without pre-training": _accuracies(raw),
@@ -236,6 +239,7 @@ def _task(story: Story) -> None:
         msg("always “{most}”", most=most): number / len(judged),
         "counting words (naive Bayes)": report["word_baseline"],
         **{name: fmean(runs) for name, runs in story.runs.items()},
+        "malmoi-bert, which comes with Malmoi, fine-tuned": fmean(_accuracies(shipped)),
     }
     story.facts["judged"] = len(judged)
     story.facts["verdict"] = verdict(story)
@@ -287,14 +291,14 @@ def _surprise(story: Story) -> tuple[str, str] | None:
     return min(found)[1:] if found else None
 
 
-def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
+def _tune(story: Story, name: str, model: str = "", **how: Any) -> FinetuneResult:
     task = custom_task("classification", text="text", label=story.text.task)
     data = _rows_file(story, "train")
     dev = _rows_file(story, "dev")
-    how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates}
-    how |= {"seeds": story.plan.seeds, "seed": story.plan.seed}
+    how = {"seeds": story.plan.seeds, "seed": story.plan.seed, **how}
+    how |= {"batch": 16, "steps": story.plan.updates, **({} if model else {"lr": 1e-3})}
     return run_finetuning(
-        story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
+        model or story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
     )
 
 

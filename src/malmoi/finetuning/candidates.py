@@ -2,19 +2,19 @@
 
 | candidate | tried | takes | compared on | record |
 |---|---|---|---|---|
-| label words (label_prompts.py) | few rows, a GPT or BERT | a reading | folds | comparison.json |
-| contrasted vectors (few_labels.py) | few rows, a sentence encoder | minutes | – | – |
-| the frozen model (first_answer.py) | no budget | a reading | held-out rows | search.json |
+| label words (label_prompts.py) | few rows, a GPT or BERT | a reading | folds | search.json |
+| a new layer | beside label words | a reading | folds | search.json |
+| the frozen model (first_answer.py) | no budget | a reading | held-out rows | train_state |
 | other settings (search.py) | `best` | its share of the time | held-out rows | search.json |
 
-The frozen model's record is in train_state, which ends with the run.
-Candidates are compared on the same rows: most are easy or hard for both, so that the error of a
-difference is smaller than that of either.
+Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
+Candidates are compared on the same rows, which they did not learn from: most are easy or hard for
+both, so that the error of a difference is smaller than that of either.
 """
 
 import json
+import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
@@ -33,6 +31,8 @@ from malmoi.messages import msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import JsonObject, read_object
+
+logger = logging.getLogger(__name__)
 
 RECORD = "search.json"
 GROUPS = 25  # of rows; an error from so many is itself exact to a seventh
@@ -45,11 +45,6 @@ class Gain:
 
     value: float
     error: float  # its standard error
-
-    @classmethod
-    def of_rows(cls, differences: Tensor) -> "Gain":
-        """The mean of the differences of each row."""
-        return cls(float(differences.mean()), float(differences.std()) / len(differences) ** 0.5)
 
     @property
     def clear(self) -> bool:
@@ -109,46 +104,68 @@ class Candidate:
     name: str
     seconds: float
     fit: Callable[[Path, float], Fitted]  # resumes what is in the folder
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the default settings
+    changes: Mapping[str, Any] | None = None  # of the default settings
     seed: int = 0
-    share: float = 1.0  # of the epochs
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A fitted candidate; its value is the metric on the held-out rows."""
+    """A fitted candidate; its value is the metric on rows that it did not learn from."""
 
     name: str
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any] | None
     seed: int
-    share: float  # of the epochs
+    share: float  # of its epochs
     value: float | None  # None: no rows are held out
     seconds: float
     per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
-    gain: Gain | None = None  # over the default settings, trained as long
-
-    @property
-    def clear_gain(self) -> float:
-        """Its gain over the default settings if that is more than its error, else 0."""
-        return self.gain.value if self.gain is not None and self.gain.clear else 0.0
+    gain: Gain | None = None  # over the first candidate
 
     @property
     def table_row(self) -> tuple[str, ...]:
         """Its cells under the columns of the report."""
-        share, seconds = f"{self.share:.0%}", f"{self.seconds:.1f}"
+        learnt = self._settings, str(self.seed), f"{self.share:.0%}"
         value = "–" if self.value is None else f"{self.value:.4f}"
-        gain = str(self.gain or "–")
-        return (self.name, self.described, str(self.seed), share, value, gain, seconds)
+        scored = value, str(self.gain or "–"), f"{self.seconds:.1f}"
+        return (msg(self.name), *(("–",) * 3 if self.changes is None else learnt), *scored)
 
     @property
-    def described(self) -> str:
-        names = [f"{name} {value:g}" for name, value in self.changes.items()]
+    def _settings(self) -> str:
+        names = [f"{name} {value:g}" for name, value in (self.changes or {}).items()]
         return ", ".join(names) or msg("the default settings")
+
+    def log(self, measure: str) -> None:
+        shown = {
+            "described": msg(self.name)
+            if self.changes is None
+            else msg(
+                "{trial}: {changes}, seed {seed}",
+                trial=self.name,
+                changes=self._settings,
+                seed=self.seed,
+            ),
+            "measure": measure,
+            "value": f"{self.value or 0:.4f}",
+            "seconds": self.seconds,
+            "gain": self.gain,
+        }
+        if self.value is None:
+            logger.info(msg("{described}: {seconds:.1f} s.", **shown))
+        elif self.gain is None:
+            logger.info(msg("{described}: held-out {measure} {value} in {seconds:.1f} s.", **shown))
+        else:
+            logger.info(
+                msg(
+                    "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
+                    "beside the first).",
+                    **shown,
+                )
+            )
 
 
 @dataclass
 class Comparison:
-    """The candidates tried in a folder, each recorded as soon as it is fitted, and not repeated."""
+    """The candidates tried in a folder, each recorded as soon as it is fitted."""
 
     out: Path
     measure: str
@@ -162,29 +179,29 @@ class Comparison:
         """The folder of a candidate."""
         return self.out / "trials" / name
 
-    def run(self, candidate: Candidate, base: Outcome | None = None) -> tuple[Tried, Fitted | None]:
-        """Fits it, or reads what is left of it in the folder; compares it with `base`, if given."""
+    def run(self, candidate: Candidate, first: Outcome | None = None) -> tuple[Tried, Fitted]:
+        """Fits it, or reads it from its folder; compares it with the first on the held-out rows."""
         folder = self.folder(candidate.name)
-        known = self.known.get(candidate.name)
-        fitted = None
-        if known is None or folder.exists():
-            began = time.monotonic()
-            fitted = candidate.fit(folder, candidate.seconds)
-            known = known or Tried(
+        known = self.known.get(candidate.name) if folder.exists() else None
+        began = time.monotonic()
+        fitted = candidate.fit(folder, candidate.seconds)
+        if known is None:
+            known = Tried(
                 candidate.name,
-                dict(candidate.changes),
+                candidate.changes,
                 candidate.seed,
-                candidate.share * fitted.completed,
+                fitted.completed,
                 fitted.outcome.metrics.get(self.measure),
                 time.monotonic() - began,
                 fitted.per_row,
-                None if base is None else self.gain(base, fitted.outcome),
+                self.gain(first, fitted.outcome) if first is not None and first.said else None,
             )
+            known.log(self.measure)
         self.tried.append(known)
-        rows = [asdict(one) for one in self.tried]
+        self.known[known.name] = known
+        rows = [asdict(one) for one in self.known.values()]
+        self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
-        if base is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # nothing will be compared with it
         return known, fitted
 
 
@@ -194,12 +211,10 @@ def compare_held_out(work: FinetuneData, out: Path) -> Comparison:
 
 
 def read_tried(out: Path) -> dict[str, Tried]:
-    """The candidates tried in a folder by name."""
-    rows = read_rows(out / RECORD, "trials")
+    """The candidates tried in a folder by name; none if nothing was compared."""
+    path = out / RECORD
+    rows = (
+        JsonObject(read_object(path), str(path)).list_of("trials", dict) if path.is_file() else []
+    )
     tried = [Tried(**{**row, "gain": row["gain"] and Gain(**row["gain"])}) for row in rows]
     return {one.name: one for one in tried}
-
-
-def read_rows(path: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a comparison's record; none if nothing was compared."""
-    return JsonObject(read_object(path), str(path)).list_of(name, dict) if path.is_file() else []

@@ -155,7 +155,7 @@ class FinetuneConfig(Config):
     )
     best: bool = option(
         False,
-        "Spend --minutes: compare settings, then train on all rows several times and average.",
+        "Spend --minutes: train several times with different settings, and average.",
     )
     grid: bool = option(False, "Search BERT's grid of learning rates, batches and epochs.")
     precision: Literal["auto", "fp32", "bf16"] = setting(

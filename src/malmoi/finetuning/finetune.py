@@ -12,6 +12,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
+from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.defaults import apply_defaults, default_budget
 from malmoi.finetuning.few_labels import choose_contrast
@@ -77,10 +78,12 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
+    if overwrite:
+        (out / RECORD).unlink(missing_ok=True)
     work, settings = choose_prompt(work, settings, given, out)
     settings = choose_contrast(work, settings, given)
     if settings.best and (settings.contrastive or settings.prompt):
-        work, settings = _without_search(work, settings)
+        settings = _without_search(settings)
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
 
@@ -116,16 +119,12 @@ def run_all(
     )
 
 
-def _without_search(
-    work: FinetuneData, settings: FinetuneConfig
-) -> tuple[FinetuneData, FinetuneConfig]:
+def _without_search(settings: FinetuneConfig) -> FinetuneConfig:
     """Few labels are learnt as without `best`: they cannot tell one setting from another."""
     logger.info(
         "There are too few rows to compare settings: best uses the defaults for few labels."
     )
-    protocol = replace(work.protocol, compared_on=0)
-    limited = replace(settings, best=False, minutes=0.0, max_minutes=settings.minutes)
-    return replace(work, protocol=protocol), limited
+    return replace(settings, best=False, minutes=0.0, max_minutes=settings.minutes)
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:

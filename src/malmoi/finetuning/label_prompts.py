@@ -6,8 +6,9 @@ P prompts, n rows, N labels, F folds.
 
 import json
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -16,35 +17,33 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
+from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
-from malmoi.evaluation.task import Example
-from malmoi.finetuning.candidates import Gain, read_rows
+from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.finetuning.candidates import Candidate, Comparison, Fitted, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import has_few_rows, has_letters
 from malmoi.finetuning.linear_head import held_out_scores
-from malmoi.finetuning.protocol import hold_out
+from malmoi.finetuning.protocol import Rows, hold_out
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.task_network import task_facts
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
 from malmoi.inference import Model
-from malmoi.inference.predict import verbalizer_of
 from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
 from malmoi.inference.zero_shot import prompt_language
 from malmoi.messages import msg
-from malmoi.system.files import write_text
 from malmoi.system.progress import tracked
-from malmoi.system.untrusted import JsonObject, read_object
 
 logger = logging.getLogger(__name__)
 
-RECORD = "comparison.json"
 # all begin with the text, which is then read once for all of them
 PROMPTS = {
     "en": ("{text}\nSentiment:", "{text}\nTopic:", "{text}\nCategory:", "{text}\nThis text is"),
     "ko": ("{text}\n감정:", "{text}\n주제:", "{text}\n분류:", "{text}\n한마디로"),
 }
 KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
-MEAN_OF_BEST = f"the mean of the best {KEPT}"
+USUAL_LABEL = "the most frequent label"
+MEAN_OF_BEST = "the mean of the best three"
 NEW_LAYER = "a new layer"  # its stand-in is a logistic layer on the frozen vectors
 MAX_COMPARED_ROWS = 64  # more cost time and change no choice
 MAX_FOLDS = 8
@@ -53,19 +52,6 @@ FIT_STEPS = 100  # of L-BFGS, which converges long before
 NEUTRAL = frozenset(
     {"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision", "max_minutes"}
 )
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One way to classify, cross-validated on the training rows."""
-
-    way: str
-    accuracy: float
-    log_loss: float
-
-    @property
-    def table_row(self) -> tuple[str, ...]:
-        return (self.way, f"{self.accuracy:.1%}", f"{self.log_loss:.3f}")
 
 
 def choose_prompt(
@@ -80,7 +66,7 @@ def choose_prompt(
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
     few = has_few_rows(work) and given <= neutral
     wanted = fits and few if settings.prompt is None else settings.prompt
-    words = (_read_choice(out, work) or _compare(work, settings, out)) if wanted else None
+    words = _compare(work, settings, out) if wanted else None
     return replace(work, words=words), replace(settings, prompt=words is not None)
 
 
@@ -122,102 +108,96 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     None if a new layer is clearly better, or if the words are not clearly better than the most
     frequent label: then the model does not know them.
     """
-    rows = _compared_rows(work, settings.seed)
-    candidates = _candidates(work, rows)
+    work = replace(work, held=_compared_rows(work, settings.seed))
+    prompts = _prompts(work)
     logger.info(
         msg(
             "Only {train} training rows: comparing label words after {candidates} prompts "
             "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
             train=len(work.train),
-            candidates=len(candidates),
+            candidates=len(prompts),
         )
     )
-    labels = torch.tensor([work.labels.index(row.label) for row in rows])
-    held = _folds(len(rows), len(set(labels.tolist())))
     work.start.network.to(work.device).eval()
-    fitted = fit_calibration(*_prompt_scores(work, candidates, rows), labels, held)
-    scores = fitted.held_out.log_softmax(-1)
-    found = [_compared(repr(w.prompt), s, labels) for w, s in zip(candidates, scores, strict=True)]
-    order = sorted(range(len(found)), key=lambda i: found[i].log_loss)[:KEPT]
-    mean = scores[order].mean(0)
-    layer = _layer_scores(work, rows, labels, held)
-    found += [_compared(MEAN_OF_BEST, mean, labels), _compared(NEW_LAYER, layer, labels)]
-    trains = settings.prompt is None and _layer_is_better(mean, layer, labels)
-    chosen = [
-        replace(candidates[i], bias=tuple(fitted.bias[i].tolist()), scale=float(fitted.scale[i]))
-        for i in order
-    ]
-    words = None if trains else replace(chosen[0], also=tuple(chosen[1:]))
-    _write_comparison(out, work, found, words)
-    kept = found[-1] if trains else found[-2]
-    said = msg(
-        "accuracy {accuracy:.1%}, log-loss {log_loss:.3f}",
-        accuracy=kept.accuracy,
-        log_loss=kept.log_loss,
+    comparison = compare_held_out(work, out)
+    words, (usual, mean, layer) = _try_all(work, prompts, comparison)
+    informed = comparison.gain(usual, mean).clear
+    if settings.prompt is None and (not informed or comparison.gain(mean, layer).clear):
+        logger.info("A new layer is trained.")
+        return None
+    logger.info(
+        msg(
+            "Label words after {prompts}: nothing needs to be trained.",
+            prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
+        )
     )
-    if trains:
-        logger.info(
-            msg(
-                "Training a new layer: {said} in cross-validation on {rows} rows.",
-                said=said,
-                rows=len(rows),
-            )
-        )
-    else:
-        prompts = ", ".join(repr(one.prompt) for one in chosen)
-        logger.info(
-            msg(
-                "Label words after {prompts}: {said} in cross-validation on {rows} rows; "
-                "nothing needs to be trained.",
-                prompts=prompts,
-                said=said,
-                rows=len(rows),
-            )
-        )
     return words
 
 
-def _compared_rows(work: FinetuneData, seed: int) -> list[Example]:
+def _try_all(
+    work: FinetuneData, prompts: Sequence[Verbalizer], comparison: Comparison
+) -> tuple[Verbalizer, tuple[Outcome, Outcome, Outcome]]:
+    """The mean of the best prompts; and the outcomes of the usual label, that mean and a layer."""
+    labels = torch.tensor([work.labels.index(row.label) for row in work.held])
+    folds = _folds(len(labels), len(set(labels.tolist())))
+
+    def run(name: str, scores: Callable[[], Tensor], first: Outcome | None = None) -> Outcome:
+        def fit(folder: Path, seconds: float) -> Fitted:
+            return Fitted(work.start, _outcome(work, scores()), steps=0)
+
+        return comparison.run(Candidate(name, 0.0, fit), first)[1].outcome
+
+    @cache  # one reading for all prompts
+    def calibrated() -> Calibration:
+        return fit_calibration(*_prompt_scores(work, prompts), labels, folds)
+
+    most = F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1)
+    usual = run(USUAL_LABEL, most.log)
+    for i, one in enumerate(prompts):
+        run(repr(one.prompt), partial(lambda i: calibrated().held_out[i], i), usual)
+    found = calibrated()
+    order = found.losses(labels).argsort(stable=True)[:KEPT].tolist()
+    scores = found.held_out.log_softmax(-1)[order].mean(0)
+    mean = run(MEAN_OF_BEST, lambda: scores, usual)
+    layer = run(NEW_LAYER, lambda: _layer_scores(work, labels, folds), usual)
+    best, *others = (
+        replace(prompts[i], bias=tuple(found.bias[i].tolist()), scale=float(found.scale[i]))
+        for i in order
+    )
+    return replace(best, also=tuple(others)), (usual, mean, layer)
+
+
+def _compared_rows(work: FinetuneData, seed: int) -> Rows:
     """Some training rows, sorted so that folds have all labels alike."""
-    rows: Sequence[Example] = work.train
+    rows = work.train
     if len(rows) > MAX_COMPARED_ROWS:
         rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, seed)[1]
-    return sorted(rows, key=lambda row: str(row.label))
+    return tuple(sorted(rows, key=lambda row: str(row.label)))
 
 
-def _layer_is_better(words: Tensor, layer: Tensor, labels: Tensor) -> bool:
-    """Whether the layer is clearly better, or the words are no better than the usual label."""
-    by_words, by_layer = ((one.argmax(-1) == labels).double() for one in (words, layer))
-    share = float(labels.bincount().max()) / len(labels)
-    error = (share * (1 - share) / len(labels)) ** 0.5
-    informed = Gain(float(by_words.mean()) - share, error).clear
-    return not informed or Gain.of_rows(by_layer - by_words).clear
-
-
-def _candidates(work: FinetuneData, rows: Sequence[Example]) -> list[Verbalizer]:
+def _prompts(work: FinetuneData) -> list[Verbalizer]:
     own = task_verbalizer(work.task, work.labels)
-    language = prompt_language(" ".join(row.text for row in rows))
+    language = prompt_language(" ".join(row.text for row in work.held))
     forms: tuple[str, ...] = PROMPTS[language]
-    if any(row.pair is not None for row in rows):
+    if any(row.pair is not None for row in work.held):
         forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
     return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
 
 
-def _prompt_scores(
-    work: FinetuneData, candidates: Sequence[Verbalizer], rows: Sequence[Example]
-) -> tuple[Tensor, Tensor]:
+def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[Tensor, Tensor]:
     """log P of the words after each prompt [P, n, N], and content-free biases [P, N]."""
     start = work.start
-    texts = [(row.text, row.pair or "") for row in rows]
+    rows = len(work.held)
+    texts = [(row.text, row.pair or "") for row in work.held]
     texts += [(one, one) for one in CONTENT_FREE]
     found = []
-    said = candidates[0].said
+    said = prompts[0].said
     # one text at a time: its prompts share its tokens
     for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
-        queries = [words.query(*texts[i]) for words in candidates]
+        queries = [words.query(*texts[i]) for words in prompts]
         found.append(word_logprobs(start.network, start.required_tokenizer, queries, said))
     logs = torch.stack(found, 1).double().log_softmax(-1)
-    return logs[:, : len(rows)], torch.stack([content_free_bias(c) for c in logs[:, len(rows) :]])
+    return logs[:, :rows], torch.stack([content_free_bias(one) for one in logs[:, rows:]])
 
 
 def _folds(rows: int, classes: int) -> Tensor:
@@ -237,6 +217,11 @@ class Calibration:
     scale: Tensor  # [P]
     bias: Tensor  # [P, N]
     held_out: Tensor  # [P, n, N]
+
+    def losses(self, labels: Tensor) -> Tensor:
+        """Log-loss of the held-out scores [P]."""
+        right = labels.expand(len(self.scale), -1)[..., None]
+        return -self.held_out.log_softmax(-1).gather(-1, right).mean((1, 2))
 
 
 def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -> Calibration:
@@ -271,46 +256,20 @@ def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -
     return Calibration(powers.detach()[:, -1].exp(), bias.detach()[:, -1], held_out)
 
 
-def _layer_scores(
-    work: FinetuneData, rows: Sequence[Example], labels: Tensor, held: Tensor
-) -> Tensor:
+def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
-    texts = ["\n".join(row.texts) for row in rows]
+    texts = ["\n".join(row.texts) for row in work.held]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
-    return held_out_scores(vectors, labels, held[:-1], len(work.labels), 0.5 / len(rows))
+    return held_out_scores(vectors, labels, folds[:-1], len(work.labels), 0.5 / len(labels))
 
 
-def _compared(way: str, scores: Tensor, labels: Tensor) -> Compared:
-    right = (scores.argmax(-1) == labels).double()
-    return Compared(way, float(right.mean()), float(F.cross_entropy(scores, labels)))
-
-
-# ------------------------------------------------------------------ comparison.json
-
-
-def _write_comparison(
-    out: Path, work: FinetuneData, found: Sequence[Compared], words: Verbalizer | None
-) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "of": work.model_name,
-        "compared": [asdict(one) for one in found],
-        "words": None if words is None else asdict(words),
-    }
-    write_text(out / RECORD, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-
-
-def read_comparison(out: Path) -> list[Compared]:
-    """The ways that were compared in a folder; none if nothing was."""
-    return [Compared(**row) for row in read_rows(out / RECORD, "compared")]
-
-
-def _read_choice(out: Path, work: FinetuneData) -> Verbalizer | None:
-    """The label words that an earlier call chose for the same model and rows, if one did."""
-    if not (out / RECORD).is_file():
-        return None
-    found = JsonObject(read_object(out / RECORD), str(out / RECORD))
-    if found.get("of") != work.model_name or found.get("words") is None:
-        return None
-    return verbalizer_of(found.object("words"), len(work.labels))
+def _outcome(work: FinetuneData, scores: Tensor) -> Outcome:
+    """The labels of the held-out rows with the highest scores [n, N]."""
+    said = []
+    for chances in scores.softmax(-1):
+        by_label = dict(zip(work.labels, chances.tolist(), strict=True))
+        best = max(by_label, key=by_label.__getitem__)
+        said.append(ExamplePrediction(best, by_label[best], by_label))
+    gold = [row.label for row in work.held]
+    return Outcome(score_examples(work.task, work.held, gold, said, work.labels), gold, said)

@@ -20,7 +20,6 @@ from malmoi.settings import Config
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
-COMPARED_SHARE = 0.2  # of the rows, while a search compares settings: its last runs train on all
 MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
 MAX_SELECTION_ROWS = 2000
 # Held out to compare a frozen model with the fine-tuned one, of so many rows: reading them must not
@@ -49,7 +48,6 @@ class Protocol(Config):
     judged_on: int  # rows used only for evaluation
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # settings selected on the held-out rows
-    compared_on: int = 0  # training rows held out while a search compares settings
     judged_twins: int = 0  # evaluation rows whose text is also a training row, except for typos
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
@@ -59,9 +57,6 @@ class Protocol(Config):
         if self.selected_on:
             rows = plural(self.selected_on, "held-out row")
             chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
-        if self.compared_on:
-            count = f"{self.compared_on:,}"
-            chosen += msg("{rows} of them held out while settings are compared", rows=count) + "; "
         return msg(
             "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
             rows=plural(self.trained_on, "row"),
@@ -109,15 +104,6 @@ def frozen_rows(count: int, settings: FinetuneConfig) -> int:
     low, high = FROZEN_ROWS
     rows = min(high, round(count * SELECTION_SHARE))
     return rows if settings.frozen_first and rows >= low else 0
-
-
-def compared_rows(count: int, held: int, settings: FinetuneConfig) -> int:
-    """Number of `count` training rows that a search holds out besides the `held` ones."""
-    if not settings.best:
-        return 0
-    share = settings.holdout or COMPARED_SHARE
-    rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round((count + held) * share)))
-    return max(0, rows - held) if rows <= (count + held) * LARGEST_SELECTION_SHARE else 0
 
 
 def judged_rows(count: int, settings: FinetuneConfig) -> int:

@@ -12,7 +12,6 @@ from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.protocol import file_names
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.inference.predictors import TAGS
@@ -40,8 +39,6 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
     )
     if p.selected_on:
         made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
-    if p.compared_on:
-        made += f" Settings were compared on {p.compared_on:,} training rows, then held out."
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if work.word_baseline is not None:
         rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
@@ -85,8 +82,7 @@ def write_task_report(
         tagged=kind.output is TAGS,
         baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
         runs=runs,
-        trials=[one.table_row for one in read_tried(out).values()] if settings.best else (),
-        compared=[one.table_row for one in read_comparison(out)],
+        trials=[one.table_row for one in read_tried(out).values()],
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
         next_lines=f"malmoi predict -m {folder} new.csv\nmalmoi serve -m {folder} --open",

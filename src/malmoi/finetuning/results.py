@@ -15,7 +15,6 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.label_prompts import read_comparison
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData
@@ -134,10 +133,8 @@ def write_results(
         "protocol": work.protocol.to_dict(),
         "runs": table,
     }
-    if kept.settings.best:
-        report["trials"] = [asdict(one) for one in read_tried(out).values()]
-    if found := read_comparison(out):
-        report["compared"] = [asdict(one) for one in found]
+    if tried := read_tried(out):
+        report["trials"] = [asdict(one) for one in tried.values()]
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     add_to_card(out, work, done.metrics)
     write_task_report(out, work, kept.settings, done, rows, table)

@@ -32,7 +32,6 @@ from malmoi.finetuning.protocol import (
     FROZEN_OR_TUNED,
     Protocol,
     Rows,
-    compared_rows,
     file_names,
     frozen_rows,
     hold_out,
@@ -112,14 +111,6 @@ class FinetuneData(Split):
         """Encodes the training examples, cached for runs with the same view."""
         return lru_cache(maxsize=1)(lambda view: encode_examples(self.task, self.train, view))
 
-    def for_trials(self, settings: FinetuneConfig) -> "FinetuneData":
-        """These data with more training rows held out, if settings are to be compared by them."""
-        count = compared_rows(len(self.train), len(self.held), settings)
-        if not count:
-            return self
-        rest, compared = hold_out(self.task, self.train, count, settings.seed)
-        return replace(self, train=rest, held=(*self.held, *compared))
-
     def as_trained(self, checkpoint: Checkpoint) -> "FinetuneData":
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
@@ -164,7 +155,7 @@ def load_data(
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
-    found = FinetuneData(
+    return FinetuneData(
         task=task,
         train=rows,
         dev=judged,
@@ -184,8 +175,6 @@ def load_data(
             trained_files=file_names(rows),
         ),
     )
-    compared = len(rows) - len(found.for_trials(settings).train)
-    return replace(found, protocol=replace(found.protocol, compared_on=compared))
 
 
 def _hold_out_to_select(

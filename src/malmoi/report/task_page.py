@@ -22,10 +22,9 @@ MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
 FEWEST_CALIBRATED = 30  # predictions: fewer draw no line
 FEWEST_IN_BIN = 5  # the share of fewer is noise
 TRIAL_COLUMNS = (
-    "trial", "settings", "seed", "share of the epochs", "held-out rows", "gain over the defaults",
+    "trial", "settings", "seed", "share of the epochs", "held-out rows", "gain over the first",
     "seconds",
 )  # fmt: skip
-COMPARED_COLUMNS = ("way to classify", "accuracy", "log-loss")
 
 Row = Mapping[str, Any]  # of predictions.jsonl
 
@@ -45,8 +44,7 @@ class TaskPage:
     tagged: bool = False  # a tag a word
     baselines: Sequence[tuple[str, float]] = ()  # other accuracies on the same rows
     runs: Sequence[Row] = ()
-    trials: Sequence[Sequence[object]] = ()  # of a search: rows under TRIAL_COLUMNS
-    compared: Sequence[Sequence[object]] = ()  # with few rows: rows under COMPARED_COLUMNS
+    trials: Sequence[Sequence[object]] = ()  # rows under TRIAL_COLUMNS
     facts: Sequence[tuple[str, str]] = ()
     settings: str = ""
     next_lines: str = ""
@@ -104,9 +102,6 @@ class TaskPage:
         return f"{bars(shares)}<p>{words(note)} <strong>{doubt}</strong></p>"
 
     def _runs(self) -> str:
-        if self.compared:
-            title = heading("Compared by cross-validation on the training rows")
-            return title + html_table(COMPARED_COLUMNS, self.compared)
         if self.trials:
             return heading("Every trial") + html_table(TRIAL_COLUMNS, self.trials)
         if len(self.runs) < 2:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from malmoi.errors import MalmoiError
 from malmoi.inference import Model
 from malmoi.messages import msg
 from malmoi.server.config import ServeConfig
@@ -21,13 +20,6 @@ def serve_models(
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MalmoiError(
-            "malmoi serve needs {error}: pip install fastapi uvicorn jinja2.", error=error.name
-        ) from error
     from malmoi.server.listener import Server, address, listen
     from malmoi.server.model_registry import ModelRegistry
     from malmoi.studio.app import create_studio

@@ -77,7 +77,7 @@ def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
     Exceptions from `build` propagate. If another user could write to the cache, the library is
     built in a private temporary folder instead.
     """
-    folder = cache_folder()
+    folder = cache_folder("kernels")
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="malmoi-") as own:  # created with mode 700
             built = Path(own) / f"{name}.so"
@@ -86,12 +86,12 @@ def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
     return ctypes.CDLL(str(_cached(folder, name) or _build(folder, name, build)))
 
 
-def cache_folder() -> Path | None:
-    """The cache folder, mode 700; None if another user could change its contents."""
+def cache_folder(name: str) -> Path | None:
+    """A folder of the user's cache, mode 700; None if another user could change its contents."""
     parent = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = parent.resolve() / "malmoi" / "kernels"
+        folder = parent.resolve() / "malmoi" / name
         for own in (folder.parent, folder):
             own.mkdir(mode=0o700, exist_ok=True)
         if not all(map(_is_private, (folder, *folder.parents))):
