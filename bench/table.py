@@ -465,8 +465,8 @@ def our_step(size: int, folder: Path, precision: Any, *, compiled: bool) -> Work
     from malmoi.model.families import gpt2
     from malmoi.training.feed import PhaseFeed
     from malmoi.training.parallel import ProcessGroup
+    from malmoi.training.prepare import TrainingRun
     from malmoi.training.recipe import Recipe, TrainConfig
-    from malmoi.training.run import TrainingRun
     from malmoi.training.trainer import Trainer
 
     train = TrainConfig(

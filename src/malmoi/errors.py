@@ -1,6 +1,6 @@
 """Errors for users: one sentence with what is wrong, where, and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
 
@@ -47,6 +47,12 @@ def require(what: str, condition: object, sentence: str, /, **values: object) ->
     """Raises a UsageError that begins with `what` unless the settings are consistent."""
     if not condition:
         raise UsageError("{what}: {sentence}", what=msg(what), sentence=msg(sentence, **values))
+
+
+def require_known(name: str, known: Collection[str], sentence: str, /, **values: object) -> None:
+    """Raises a sentence about an unknown {name}, with the nearest known one as its {hint}."""
+    if name not in known:
+        raise UsageError(msg(sentence, name=name, hint=nearest(name, known), **values))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,6 +4,7 @@
 은(는), 이(가), 을(를), 과(와), (으)로 or (이)라 and chosen by the value's last sound.
 """
 
+import logging
 import os
 import re
 import tomllib
@@ -55,6 +56,19 @@ class Message(str):
 
 
 msg = Message
+
+
+class StatusLog:
+    """A logger that takes a template and its values, as errors do."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def info(self, sentence: str, /, **values: object) -> None:
+        self._logger.info(msg(sentence, **values))
+
+    def warning(self, sentence: str, /, **values: object) -> None:
+        self._logger.warning(msg(sentence, **values))
 
 
 def joined(separator: str, parts: Iterable[str]) -> Message:

@@ -29,8 +29,7 @@ from malmoi.corpus.duplicates import (
     signatures_of,
 )
 from malmoi.corpus.executors import Execution
-from malmoi.corpus.filter import broken_rules, text_stats
-from malmoi.corpus.language import is_in_language
+from malmoi.corpus.filter import broken_rules, is_in_language, text_stats
 from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock
@@ -755,6 +754,6 @@ def test_blocked_domains_and_lower_scores(tmp_path: Path) -> None:
         kept("lower", links=str(links), min_score=2, block_domains="none")
     with pytest.raises(UsageError, match="does not exist"):
         kept("missing", links=str(tmp_path / "missing.csv"))
-    links.write_text("url,karma\n")
+    links.write_text("url,karma\nhttps://d.org,4\n")
     with pytest.raises(MalmoiError, match="no column 'score'"):
         kept("new", links=str(links))

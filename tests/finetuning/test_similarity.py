@@ -17,7 +17,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
 from malmoi.metrics.numbers import mrr, recall_at_1, recall_at_10
 from malmoi.training.losses import ForwardPass
-from malmoi.training.losses.sentence import cosine_loss, ranking_loss
+from malmoi.training.losses.task import cosine_loss, ranking_loss
 from tiny_models import tiny_bert
 
 ANIMALS = ("cat", "dog", "cow", "hen", "pig", "fox")

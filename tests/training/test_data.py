@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -23,9 +24,9 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import listening
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.data import cached_encoder, encode, journal
-from malmoi.training.data.background import Background
-from malmoi.training.data.cached_encoder import make_encoder
+from malmoi.training.data import cached_encoder, encode
+from malmoi.training.data.background import prefetched
+from malmoi.training.data.cached_encoder import PythonWordNumbers, make_encoder, word_numbers
 from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.loader import BertBatches
 from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
@@ -33,9 +34,8 @@ from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
 from malmoi.training.data.split import assign, cut, draw
-from malmoi.training.data.store import Store
+from malmoi.training.data.store import Appender, Store
 from malmoi.training.data.windows import Windows
-from malmoi.training.data.word_numbers import PythonWordNumbers, word_numbers
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -219,8 +219,6 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
         Store.open(tmp_path)
     with pytest.raises(MalmoiError, match="no text"):
         build_stores(Docs(["", " "]), Words(), tmp_path / "empty")
-    with pytest.raises(UsageError, match="valid=1"):
-        build_stores(corpus(), Words(), tmp_path, valid=1)
     train = build_stores(corpus(), Words(), tmp_path / "whole").train.folder
     about = (train / "store.json").read_text()
     (train / "store.json").write_text(about[:40])
@@ -242,10 +240,10 @@ def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "JOURNAL_BYTES", 500)
-    docs, words, write = corpus(), Words(), journal.Appender._write
+    docs, words, write = corpus(), Words(), Appender._write
     room = [20_00]
 
-    def full(self: journal.Appender, name: str, array: np.ndarray) -> None:
+    def full(self: Appender, name: str, array: np.ndarray) -> None:
         room[0] -= array.nbytes
         if room[0] < 0:
             write(self, name, array[: len(array) // 2])
@@ -253,7 +251,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(
         write(self, name, array)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal.Appender, "_write", full)
+        patch.setattr(Appender, "_write", full)
         with pytest.raises(MalmoiError, match="disk is full"):
             build_stores(docs, words, tmp_path / "a")
     again = Words()
@@ -827,18 +825,18 @@ def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
     assert len(shapes) == len({tokens for tokens, _ in shapes})
 
 
-def test_background_works_ahead_and_stops_cleanly() -> None:
-    with Background(iter(range(7, 100)), ahead=4) as ahead:
+def test_prefetching_works_ahead_and_stops_cleanly() -> None:
+    source = iter(range(7, 100))
+    with prefetched(source, ahead=4) as ahead:
         assert [next(ahead) for _ in range(5)] == list(range(7, 12))
-        thread = ahead._thread
-    assert not thread.is_alive()
-    ahead.close()
+    assert not any(thread.name.startswith("malmoi-data") for thread in threading.enumerate())
+    assert 12 <= next(source) <= 16
 
     def failing() -> Iterator[int]:
         yield 1
         raise MalmoiError("the disk went away")
 
-    with Background(failing()) as ahead:
+    with prefetched(failing()) as ahead:
         assert next(ahead) == 1
         with pytest.raises(MalmoiError, match="went away"):
             next(ahead)

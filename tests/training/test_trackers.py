@@ -9,7 +9,7 @@ import pytest
 import malmoi
 from conftest import environment
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.training.trackers import (
+from malmoi.training.log import (
     TRACKERS,
     Settings,
     Tracker,

@@ -773,6 +773,8 @@ def test_one_run_in_a_folder_at_a_time(corpus: Path, tmp_path: Path) -> None:
         ({"steps": 0}, "give a budget"),
         ({"steps": 2, "minutes": 3}, "one budget"),
         ({"steps": -2}, r"train\.steps must not be negative"),
+        ({"micro": -1}, r"train\.micro must not be negative"),
+        ({"valid": 1.0}, r"data\.valid must lie in \[0, 1\)"),
         ({"train.save_every": 0}, r"train\.save_every must be positive"),
         ({"train.keep": 0}, r"train\.keep must be positive"),
         ({"objective": "lm"}, "cannot learn to predict"),

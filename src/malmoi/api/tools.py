@@ -18,7 +18,7 @@ from malmoi.api.options import (
     TokenizerOptions,
 )
 from malmoi.api.records import Files
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
 
@@ -100,10 +100,7 @@ def compress(
         >>> result.weights[1] < result.weights[0]
         True
     """
-    if method not in METHODS:
-        raise UsageError(
-            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, METHODS)
-        )
+    require_known(method, METHODS, "There is no method {name!r}.{hint}")
     name, known = METHODS[method]
     check_options(f"compress {method}", options, known)
     if method == "distil":

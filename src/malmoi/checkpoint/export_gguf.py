@@ -21,7 +21,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.model.position_tables import rotary_frequencies
+from malmoi.model.positions import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer.gguf import gguf_vocabulary

@@ -14,7 +14,7 @@ from malmoi.checkpoint.hf_tables import LLAMA_TABLE
 from malmoi.checkpoint.sizes import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model.position_tables import rotary_frequencies
+from malmoi.model.positions import rotary_frequencies
 from malmoi.system.limits import shown
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary

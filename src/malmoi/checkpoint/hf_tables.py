@@ -21,7 +21,7 @@ from malmoi.checkpoint.table import (
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import families
-from malmoi.model.position_tables import sinusoid_table
+from malmoi.model.positions import sinusoid_table
 from malmoi.settings import coerce
 from malmoi.system.limits import MAX_LAYERS, shown
 from malmoi.system.untrusted import is_a

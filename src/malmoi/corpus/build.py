@@ -5,7 +5,6 @@ shards at once (menus, the classifier, duplicates, shares). Every write is atomi
 resumes.
 """
 
-import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -24,25 +23,24 @@ from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.columns import IndexArray, Shard
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.executors import Execution, Pool, ShardJob
-from malmoi.corpus.language import check_language
+from malmoi.corpus.filter import check_language
 from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.quality import QualityScorer, sample_texts
-from malmoi.corpus.stats import StepStats, total_stats
+from malmoi.corpus.stats import StepStats, total_control_names, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import DocumentBatch, read_documents
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a page is small
 
@@ -164,10 +162,8 @@ def run_build(
         found = begin_build(plan.out, record, overwrite=overwrite)
         if FINISHED in found:
             logger.info(
-                msg(
-                    "{out} is finished; --overwrite (overwrite=True) discards it and starts over.",
-                    out=plan.out,
-                )
+                "{out} is finished; --overwrite (overwrite=True) discards it and starts over.",
+                out=plan.out,
             )
         elif part:
             with folder_lock(plan.work.folder / f"part-{part.replace('/', '-of-')}"):
@@ -216,22 +212,18 @@ def _work_on_part(plan: CorpusPlan) -> None:
         left = sum(not plan.work.is_done(n, step) for n in shards)
         if left:
             logger.info(
-                msg(
-                    "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
-                    "all parts have ended, run them again.",
-                    part=plan.execution.part,
-                    left=left,
-                    shards=len(shards),
-                )
+                "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
+                "all parts have ended, run them again.",
+                part=plan.execution.part,
+                left=left,
+                shards=len(shards),
             )
             return
         do_next(plan, shards)
     logger.info(
-        msg(
-            "Part {part} is done: when all parts are, the same command without --part writes "
-            "the corpus.",
-            part=plan.execution.part,
-        )
+        "Part {part} is done: when all parts are, the same command without --part writes "
+        "the corpus.",
+        part=plan.execution.part,
     )
 
 

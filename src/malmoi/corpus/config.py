@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.settings import Config, find_problem, option, setting
 
 # steps enabled by --quality-reference, --decontaminate and --weights: quality, decontaminate, mix
@@ -96,10 +96,7 @@ class CorpusConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for step in self.steps:
-            if step not in DEFAULT_STEPS:
-                raise UsageError(
-                    "There is no step {step!r}.{hint}", step=step, hint=nearest(step, DEFAULT_STEPS)
-                )
+            require_known(step, DEFAULT_STEPS, "There is no step {name!r}.{hint}")
         if problem := find_problem(self):
             raise UsageError(problem)
         if self.rows > self.hashes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import run_now
 
@@ -41,12 +41,7 @@ class Execution:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise UsageError("{workers} workers: give at least 1.", workers=self.workers)
-        if self.executor not in EXECUTORS:
-            raise UsageError(
-                "There is no executor {executor!r}.{hint}",
-                executor=self.executor,
-                hint=nearest(self.executor, EXECUTORS),
-            )
+        require_known(self.executor, EXECUTORS, "There is no executor {name!r}.{hint}")
         if self.part and self._numbers is None:
             raise UsageError(
                 "{part!r} is not a part of a build; write for example 3/16, the third of 16.",

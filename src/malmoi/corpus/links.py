@@ -4,10 +4,8 @@ WebText has the pages that Reddit linked to with 3 karma or more, without Wikipe
 many test sets.
 """
 
-import json
-import logging
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,16 +17,16 @@ from malmoi.corpus.columns import Shard
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
-from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.messages import msg, plural
-from malmoi.text.dialect import Commas, UnquotedTabs, named_cells
-from malmoi.text.lines import read_lines
-from malmoi.text.sources import FileSource, format_of
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import StatusLog, msg, plural
+from malmoi.text.formats import checked_column
+from malmoi.text.rows import any_rows
+from malmoi.text.sources import FileSource
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 WEBTEXT_BLOCKS = ("wikipedia.org",)
 NO_DOMAIN = "none"
-Link = tuple[int, str, str]  # line, URL, score
+COLUMNS = ("url", "score")  # of a link list
 
 
 def url_key(url: str) -> str:
@@ -58,23 +56,17 @@ class LinkList:
         """Reads a table with the columns url and score; a URL counts with its best score."""
         good, low = array("Q"), array("Q")
         bad: list[str] = []
-        count = 0
-        for line, url, score in _links(path):
-            key = url_key(url)
-            number = _number(score)
-            if key and number is not None:
-                (good if number >= min_score else low).append(seeded_hash(key, 0))
-                continue
-            count += 1
-            bad = bad or [f"{path}:{line}"]
-        if count:
+        for place, key, score in _links(path):
+            if key and score is not None:
+                (good if score >= min_score else low).append(seeded_hash(key, 0))
+            else:
+                bad.append(place)
+        if bad:
             logger.warning(
-                msg(
-                    "{path}: {rows} without URL or score, first {bad}.",
-                    path=path,
-                    rows=plural(count, "row"),
-                    bad=bad[0],
-                )
+                "{path}: {rows} without URL or score, first {bad}.",
+                path=path,
+                rows=plural(len(bad), "row"),
+                bad=bad[0],
             )
         if not good:
             raise MalmoiError(
@@ -106,51 +98,20 @@ class LinkList:
         )
 
 
-def _number(text: str) -> float | None:
+def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
+    """The place, key and score of every row of a table."""
+    for number, row in enumerate(any_rows(path, COLUMNS)):
+        for name in COLUMNS if not number and row.values else ():
+            checked_column(path, name, list(row.values))
+        url, score = (row.values.get(name, "") for name in COLUMNS)
+        yield row.place, url_key(str(url)), _number(score)
+
+
+def _number(value: object) -> float | None:
     try:
-        return float(text)
+        return float(str(value))
     except ValueError:
         return None
-
-
-def _links(path: Path) -> Iterator[Link]:
-    kind = format_of(path)
-    if kind not in (".csv", ".tsv", ".jsonl"):
-        raise UsageError("The link list {path} should be a .csv, .tsv or .jsonl file.", path=path)
-    return _json_links(path) if kind == ".jsonl" else _table_links(path, tabs=kind == ".tsv")
-
-
-def _json_links(path: Path) -> Iterator[Link]:
-    for line, text in read_lines(path, lambda line, why: None):
-        try:
-            row = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            row = {}
-        if line == 1 and isinstance(row, dict):
-            _require_columns(path, row)
-        found = row if isinstance(row, dict) else {}
-        yield line, str(found.get("url", "")), str(found.get("score", ""))
-
-
-def _table_links(path: Path, *, tabs: bool) -> Iterator[Link]:
-    dialect = UnquotedTabs if tabs else Commas
-    header, rows = named_cells(path, dialect, lambda line, why: None)
-    _require_columns(path, dict.fromkeys(header, 0))
-    url, score = header.index("url"), header.index("score")
-    for _, line, row in rows:
-        cells = row if len(row) == len(header) else [""] * len(header)
-        yield line, cells[url], cells[score]
-
-
-def _require_columns(path: Path, row: Mapping[str, object]) -> None:
-    for name in ("url", "score"):
-        if name not in row:
-            raise MalmoiError(
-                "The link list {path} has no column {name!r}.{hint}",
-                path=path,
-                name=name,
-                hint=nearest(name, row),
-            )
 
 
 def blocked_domains(config: CorpusConfig) -> frozenset[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.messages import msg
 
 CopyCounts = NDArray[np.int64]
@@ -23,12 +23,7 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
                 "The weight {part!r} is not NAME=NUMBER; write for example web=0.6,books=0.4.",
                 part=part.strip(),
             )
-        if name not in sources:
-            raise UsageError(
-                "There is no source {name!r} to weight.{hint}",
-                name=name,
-                hint=nearest(name, sources),
-            )
+        require_known(name, sources, "There is no source {name!r} to weight.{hint}")
         found[name] = float(value)
     if missing := [name for name in sources if name not in found]:
         raise UsageError(

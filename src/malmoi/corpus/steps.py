@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
 from malmoi.corpus.columns import Shard
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.control import count_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
 from malmoi.corpus.filter import broken_rules
 from malmoi.corpus.links import LinkList, blocked_domains, selected
 from malmoi.corpus.ngrams import HashedTexts, seeded_hash
 from malmoi.corpus.quality import QualityScorer, low_quality
-from malmoi.corpus.stats import Reasons, StepStats
+from malmoi.corpus.stats import Reasons, StepStats, count_control_names
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.untrusted import collection_paused
 

@@ -33,7 +33,7 @@ from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import any_rows
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.losses import Objective, sentence
+from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (
     Distiller,
@@ -300,7 +300,7 @@ SIMILARITY = replace(
     columns=similarity.similarity_columns,
     output=predictors.SENTENCE,
     features=similarity.similarity_items,
-    sentence_objective=sentence.cosine_loss,
+    sentence_objective=losses.cosine_loss,
     defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
     predict=predictions.predict_cosines,
     classes=None,
@@ -312,7 +312,7 @@ RETRIEVAL = replace(
     name="retrieval",
     columns=similarity.retrieval_columns,
     features=similarity.retrieval_items,
-    sentence_objective=sentence.ranking_loss,
+    sentence_objective=losses.ranking_loss,
     predict=predictions.predict_ranks,
     grade=_no_prompt,
     gold=lambda label, labels: 1,

@@ -28,8 +28,8 @@ from malmoi.model import Network
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
+from malmoi.training.log import check_trackers
 from malmoi.training.parallel import join_process_group
-from malmoi.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from malmoi.messages import msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import Progress
-from malmoi.training.data.background import Background
+from malmoi.training.data.background import prefetched
 from malmoi.training.device import choose_execution
 from malmoi.training.feed import MicroBatch, Tensors
 from malmoi.training.loop import Loop, Losses, StepBatch
@@ -108,7 +108,7 @@ class FinetuneTrainer(Loop):
 
     def batches(self) -> Generator[StepBatch]:
         while self.progress < 1:  # again after an out-of-memory
-            with Background(self._epochs(self.state.step), ahead=4) as stream:
+            with prefetched(self._epochs(self.state.step), ahead=4) as stream:
                 for batch in stream:
                     step = self.state.step
                     yield batch

@@ -86,7 +86,7 @@ class Model(LanguageModel, Interpretation):
 
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
-        from malmoi.system.html import fact_table
+        from malmoi.system.result import fact_table
 
         c = self.config
         shape = msg(

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TEXT_HEADS
@@ -50,10 +50,7 @@ def attribution(
 ) -> Attribution:
     """Attributes an answer, by default the predicted one, to the words of a text."""
     known = get_args(AttributionMethod)
-    if method not in known:
-        raise UsageError(
-            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, known)
-        )
+    require_known(method, known, "There is no method {name!r}.{hint}")
     subject.require_answer()
     if method == "gradient":
         return gradient_input(subject, text, target)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
@@ -102,12 +102,7 @@ class Subject:
             )
 
     def label_index(self, label: str) -> int:
-        if label not in self.labels:
-            raise UsageError(
-                "This model has no label {label!r}.{hint}",
-                label=label,
-                hint=nearest(label, self.labels),
-            )
+        require_known(label, self.labels, "This model has no label {name!r}.{hint}")
         return self.labels.index(label)
 
     def encode(self, text: str) -> Encoding:

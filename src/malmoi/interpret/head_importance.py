@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.prompt import mask_token
 from malmoi.interpret.forward_pass import Subject
@@ -93,10 +93,7 @@ class Batch:
 def importance(subject: Subject, rows: Sequence[Row], method: Method, metric: Metric) -> Importance:
     """The change of the mean loss or accuracy over all predictions of the rows."""
     known = {"ablation": _ablated, "gradient": _estimated}
-    if method not in known:
-        raise UsageError(
-            "There is no method {method!r}.{hint}", method=method, hint=nearest(method, known)
-        )
+    require_known(method, known, "There is no method {name!r}.{hint}")
     if metric not in ("loss", "accuracy") or (method == "gradient" and metric != "loss"):
         raise UsageError("The metric is loss or accuracy, and only loss with method='gradient'.")
     subject.require_answer()

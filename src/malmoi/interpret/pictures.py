@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
@@ -71,10 +71,7 @@ class PictureOptions:
 
 def show(model: LoadedModel, kind: PictureKind, text: str, options: PictureOptions) -> Picture:
     """Draws a text, or the model's attention patterns over its number of tokens."""
-    if kind not in PICTURES:
-        raise UsageError(
-            "There is no picture {kind!r}.{hint}", kind=kind, hint=nearest(kind, PICTURES)
-        )
+    require_known(kind, PICTURES, "There is no picture {name!r}.{hint}")
     return PICTURES[kind](model, text, options)
 
 

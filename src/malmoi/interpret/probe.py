@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import text_layers
 from malmoi.system.progress import tracked
@@ -272,13 +272,12 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
 
 def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow]:
     """The sentences of CoNLL-U lines: words, and one of their columns."""
-    if column not in CONLLU_COLUMNS:
-        raise UsageError(
-            "CoNLL-U has no column {column!r} to probe; choose one of {columns}.{hint}",
-            column=column,
-            columns=", ".join(CONLLU_COLUMNS),
-            hint=nearest(column, CONLLU_COLUMNS),
-        )
+    require_known(
+        column,
+        CONLLU_COLUMNS,
+        "CoNLL-U has no column {name!r} to probe; choose one of {columns}.{hint}",
+        columns=", ".join(CONLLU_COLUMNS),
+    )
     words: list[str] = []
     labels: list[str] = []
     for number, line in enumerate((*lines, ""), 1):

@@ -32,7 +32,7 @@ def _load_head(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     kind = x.dtype
     if NORM != "":
         x = normalised(x.to(tl.float32), inside, E, eps, NORM).to(kind)
-    if angles is not None:  # pairs (x_i, x_{i+E/2}), as `model/position_tables.py`
+    if angles is not None:  # pairs (x_i, x_{i+E/2}), as `model/positions.py`
         half = E // 2
         other = tl.where(e < half, e + half, e - half)
         y = tl.load(at + other, mask=inside, other=0.0)

@@ -14,7 +14,7 @@ from malmoi.config import ModelConfig
 from malmoi.model.attention_kernels import Kernel, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import FusedDecodeCache, LayerCache
-from malmoi.model.position_tables import rotate
+from malmoi.model.positions import rotate
 
 
 @dataclass(frozen=True)

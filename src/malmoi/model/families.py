@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import require_known
 
 
 def _config(changes: dict[str, Any], **values: Any) -> ModelConfig:
@@ -348,8 +348,5 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
 
 def preset(name: str, **changes: Any) -> ModelConfig:
     """A paper's model by name, with any field overridden."""
-    if name not in PRESETS:
-        raise UsageError(
-            "There is no model {name!r}.{hint}", name=name, hint=nearest(name, PRESETS)
-        )
+    require_known(name, PRESETS, "There is no model {name!r}.{hint}")
     return PRESETS[name](**changes)

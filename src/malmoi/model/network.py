@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.messages import msg
 from malmoi.model.heads import (
     HEADS,
@@ -101,10 +101,7 @@ class Network(nn.Module):
         if name == "generator":
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
-        if name not in HEADS:
-            raise UsageError(
-                "There is no head {name!r}.{hint}", name=name, hint=nearest(name, HEADS)
-            )
+        require_known(name, HEADS, "There is no head {name!r}.{hint}")
         if name in LABEL_HEADS and classes < 1:
             raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:

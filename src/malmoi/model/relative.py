@@ -13,7 +13,7 @@ from malmoi.config import ModelConfig
 from malmoi.model.attention import Attention, LayerInputs
 from malmoi.model.attention_mask import Mask, visible
 from malmoi.model.kv_cache import KVCache
-from malmoi.model.position_tables import sinusoid_table
+from malmoi.model.positions import sinusoid_table
 
 
 class SegmentMemory(KVCache):

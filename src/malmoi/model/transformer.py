@@ -21,8 +21,7 @@ from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.embedding import Embedding, make_norm
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
-from malmoi.model.position_tables import rotary_table
-from malmoi.model.positions import POSITIONS
+from malmoi.model.positions import POSITIONS, rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # exact, with erf: BERT
@@ -136,11 +135,11 @@ class SkipConnections(nn.Module):
 
 
 def make_attention(c: ModelConfig) -> Attention:
-    if c.mixer != "linear":
-        return POSITIONS[c.positions].attention(c)
-    from malmoi.model.linear_attention import LinearAttention
+    if c.mixer == "linear":
+        from malmoi.model.linear_attention import LinearAttention
 
-    return LinearAttention(c)
+        return LinearAttention(c)
+    return cast(Attention, (POSITIONS[c.positions].attention or Attention)(c))
 
 
 class Block(nn.Module):

@@ -139,7 +139,6 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
         gpus=fleet.gpus,
         batch=c.batch,
     )
-    _require(c.micro >= 0, "train.micro cannot be negative ({micro}).", micro=c.micro)
     each = flops(network, recipe)
     half = fleet.half(recipe)
     steps, tokens, seconds = budget_of(

@@ -5,7 +5,6 @@ to add.
 """
 
 import json
-import logging
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 from malmoi.settings import Config
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
@@ -28,7 +27,7 @@ from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipes import names_budget
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 HELD_OUT_EACH = 110  # one document in this many
 VALID_SHARE = 0.01  # of the training text, besides what the track holds out
@@ -81,12 +80,7 @@ def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
 
 def named_track(name: str) -> Track:
     tracks, _ = read_ladder()
-    if name not in tracks:
-        raise UsageError(
-            "There is no track {name!r}.{hint} `malmoi records` lists them.",
-            name=name,
-            hint=nearest(name, tracks),
-        )
+    require_known(name, tracks, "There is no track {name!r}.{hint} `malmoi records` lists them.")
     return tracks[name]
 
 
@@ -107,11 +101,9 @@ def run_record(
         check_judge_data(name, judge_data, glue=judge is judge_bert)
     if names_budget(overrides):
         logger.warning(
-            msg(
-                "The track {name} is for {minutes}: with another budget this run is no entry.",
-                name=name,
-                minutes=plural(track.minutes, "minute"),
-            )
+            "The track {name} is for {minutes}: with another budget this run is no entry.",
+            name=name,
+            minutes=plural(track.minutes, "minute"),
         )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe

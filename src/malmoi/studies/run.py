@@ -23,7 +23,7 @@ from typing import Any
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -45,7 +45,7 @@ from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.signals import Stopped, StopSignals
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no measure reads
 MAX_WORKERS = 8  # each takes half a GB
@@ -96,12 +96,10 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
         failed = run_cells(cells, kept, workers, options.device)
     records = finished_cells(cells, kept)
     logger.info(
-        msg(
-            "{study}: {records} of {cells} cells are done.",
-            study=study.name,
-            records=len(records),
-            cells=len(cells),
-        )
+        "{study}: {records} of {cells} cells are done.",
+        study=study.name,
+        records=len(records),
+        cells=len(cells),
     )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
@@ -306,7 +304,8 @@ def _note(cell: Cell, outcome: int | BaseException, failed: list[str]) -> None:
     if isinstance(outcome, BaseException):
         failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
         known = isinstance(outcome, MalmoiError)
-        logger.warning(failed[-1], exc_info=None if known else outcome)
+        log = logging.getLogger(__name__)
+        log.warning(failed[-1], exc_info=None if known else outcome)
 
 
 @dataclass
@@ -324,11 +323,9 @@ class _Count:
         minutes = left * (time.monotonic() - self.began) / self.ready / 60
         if self.ready == 1 and minutes > LONG_MINUTES:
             logger.info(
-                msg(
-                    "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
-                    cells=plural(left, "cell"),
-                    minutes=plural(round(minutes), "minute"),
-                )
+                "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+                cells=plural(left, "cell"),
+                minutes=plural(round(minutes), "minute"),
             )
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import require_known
 from malmoi.model import preset
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import MODERN_GPT, named_recipe
@@ -175,10 +175,7 @@ SCALES = {
 
 
 def named_scale(name: str) -> Scale:
-    if name not in SCALES:
-        raise UsageError(
-            "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes or paper.",
-            name=name,
-            hint=nearest(name, SCALES),
-        )
+    require_known(
+        name, SCALES, "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes or paper."
+    )
     return SCALES[name]

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import require_known
 from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.system.untrusted import read_object
@@ -152,10 +152,5 @@ def _records() -> dict[str, Any]:
 
 
 def named_study(name: str) -> Study:
-    if name not in MODULES:
-        raise UsageError(
-            "There is no study {name!r}.{hint} `malmoi study` lists them.",
-            name=name,
-            hint=nearest(name, MODULES),
-        )
+    require_known(name, MODULES, "There is no study {name!r}.{hint} `malmoi study` lists them.")
     return Study(name, _records()[name])

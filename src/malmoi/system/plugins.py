@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 
 ENTRY_POINTS = "malmoi.plugins"
 FILE_PREFIX = "malmoi_plugin."  # of the modules made from files
@@ -46,13 +46,7 @@ class Registry(dict[str, Value]):
         """The value of a name, of an installed plugin too; an unknown name is an error."""
         if name not in self:
             load_installed_plugins()
-        if name not in self:
-            raise UsageError(
-                "There is no {kind} {name!r}.{hint}",
-                kind=self.kind,
-                name=name,
-                hint=nearest(name, self),
-            )
+        require_known(name, self, "There is no {kind} {name!r}.{hint}", kind=self.kind)
         return self[name]
 
 

@@ -3,7 +3,6 @@
 `malmoi finetune data.csv` prints the detected columns, and an option overrides each.
 """
 
-import logging
 import math
 import re
 from collections import Counter
@@ -13,7 +12,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.text.column_names import (
     CHAT_COLUMNS,
     LABEL_NAMES,
@@ -27,7 +26,7 @@ from malmoi.text.column_names import (
 )
 from malmoi.text.rows import BadRow, DataRow, RowSource, as_list, rows_of, source_name
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 READ_ROWS = 5000  # rows used for detection
 READ_CELLS = 2_000_000  # fewer rows of a table with thousands of columns
@@ -348,13 +347,11 @@ def note_missing_header(names: Sequence[str], where: str) -> None:
     """Warns if the columns of a table had to be numbered."""
     if list(names) == unnamed_columns(len(names)):
         logger.warning(
-            msg(
-                "{where} has no header: its first line is a row, and its columns are called "
-                "{names}{value}.",
-                where=where,
-                names=", ".join(names[:3]),
-                value=" …" * (len(names) > 3),
-            )
+            "{where} has no header: its first line is a row, and its columns are called "
+            "{names}{value}.",
+            where=where,
+            names=", ".join(names[:3]),
+            value=" …" * (len(names) > 3),
         )
 
 

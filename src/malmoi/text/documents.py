@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.messages import joined, msg, plural
 from malmoi.text.formats import (
     DOCUMENT_RULES,
@@ -175,12 +175,8 @@ def read_documents(
     "line", "file", or "auto", which examines each file. `text` is the column or key of tables and
     JSON.
     """
-    if documents not in (*DOCUMENT_RULES, "auto"):
-        raise UsageError(
-            "documents={documents!r} is not a rule for plain text.{hint}",
-            documents=documents,
-            hint=nearest(documents, [*DOCUMENT_RULES, "auto"]),
-        )
+    rules = (*DOCUMENT_RULES, "auto")
+    require_known(documents, rules, "documents={name!r} is not a rule for plain text.{hint}")
     given = [sources] if isinstance(sources, str | Path) else sources
     if not given:
         raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, require_known
 
 _OPENING = "\"'“‘([『「《〈"
 _CLOSING = "\"'”’»)]』」》〉"
@@ -115,9 +115,6 @@ class KiwiSplitter:
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
     """Returns the splitter of this name: "rules" or "kiwi"."""
-    if name not in ("rules", "kiwi"):
-        hint = nearest(name, ("rules", "kiwi"))
-        raise UsageError(
-            "There is no method to split sentences called {name!r}.{hint}", name=name, hint=hint
-        )
+    sentence = "There is no method to split sentences called {name!r}.{hint}"
+    require_known(name, ("rules", "kiwi"), sentence)
     return split_sentences if name == "rules" else KiwiSplitter()

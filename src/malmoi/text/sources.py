@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.errors import MalmoiError, UsageError, first_line, require_known
 from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
@@ -192,12 +192,7 @@ def resolve_source(given: str) -> list[TextSource]:
     if given == "-":
         return [StandardInput()]
     if given.startswith("builtin:"):
-        if given not in BUILT_IN:
-            raise UsageError(
-                "There is no built-in corpus {given!r}.{hint}",
-                given=given,
-                hint=nearest(given, BUILT_IN),
-            )
+        require_known(given, BUILT_IN, "There is no built-in corpus {name!r}.{hint}")
         return [BUILT_IN[given]()]
     if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
         return [HubDataset(given)]

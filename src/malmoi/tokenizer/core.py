@@ -507,7 +507,7 @@ class Tokenizer:
 
     def _repr_html_(self) -> str:
         """What it is as a small table, for notebooks."""
-        from malmoi.system.html import fact_table
+        from malmoi.system.result import fact_table
 
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())

@@ -1,6 +1,7 @@
 """The data of each step: a pure function of the step and the samples used, prefetched."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from malmoi.model import Bounds
-from malmoi.training.data.background import Background
+from malmoi.training.data.background import prefetched
 from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
 from malmoi.training.parallel import ProcessGroup
@@ -76,7 +77,7 @@ class PhaseFeed:
 
     def stream(
         self, position: int, sizes: Iterator[int], micro: int, group: ProcessGroup
-    ) -> Background[tuple[int, list[MicroBatch]]]:
+    ) -> AbstractContextManager[Iterator[tuple[int, list[MicroBatch]]]]:
         """Yields each step from sample `position` on: its sequences, and the passes made here."""
 
         def steps() -> Iterator[tuple[int, list[MicroBatch]]]:
@@ -86,7 +87,7 @@ class PhaseFeed:
                 yield size, self._step(first + group.rank * part, part, micro, group.device)
                 first += size
 
-        return Background(steps(), ahead=4)
+        return prefetched(steps(), ahead=4)
 
 
 def kind_counts(shares: Sequence[float], size: int) -> list[int]:

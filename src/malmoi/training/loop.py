@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
-from malmoi.messages import measured, msg
+from malmoi.messages import measured
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.threads import ThreadTuner
@@ -324,10 +324,8 @@ class Loop(ABC):
         self.network.zero_grad()
         self.execution.free_cache()
         self.log.line(
-            msg(
-                "The batch does not fit into memory; using micro-batches of {micro} sequences.",
-                micro=self.micro,
-            )
+            "The batch does not fit into memory; using micro-batches of {micro} sequences.",
+            micro=self.micro,
         )
 
     def compile(self) -> None:
@@ -342,7 +340,7 @@ class Loop(ABC):
         """Announces slow work before it starts: the first pass compiles."""
         if self.execution.compiled and not self._compiled:
             seconds = 40 if self.compiles_whole else 20
-            self.log.line(msg("Compiling once, which takes about {seconds} s …", seconds=seconds))
+            self.log.line("Compiling once, which takes about {seconds} s …", seconds=seconds)
         self._compiled = self.execution.compiled
         self.log.line(work)
 
@@ -365,9 +363,7 @@ class Loop(ABC):
         if signal and not done:
             self.settle()
             self.log.line(
-                msg(
-                    "Stopped at step {step:,} and saved; run the same command to resume.", step=step
-                )
+                "Stopped at step {step:,} and saved; run the same command to resume.", step=step
             )
             raise Stopped(signal)
         if done and self.state.row_steps:
@@ -510,13 +506,11 @@ class Loop(ABC):
         begun = any(row["step"] for row in read_metrics(self.log.path))
         self.log.resume(self.state.step)
         if self.state.step:
-            self.log.line(msg("Resuming from step {step:,}.", step=self.state.step))
+            self.log.line("Resuming from step {step:,}.", step=self.state.step)
         elif begun:
             self.log.line(
-                msg(
-                    "There is no complete state in {state_root}: the run starts over.",
-                    state_root=self.state_root,
-                )
+                "There is no complete state in {state_root}: the run starts over.",
+                state_root=self.state_root,
             )
 
     def restore(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.system.machine import pick_device
 from malmoi.training.signals import Stopped
 
@@ -128,8 +128,6 @@ def wrap_model(
     if mode == "ddp":
         ids = [group.device.index] if group.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(loss_module, device_ids=ids)
-    if mode != "fsdp":
-        raise UsageError("train.parallel must be ddp or fsdp, not {mode!r}.", mode=mode)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 

@@ -1,20 +1,22 @@
-"""Prepares a run's folder: text, vocabulary, token stores, network, recipe.json."""
+"""A prepared run, and how its folder is made: text, vocabulary, stores, network, recipe.json."""
 
-import logging
 import math
+import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.messages import joined, msg, plural
+from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
+from malmoi.system.files import make_folder, scratch_folder
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import read_pairs, split_pair
@@ -28,14 +30,110 @@ from malmoi.training.data.spans import SENTINELS
 from malmoi.training.data.split import draw
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
+from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
-from malmoi.training.run import TrainingRun
 from malmoi.training.samples import make_feeds, prompt_of
-from malmoi.training.trackers import check_trackers
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from malmoi.inference import Model
+
+
+@dataclass
+class TrainingRun:
+    """Everything a trainer needs, prepared."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    feeds: list[PhaseFeed]
+    valid: list[PhaseFeed]  # one per phase; empty if the text is too short
+    out: Path
+    group: ProcessGroup
+    # nats per token of a model that knows only how frequent tokens are; 0: unknown
+    frequency_loss: float = 0.0
+    prompt: str = ""
+
+    @property
+    def network(self) -> Network:
+        return self.checkpoint.network
+
+    @property
+    def _sharded(self) -> bool:
+        return self.recipe.train.parallel == "fsdp" and self.group.world > 1
+
+    def model(self) -> "Model":
+        """The trained model; one sharded over processes is read back from its folder."""
+        from malmoi.inference import Model
+
+        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
+
+    def save(self) -> None:
+        """Writes the checkpoint at the top of the run folder."""
+        checkpoint = self._gathered()
+        if self.group.first:
+            write_checkpoint(checkpoint, self.out)
+
+    def save_snapshot(self, step: int) -> None:
+        """Writes the model after a step to its own folder, atomically."""
+        checkpoint = self._gathered()
+        if not self.group.first:
+            return
+        folder = self.snapshot_root / f"{step:06d}"
+        make_folder(self.snapshot_root)
+        with scratch_folder(self.snapshot_root) as scratch:
+            write_checkpoint(checkpoint, scratch / folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).replace(folder)
+
+    def drop_snapshots_after(self, step: int) -> None:
+        """Removes snapshots that a resumed or rolled back run has not reached yet."""
+        for folder in self.snapshot_root.glob("[0-9]*") if self.group.first else ():
+            if folder.name.isdecimal() and int(folder.name) > step:
+                shutil.rmtree(folder)
+
+    @property
+    def snapshot_root(self) -> Path:
+        return self.out / "snapshots"
+
+    def _gathered(self) -> Checkpoint:
+        """The checkpoint; gathered by the first process if the model is sharded."""
+        if not self._sharded:
+            return self.checkpoint
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.network, options=options)
+        if not self.group.first:
+            return self.checkpoint
+        pooler = self.network.pooler is not None
+        whole = Network(self.network.config, self.network.classes, pooler=pooler)
+        whole.load_state_dict(weights)
+        return replace(self.checkpoint, network=whole)
+
+    def sample(self) -> str:
+        """Generates a short sample from the current weights."""
+        if not self.prompt:
+            return ""
+        from malmoi.inference import Model
+
+        model = Model(self.checkpoint)
+        prompt = self.prompt
+        with suppress(UsageError):  # this vocabulary may be unable to encode the prompt
+            if self.network.config.encoder_depth:
+                return f"{prompt} → {model.translate(prompt, beams=1)}"
+            if "lm" in self.network.heads:
+                text = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
+                return (prompt + text).replace("\n", " ")
+            mask = model.tokenizer.token(model.tokenizer.specials.mask or 0)
+            guesses = " | ".join(one.token for one in model.fill(prompt, top=3))
+            return prompt.replace(mask, f"[{guesses}]")
+        return ""
+
+
+# ------------------------------------------------------------------ preparing it
+
+logger = StatusLog(__name__)
 
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
@@ -200,7 +298,7 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
     logger.info(
-        msg("Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab)
+        "Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab
     )
     whole = ((document.text, False) for document in require_documents(readers))
     texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
@@ -299,11 +397,9 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
-                msg(
-                    "The token store in {where} was {how}; training continues with the new one.",
-                    where=where,
-                    how=done.how,
-                )
+                "The token store in {where} was {how}; training continues with the new one.",
+                where=where,
+                how=done.how,
             )
         for sentence in _about(reader):
             logger.info(sentence)
@@ -313,25 +409,16 @@ def _about(reader: DocumentReader) -> list[str]:
     """Notes about the text: how documents were separated, and what was skipped."""
     if len(reader.rules) <= MAX_DESCRIBED_FILES:
         return reader.describe()
-    counts = Counter(reader.rules.values())
-    bad = sum(problem.count for problem in reader.problems.values())
     sentences: list[str] = [
         msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
-        for rule, count in counts.items()
+        for rule, count in Counter(reader.rules.values()).items()
     ]
-    first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return (
-        [
-            *sentences,
-            msg(
-                "{bad_lines} skipped, first {first}.",
-                bad_lines=plural(bad, "bad line"),
-                first=first,
-            ),
-        ]
-        if bad
-        else sentences
-    )
+    problems = list(reader.problems.values())
+    if problems:
+        lines = plural(sum(problem.count for problem in problems), "bad line")
+        first = problems[0].first[0]
+        sentences.append(msg("{bad_lines} skipped, first {first}.", bad_lines=lines, first=first))
+    return sentences
 
 
 def _frequency_loss(stores: list[Stores]) -> float:
@@ -351,38 +438,20 @@ def _describe(
     minutes = plural(recipe.train.minutes, "minute")
     steps = plural(budget.steps, "step") if budget.steps else minutes
     lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
+    template = (
+        "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step"
+        if recipe.data.packed
+        else "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step"
+    )
     batch = recipe.train.batch
-    if recipe.data.packed:
-        logger.info(
-            msg(
-                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step",
-                recipe=recipe.name,
-                size=size,
-                steps=steps,
-                batch=batch,
-                lengths=lengths,
-            )
-        )
-    else:
-        logger.info(
-            msg(
-                "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step",
-                recipe=recipe.name,
-                size=size,
-                steps=steps,
-                batch=batch,
-                lengths=lengths,
-            )
-        )
+    logger.info(template, recipe=recipe.name, size=size, steps=steps, batch=batch, lengths=lengths)
     if recipe.objective in ("lm", "mlm"):
         blind = math.log(network.config.vocab)
         logger.info(
-            msg(
-                "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
-                "{entropy:.2f} if only their frequencies were known.",
-                blind=blind,
-                entropy=entropy,
-            )
+            "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
+            "{entropy:.2f} if only their frequencies were known.",
+            blind=blind,
+            entropy=entropy,
         )
     if budget.steps and len(stores) > 1:
         # the epochs of each source are the last column of GPT-3's table 2.2
@@ -391,10 +460,8 @@ def _describe(
             share = weight / sum(recipe.data.weights)
             epochs = used * share / max(1, len(store.train.tokens))
             logger.info(
-                msg(
-                    "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
-                    i=i,
-                    share=share,
-                    epochs=epochs,
-                )
+                "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
+                i=i,
+                share=share,
+                epochs=epochs,
             )

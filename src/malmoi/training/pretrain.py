@@ -1,6 +1,5 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
-import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, plural
 from malmoi.system.files import folder_lock
 from malmoi.training.estimate import estimate_run
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, RunSources, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, TrainingRun, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
-from malmoi.training.run import TrainingRun
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from malmoi.inference import Model
     from malmoi.training.losses.distil import Distillation
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 LONG_MINUTES = 10  # a run of more that nobody asked for is announced
 # files that a run writes
@@ -166,11 +164,9 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
         )
     if minutes > LONG_MINUTES and group.first and not begun:
         logger.info(
-            msg(
-                "{recipe} takes about {minutes} here; --minutes {minutes2} "
-                "(minutes={minutes2}) makes it shorter.",
-                recipe=recipe.name,
-                minutes=plural(round(minutes), "minute"),
-                minutes2=LONG_MINUTES,
-            )
+            "{recipe} takes about {minutes} here; --minutes {minutes2} "
+            "(minutes={minutes2}) makes it shorter.",
+            recipe=recipe.name,
+            minutes=plural(round(minutes), "minute"),
+            minutes2=LONG_MINUTES,
         )

@@ -45,7 +45,7 @@ class DataConfig(Config):
         (), "Share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)."
     )
     weights: tuple[float, ...] = setting((), "Share of each source in the mixture; none: by size.")
-    valid: float = setting(0.01, "Share of the documents held out for validation.")
+    valid: float = setting(0.01, "Share of the documents held out for validation.", ge=0, lt=1)
     fraction: float = setting(
         1.0, "Share of the training text that is encoded, drawn evenly; 1: all of it.", gt=0, le=1
     )
@@ -147,7 +147,7 @@ class TrainConfig(Config):
         "auto", "auto: bf16 if the device computes in it."
     )
     compile: bool | None = setting(None, "torch.compile.", shown="if it is faster")
-    micro: int = setting(0, "Sequences in one pass; 0: as many as fit.")
+    micro: int = setting(0, "Sequences in one pass; 0: as many as fit.", ge=0)
     gradient_checkpointing: bool = setting(False, "Recompute activations to save memory.")
     save_every: int = setting(1000, "Steps between saved states.", gt=0)
     keep: int = setting(2, "Saved states that are kept, besides the best.", gt=0)

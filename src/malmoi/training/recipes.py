@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_known
 from malmoi.model import preset
 from malmoi.training.recipe import (
     BUDGETS,
@@ -419,12 +419,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def named_recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise UsageError(
-            "There is no recipe {name!r}.{hint} `malmoi recipes` lists them.",
-            name=name,
-            hint=nearest(name, RECIPES),
-        )
+    require_known(name, RECIPES, "There is no recipe {name!r}.{hint} `malmoi recipes` lists them.")
     return RECIPES[name]()
 
 

@@ -1,13 +1,12 @@
 """The samples of a run's phases and of its validation, made from its token stores."""
 
-import logging
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.captions import CaptionBatches, feature_rows, open_features
 from malmoi.training.data.encode import Stores
@@ -22,7 +21,7 @@ from malmoi.training.data.windows import Stretches, Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 VALID_SEGMENTS = 8  # at least this many in a validation row, if the text is long enough
 PROMPT_WORDS = 3  # words of the text that prompt a language model's samples
@@ -106,11 +105,9 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
-            msg(
-                "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
-                left_out=units.left_out,
-                length=length - 1,
-            )
+            "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
+            left_out=units.left_out,
+            length=length - 1,
         )
     return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
 

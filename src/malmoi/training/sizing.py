@@ -6,7 +6,6 @@ tables they come from. N weights, D tokens a run processes, T tokens of the text
 operations of the budget.
 """
 
-import logging
 import math
 import operator
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
@@ -32,7 +31,7 @@ from malmoi.training.prepare import RunSources
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ how much text, how fast
 
@@ -153,14 +152,12 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     flops, problem = known_flops(execution)
     if problem:
         logger.warning(
-            msg(
-                "The speed of {name} could not be measured ({problem}): the size is chosen "
-                "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
-                "model.depth=… choose another.",
-                name=name,
-                problem=problem,
-                slow_core=SLOW_CORE / 1e9,
-            )
+            "The speed of {name} could not be measured ({problem}): the size is chosen "
+            "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
+            "model.depth=… choose another.",
+            name=name,
+            problem=problem,
+            slow_core=SLOW_CORE / 1e9,
         )
     return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
 
@@ -511,11 +508,9 @@ def check_enough_text(text: TextSize) -> None:
         )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            msg(
-                "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
-                "it and generalise little.",
-                kilobytes=kilobytes,
-            )
+            "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
+            "it and generalise little.",
+            kilobytes=kilobytes,
         )
 
 

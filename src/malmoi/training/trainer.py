@@ -28,8 +28,8 @@ from malmoi.training.feed import batch_sizes, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
+from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
-from malmoi.training.run import TrainingRun
 from malmoi.training.samples import regrouped
 
 if TYPE_CHECKING:
@@ -284,12 +284,7 @@ class Trainer(Loop):
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
         back = msg("back to step {step:,}, skipping the data that led there", step=self.state.step)
         self.log.line(
-            msg(
-                "The loss reached {loss:g} at step {step:,}: {back}.",
-                loss=loss,
-                step=s.step,
-                back=back,
-            )
+            "The loss reached {loss:g} at step {step:,}: {back}.", loss=loss, step=s.step, back=back
         )
 
     # ------------------------------------------------------------------ validation

@@ -12,18 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.messages import msg
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.background import Background
+from malmoi.training.data.background import prefetched
 from malmoi.training.data.cached_encoder import Coder, make_encoder
-from malmoi.training.data.journal import Appender, Chunk, StoreCounts, holds
 from malmoi.training.data.split import assign, cut, draw
-from malmoi.training.data.store import STORE_FORMAT, Store, dtype_for
+from malmoi.training.data.store import (
+    STORE_FORMAT,
+    Appender,
+    Chunk,
+    Store,
+    StoreCounts,
+    dtype_for,
+    holds,
+)
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
@@ -88,12 +95,6 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     of documents held out for validation; `end` is appended to every document; only a `fraction` of
     the training text is encoded. A killed build resumes where it stopped.
     """
-    if not 0 <= valid < 1:
-        raise UsageError(
-            "valid={valid} is not a share of the documents: give a number from 0 up to, not "
-            "including, 1.",
-            valid=valid,
-        )
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
     with folder_lock(plan.out, wait=True):
         how = _work(plan)
@@ -183,7 +184,7 @@ def _encode_all(plan: EncodePlan, state: _State) -> None:
     coder = make_encoder(plan.tokenizer)
     train = plan.appender("train", state.train)
     valid = plan.appender("valid", state.valid)
-    with train, valid, Background(_batches(plan, state.done), ahead=2) as batches:
+    with train, valid, prefetched(_batches(plan, state.done), ahead=2) as batches:
         state.save(plan.out)
         for batch in batches:
             encoded = _encode(batch, coder, plan.end)

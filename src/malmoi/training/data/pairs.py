@@ -41,12 +41,6 @@ class Pairs:
     others: Store | None = None
 
     def __post_init__(self) -> None:
-        if self.next not in ("nsp", "sop", None):
-            raise UsageError(
-                "next={next!r} is not a way to choose the second segment: use 'nsp', 'sop' or "
-                "None.",
-                next=self.next,
-            )
         self._others = self.store if self.others is None else self.others
         self._sentences = _sentences(self.store)
         self._other_sentences = _sentences(self._others)
