@@ -21,8 +21,13 @@ import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import from_words, rounded, to_words
 from malmoi.cli.app import run_command
-from malmoi.compression.importance import gradients
-from malmoi.compression.prune import prune_model, with_heads, with_layers, with_neurons
+from malmoi.compression.prune import (
+    gradients,
+    prune_model,
+    with_heads,
+    with_layers,
+    with_neurons,
+)
 from malmoi.compression.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
