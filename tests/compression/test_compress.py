@@ -31,8 +31,7 @@ from malmoi.compression.prune import (
 from malmoi.compression.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.kernels.int8 import QuantizedLinear, memory_of, pack_int8
-from malmoi.kernels.int8_row import why_not
+from malmoi.kernels.int8 import QuantizedLinear, memory_of, pack_int8, why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
 from malmoi.tokenizer import train_tokenizer
