@@ -18,8 +18,8 @@ from conftest import native_bf16
 from malmoi.errors import MalmoiError
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, prefill_rows
 from malmoi.model import Activations, KVCache, Layout, Network, initialise, parse_pattern
-from malmoi.model.attention import Attention
-from malmoi.model.attention_kernels import (
+from malmoi.model.attention import (
+    Attention,
     attend,
     attention_probs,
     compile_each_shape,

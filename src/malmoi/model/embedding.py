@@ -37,7 +37,8 @@ class Embedding(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.token = nn.Embedding(c.vocab, c.token_width)
-        self.position = POSITIONS[c.positions].embedding(c)
+        embed_positions = POSITIONS[c.positions].embedding
+        self.position = None if embed_positions is None else embed_positions(c)
         self.position_offset = c.position_offset
         self.scale = c.width**0.5 if c.embed_scale else 1.0
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None

@@ -1,17 +1,19 @@
-"""The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to its states.
+"""Trunks that read more than a text: the Transformer of Vaswani et al. 2017, and feature prefixes.
 
-B batch, T target tokens, S source tokens, D width, H heads, G key/value heads, E head width.
+An encoder, and a decoder that attends to its states; or ready-made vectors before the text: images,
+sounds, anything that has features. B batch, T target tokens, S source tokens, D width, H heads,
+G key/value heads, E head width, P vectors of each row, F their width.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import LayerInputs
-from malmoi.model.attention_kernels import attend, attention_probs
+from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.embedding import make_norm
 from malmoi.model.kv_cache import KVCache
@@ -147,3 +149,40 @@ class EncoderDecoder(Transformer):
         seen = [(layer, source_inputs) for layer in memory.layers]
         inputs = (masks, self._rotary(positions), self._kept(cache), activations, seen)
         return self.run_blocks(self.embed(tokens, positions, None), *inputs)
+
+
+class FeaturePrefix(Transformer):
+    """features [B, P, F] and tokens [B, T] → hidden states of the tokens [B, T, D].
+
+    All of a row sees its vectors; the text sees what comes before: the pattern `causal | prefix:P`.
+    """
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__(c)
+        self.project = nn.Linear(c.feature_width, c.token_width)
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: Tensor,
+        features: Tensor | None = None,
+        keep: Tensor | None = None,
+        cache: KVCache | None = None,
+        activations: Activations | None = None,
+    ) -> Tensor:
+        """Hidden states of the text; with a cache whose rows have their features, of more text."""
+        if features is None:
+            if cache is None or not cache.used:
+                raise UsageError("This model needs features: pass them with the text.")
+            return super().forward(tokens, keep=keep, cache=cache, activations=activations)
+        shape = (self.config.feature_count, self.config.feature_width)
+        if features.dim() != 3 or tuple(features.shape[1:]) != shape:
+            raise UsageError(
+                "These features have the shape {shape}; this model reads {first} vectors of "
+                "{shape2} numbers for each text.",
+                shape=list(features.shape),
+                first=shape[0],
+                shape2=shape[1],
+            )
+        self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
+        vectors = self.project(features.to(self.project.weight.dtype))
+        return self._after_vectors(vectors, tokens, None, keep, cache, activations)

@@ -50,9 +50,13 @@ class Network(nn.Module):
         self.features = features
         with _NotDrawn():
             self.trunk = _trunk(config, features)
-            self.reader, self.pooler = _reader(config, features)
-            if pooler and features is None:
-                self.pooler = Pooler(config)
+            self.reader: FeatureReader | None = None
+            self.pooler: nn.Module | None = Pooler(config) if pooler else None
+            if features is not None:
+                from malmoi.model import features as frozen
+
+                self.reader = frozen.FeatureReader(config, features)
+                self.pooler = frozen.MeanPooler()
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -105,20 +109,17 @@ class Network(nn.Module):
         if name in LABEL_HEADS and classes < 1:
             raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
-            self._add_to_reader(name, classes)
+            if name not in LABEL_HEADS:
+                raise UsageError(
+                    "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
+                    name=name,
+                    heads=" or ".join(sorted(LABEL_HEADS)),
+                )
+            self.heads[name] = LinearHead(self.config, classes, width=self.width)
             return
         if name in POOLED_HEADS and self.pooler is None:
             self.pooler = Pooler(self.config)
         self.heads[name] = HEADS[name].build(self.config, self.trunk.embed.token, classes)
-
-    def _add_to_reader(self, name: str, classes: int) -> None:
-        if name not in LABEL_HEADS:
-            raise UsageError(
-                "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
-                name=name,
-                heads=" or ".join(sorted(LABEL_HEADS)),
-            )
-        self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
@@ -258,21 +259,10 @@ def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer
 
         return EncoderDecoder(config)
     if config.feature_count:
-        from malmoi.model.feature_prefix import FeaturePrefix
+        from malmoi.model.encoder_decoder import FeaturePrefix
 
         return FeaturePrefix(config)
     return Transformer(config)
-
-
-def _reader(
-    config: ModelConfig, features: "FeatureConfig | None"
-) -> "tuple[FeatureReader | None, nn.Module | None]":
-    """The small model that reads frozen layers, and its pooler."""
-    if features is None:
-        return None, None
-    from malmoi.model.features import FeatureReader, MeanPooler
-
-    return FeatureReader(config, features), MeanPooler()
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -288,6 +278,7 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
     Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
     Weights named in `skip` are not drawn: the caller replaces them.
     """
+    c = network.config
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
     for name, module in network.named_modules():
         for parameter_name, weight in module.named_parameters(recurse=False):
@@ -296,21 +287,16 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
             elif parameter_name == "bias":
                 weight.zero_()
             elif f"{name}.{parameter_name}" not in skip:
-                _draw(module, weight, network.config, generator)
+                _draw(module, weight, c, generator)
         if hasattr(module, "reset") and not name.startswith("reader"):
             module.reset(generator)
-    _scale_residual_writers(network)
-    if network.reader is not None:
-        network.reader.reset(generator)
-    return network
-
-
-def _scale_residual_writers(network: Network) -> None:
-    c = network.config
     scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
     for block in network.trunk.blocks if not c.is_lstm else ():
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
+    if network.reader is not None:
+        network.reader.reset(generator)
+    return network
 
 
 def _draw(

@@ -136,7 +136,7 @@ class SkipConnections(nn.Module):
 
 def make_attention(c: ModelConfig) -> Attention:
     if c.mixer == "linear":
-        from malmoi.model.linear_attention import LinearAttention
+        from malmoi.model.recurrent import LinearAttention
 
         return LinearAttention(c)
     return cast(Attention, (POSITIONS[c.positions].attention or Attention)(c))
