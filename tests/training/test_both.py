@@ -17,8 +17,7 @@ from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.data.encode import build_stores
-from malmoi.training.data.loader import MaskedWindows
-from malmoi.training.data.mask import Masking
+from malmoi.training.data.loader import MaskedWindows, Masking
 from malmoi.training.data.windows import Windows
 from malmoi.training.losses import ForwardPass, both
 from malmoi.training.signals import Stopped

@@ -27,15 +27,12 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data import cached_encoder, encode
 from malmoi.training.data.background import prefetched
 from malmoi.training.data.cached_encoder import PythonWordNumbers, make_encoder, word_numbers
-from malmoi.training.data.encode import Stores, build_stores
-from malmoi.training.data.loader import BertBatches
-from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
-from malmoi.training.data.mixture import Mixture
+from malmoi.training.data.encode import Stores, assign, build_stores, cut, draw
+from malmoi.training.data.loader import IGNORE_LABEL, BertBatches, Masking, mask
 from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
-from malmoi.training.data.split import assign, cut, draw
 from malmoi.training.data.store import Appender, Store
-from malmoi.training.data.windows import Windows
+from malmoi.training.data.windows import Mixture, Windows
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -666,7 +663,7 @@ def test_masking_holds_its_rates_exactly() -> None:
     how = Masking.of(Vocabulary())
     maskable = ~how.special[tokens] & (np.arange(128) < lengths[:, None])
     corrupted, labels = mask(tokens, maskable, rng, how)
-    chosen = labels != UNMASKED_LABEL
+    chosen = labels != IGNORE_LABEL
     assert np.array_equal(chosen.sum(1), np.maximum(1, np.rint(0.15 * maskable.sum(1))))
     assert not (chosen & ~maskable).any()
     assert np.array_equal(labels[chosen], tokens[chosen])
@@ -706,7 +703,7 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
                 taken += words[number]
         if not taken:
             taken = words[int(np.argmin(scores[row, : len(words)]))][:count]
-        assert np.flatnonzero(labels[row] != UNMASKED_LABEL).tolist() == sorted(taken)
+        assert np.flatnonzero(labels[row] != IGNORE_LABEL).tolist() == sorted(taken)
 
 
 def test_masking_refuses_what_cannot_be() -> None:
@@ -794,7 +791,7 @@ def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> No
         assert packed["positions"][0, here].tolist() == list(range(int(here.sum())))
     assert (packed["documents"][0, total:] == 24).all()
     real = [
-        {label: batch["mlm_labels"] != UNMASKED_LABEL}
+        {label: batch["mlm_labels"] != IGNORE_LABEL}
         for label, batch in (("a", padded), ("b", packed))
     ]
     assert real[0]["a"].sum() == real[1]["b"].sum() > 24

@@ -26,9 +26,8 @@ from malmoi.system.run_folder import read_metrics
 from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.device import StepTimer, choose_execution
 from malmoi.training.estimate import estimate_run
-from malmoi.training.recipe import TrainConfig
+from malmoi.training.recipe import TrainConfig, rate_at, warmup_steps
 from malmoi.training.recipes import RECIPES, resolve_recipe
-from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer
 from tiny_runs import KINDS, assert_equal_weights, signalled, train, write_corpus

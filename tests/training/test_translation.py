@@ -19,14 +19,12 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
 from malmoi.studio.translation_view import TranslationRequest, translation_view
 from malmoi.text.pairs import read_pairs, split_pair
-from malmoi.training.data.loader import BertBatches
-from malmoi.training.data.mask import Masking
-from malmoi.training.data.spans import SpanBatches
+from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
 from malmoi.training.data.store import Store
 from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.recipe import rate_at
 from malmoi.training.recipes import named_recipe
-from malmoi.training.schedule import rate_at
 from malmoi.training.signals import Stopped
 from tiny_runs import assert_equal_weights, losses, signalled
 

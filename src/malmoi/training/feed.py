@@ -10,8 +10,7 @@ from torch import Tensor
 
 from malmoi.model import Bounds
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
-from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.loader import IGNORE_LABEL, PACKED_MULTIPLE, ArrayBatch
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
 
@@ -104,7 +103,7 @@ def kind_counts(shares: Sequence[float], size: int) -> list[int]:
 
 def _real_tokens(batch: ArrayBatch) -> int:
     if "lm_labels" in batch:
-        return int((batch["lm_labels"] != UNMASKED_LABEL).sum())
+        return int((batch["lm_labels"] != IGNORE_LABEL).sum())
     if "keep" in batch:
         return int(batch["keep"].sum())
     if "bounds" in batch:

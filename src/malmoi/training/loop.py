@@ -34,8 +34,7 @@ from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
-from malmoi.training.recipe import TrainConfig
-from malmoi.training.schedule import rate_at
+from malmoi.training.recipe import TrainConfig, rate_at
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (
     RunState,

@@ -25,9 +25,8 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.budget import Budget
 from malmoi.training.data.captions import TextPerRow, open_features
-from malmoi.training.data.encode import Stores, build_stores
-from malmoi.training.data.spans import SENTINELS
-from malmoi.training.data.split import draw
+from malmoi.training.data.encode import Stores, build_stores, draw
+from malmoi.training.data.loader import SENTINELS
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.log import check_trackers

@@ -1,6 +1,7 @@
 """A run as one frozen record: model, objective, tokenizer, data and training settings."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ from malmoi.settings import Config, find_problem, option, setting
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.untrusted import read_object
-from malmoi.training.schedule import INVERSE_SQRT, SCHEDULES
 
 BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one of them set
 _require = partial(require, "Invalid recipe")
@@ -177,6 +177,78 @@ class TrainConfig(Config):
         super().__post_init__()
         if self.schedule != INVERSE_SQRT:
             SCHEDULES.find(self.schedule)
+
+
+# ------------------------------------------------------------------ the learning rate
+
+# share of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
+MOST_WARMUP = 0.1
+INVERSE_SQRT = "inverse_sqrt"  # the one schedule without an end: by steps, not by progress
+
+
+# (progress after the warm-up in [0, 1], settings) → [floor, 1]
+Schedule = Callable[[float, TrainConfig], float]
+
+
+def linear_decay(progress: float, c: TrainConfig) -> float:
+    """BERT and GPT-1's fine-tuning: linear decay."""
+    return 1 - (1 - c.floor) * progress
+
+
+def cosine_decay(progress: float, c: TrainConfig) -> float:
+    """GPT-1 §4.1, GPT-3 appendix B: half a cosine down to the floor."""
+    return c.floor + (1 - c.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def wsd(progress: float, c: TrainConfig) -> float:
+    """Warm-up, stable, decay: flat, then straight down in the last `cooldown` of the budget."""
+    return 1 - (1 - c.floor) * max(0.0, 1 - (1 - progress) / c.cooldown)
+
+
+def constant_rate(progress: float, c: TrainConfig) -> float:
+    return 1.0
+
+
+def inverse_sqrt(step: int, warmup: float) -> float:
+    """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
+    return min(step / warmup, math.sqrt(warmup / step))
+
+
+SCHEDULES: Registry[Schedule] = Registry(
+    "schedule",
+    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": constant_rate},
+)
+
+
+def warmup_steps(c: TrainConfig, expected: int) -> float:
+    """Warm-up steps: the recipe's, but at most a tenth of the expected updates."""
+    return min(c.warmup_steps, max(1.0, MOST_WARMUP * expected)) if expected else c.warmup_steps
+
+
+def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
+    """The learning rate's share of its peak at this step: warm-up, then the schedule.
+
+    The warm-up is a share of the budget with a minimum of steps. `expected` updates fit into the
+    budget (0: not known). If that estimate was too high, the used share of the budget ends the
+    warm-up instead of the count of steps.
+    """
+    steps = warmup_steps(c, expected)
+    if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end
+        # post-norm does not bear the whole rate after a warm-up that a small budget shortened
+        peak = math.sqrt(steps / c.warmup_steps) if c.warmup_steps else 1.0
+        return peak * inverse_sqrt(step + 1, max(1.0, steps))
+    share = steps / expected if expected else 0.0
+    warm = min(
+        1.0,
+        max((step + 1) / steps, progress / share if share else 0.0) if steps else 1.0,
+        (progress + 1e-9) / c.warmup if c.warmup else 1.0,
+    )
+    start = max(c.warmup, share)
+    after = max(0.0, progress - start) / max(1e-9, c.decay_until - start)
+    return max(warm, 1e-3) * SCHEDULES[c.schedule](min(1.0, after), c)
+
+
+# ------------------------------------------------------------------ a whole run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,11 @@ from malmoi.messages import StatusLog
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.captions import CaptionBatches, feature_rows, open_features
 from malmoi.training.data.encode import Stores
-from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
-from malmoi.training.data.mask import Masking
-from malmoi.training.data.mixture import Mixture
+from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows, Masking, SpanBatches
 from malmoi.training.data.pairs import Pairs
-from malmoi.training.data.spans import SpanBatches
 from malmoi.training.data.store import Store
 from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
-from malmoi.training.data.windows import Stretches, Windows
+from malmoi.training.data.windows import Mixture, Stretches, Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
 

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer.core import Specials
-from malmoi.training.data.loader import WIDTH_MULTIPLE, ArrayBatch, round_up
-from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.pairs import frame_of
 from malmoi.training.data.permute import Draws, permutation_key, permute_all, permute_epochs
 from malmoi.training.data.store import Store
@@ -125,7 +124,7 @@ class TranslationBatches:
     def at(self, first: int, size: int) -> ArrayBatch:
         start, middle, stop = self.units.sides[self.units.pairs(first, size)].T
         source, source_keep = self._ended(start, middle - start, self.pad)
-        labels, _ = self._ended(middle, stop - middle, UNMASKED_LABEL)
+        labels, _ = self._ended(middle, stop - middle, IGNORE_LABEL)
         shifted = np.roll(labels, 1, axis=1)
         shifted[:, 0] = self.end
         # the end follows its last label, and padding needs no mask: no token sees a later one
