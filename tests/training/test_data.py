@@ -316,8 +316,7 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, describe
             (tokenizer, make_encoder(tokenizer))
             for tokenizer in [*_tokenizers(), *learnt, *letters]
         ]
-    quick = [cached_encoder.CachedWords] * 7 + [cached_encoder.CharacterEncoder] * 2
-    assert [type(way) for _, way in coders] == quick
+    assert all(isinstance(way, cached_encoder.CachedWords) for _, way in coders)
     alphabet = st.sampled_from(
         [
             *"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301\u1100\u1161\u11a8👍;:)\"",

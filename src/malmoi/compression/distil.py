@@ -27,8 +27,7 @@ from malmoi.system.files import make_folder
 from malmoi.system.run_folder import RunFolder
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
-from malmoi.training.data.encode import Stores
-from malmoi.training.data.store import Store
+from malmoi.training.data.encode import open_stores
 from malmoi.training.device import choose_execution
 from malmoi.training.loss_module import LossModule, validate
 from malmoi.training.losses import objective
@@ -304,9 +303,7 @@ def _held_out(
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
-    stores = [
-        Stores(Store.open(out / "data" / "train"), Store.open(out / "data" / "valid"), "reused")
-    ]
+    stores = [open_stores(out / "data")]
     _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
     if not valid:
         return []

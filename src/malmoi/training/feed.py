@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,16 +17,14 @@ from malmoi.training.recipe import Recipe, TrainConfig
 Tensors = dict[str, Any]  # inputs and labels of one pass
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """The tensors of one pass, and how many of their tokens are not padding."""
 
     tensors: Tensors
     tokens: int
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Where a batch of a contiguous text lies: its first row, and the number of its segment."""
 
     row: int
@@ -114,7 +112,12 @@ def _real_tokens(batch: ArrayBatch) -> int:
 
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
-    tensors: Tensors = {name: _send(torch.from_numpy(a), device) for name, a in batch.items()}
+    cuda = device.type == "cuda"
+    sources = {name: torch.from_numpy(array) for name, array in batch.items()}
+    tensors: Tensors = {
+        name: (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
+        for name, source in sources.items()
+    }
     if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
@@ -125,11 +128,6 @@ def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     if "bounds" in tensors:
         tensors["bounds"] = Bounds(tensors["bounds"], max(length, PACKED_MULTIPLE))
     return tensors
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    cuda = device.type == "cuda"
-    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=cuda)
 
 
 def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:

@@ -25,9 +25,8 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.budget import Budget
 from malmoi.training.data.captions import TextPerRow, open_features
-from malmoi.training.data.encode import Stores, build_stores, draw
+from malmoi.training.data.encode import Stores, build_stores, draw, open_stores
 from malmoi.training.data.loader import SENTINELS
-from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
@@ -217,8 +216,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
         _encode(recipe, readers, words, out)
     group.barrier()
-    places = _places(recipe, out)
-    stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in places]
+    stores = [open_stores(place) for place in _places(recipe, out)]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
     entropy = _frequency_loss(stores)
     if group.first:

@@ -4,8 +4,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.cached_encoder import Coder, make_encoder
+from malmoi.training.data.cached_encoder import CachedTexts, CachedWords, make_encoder
 from malmoi.training.data.permute import permutation_key
 from malmoi.training.data.store import (
     STORE_FORMAT,
@@ -96,27 +96,20 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     the training text is encoded. A killed build resumes where it stopped.
     """
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
-    with folder_lock(plan.out, wait=True):
-        how = _work(plan)
-    return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
-
-
-def _work(plan: EncodePlan) -> str:
     made = plan.made()
-    changed = _finished(plan.out, made)
-    if changed == "":
-        return "reused"
-    state = _State.load(plan, made)
-    how = state.describe(changed)
-    for part in ("train", "valid"):
-        (plan.out / part / "store.json").unlink(missing_ok=True)
-    _encode_all(plan, state)
-    if state.train.tokens == 0:
-        raise MalmoiError(
-            "There is no text to encode: the sources hold no document with a single token."
-        )
-    _publish(plan, state)
-    return how
+    how = "reused"
+    with folder_lock(plan.out, wait=True):
+        changed = _finished(plan.out, made)
+        if changed != "":
+            state = _State.load(plan, made)
+            how = state.describe(changed)
+            _encode_all(plan, state)
+            _publish(plan, state)
+    return open_stores(plan.out, how)
+
+
+def open_stores(folder: Path, how: str = "reused") -> Stores:
+    return Stores(Store.open(folder / "train"), Store.open(folder / "valid"), how)
 
 
 def _finished(out: Path, made: dict[str, str]) -> str | None:
@@ -162,8 +155,7 @@ class _State:
         return {"train": self.train, "valid": self.valid}
 
     def save(self, out: Path) -> None:
-        parts = {part: counts.as_dict() for part, counts in self.parts.items()}
-        write_json(out / "journal.json", {"made": self.made, "done": self.done, **parts})
+        write_json(out / "journal.json", asdict(self))
 
     def describe(self, changed: str | None) -> str:
         if changed:
@@ -181,6 +173,8 @@ class _State:
 def _encode_all(plan: EncodePlan, state: _State) -> None:
     """Encodes in this thread while another reads and splits; every batch is journalled."""
     began = time.monotonic()
+    for part in state.parts:
+        (plan.out / part / "store.json").unlink(missing_ok=True)
     coder = make_encoder(plan.tokenizer)
     train = plan.appender("train", state.train)
     valid = plan.appender("valid", state.valid)
@@ -245,10 +239,13 @@ class _Encoded:
         return Chunk(ids, documents[chosen], pieces, int(self.bytes[chosen].sum()))
 
 
-def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
+def _encode(batch: list[_Item], coder: CachedWords | CachedTexts, end: int | None) -> _Encoded:
     """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
     pieces = [piece for item in batch for piece in item.pieces]
-    parts = [coder.encode(some) for some in _bounded(pieces)]
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    calls = np.flatnonzero(np.diff(np.cumsum(sizes) // TOKENIZER_CHARACTERS_PER_CALL)) + 1
+    edges = [0, *calls.tolist(), len(pieces)]
+    parts = [coder.encode(pieces[a:b]) for a, b in pairwise(edges) if a < b]
     nothing = np.zeros(0, np.int64)
     ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
@@ -269,25 +266,16 @@ def _ended(encoded: _Encoded, end: int) -> _Encoded:
     return replace(encoded, ids=ids, lengths=lengths)
 
 
-def _bounded(pieces: list[str]) -> Iterator[list[str]]:
-    first = 0
-    size = 0
-    for number, piece in enumerate(pieces):
-        size += len(piece)
-        if size >= TOKENIZER_CHARACTERS_PER_CALL:
-            yield pieces[first : number + 1]
-            first = number + 1
-            size = 0
-    if first < len(pieces):
-        yield pieces[first:]
-
-
 def _publish(plan: EncodePlan, state: _State) -> None:
     """Completes the arrays, writes store.json, then removes the journal."""
+    if state.train.tokens == 0:
+        raise MalmoiError(
+            "There is no text to encode: the sources hold no document with a single token."
+        )
     for part, counts in state.parts.items():
         with plan.appender(part, counts) as appender:
             appender.finish()
-        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **counts.as_dict()}
+        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **asdict(counts)}
         about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
         about |= {} if plan.sentences else {"sentences": None}
         write_json(plan.out / part / "store.json", about)

@@ -90,19 +90,18 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
     shape = tokens.shape
     flat = tokens.reshape(-1, shape[-1])
     maskable = maskable.reshape(flat.shape)
-    count = _counts(maskable, how.rate)
+    total = maskable.sum(axis=1)
+    count = np.minimum(np.maximum(np.rint(how.rate * total).astype(np.int64), 1), total)
     if how.starts is None:
         chosen = _tokens(maskable, count, rng)
     else:
         chosen = _words(maskable, how.starts[flat], count, rng)
     labels = np.where(chosen, flat, IGNORE_LABEL)
-    return _corrupt(flat, chosen, rng, how).reshape(shape), labels.reshape(shape)
-
-
-def _counts(maskable: Bools, rate: float) -> MaskInts:
-    total = maskable.sum(axis=1)
-    counts: MaskInts = np.minimum(np.maximum(np.rint(rate * total).astype(np.int64), 1), total)
-    return counts
+    dice = rng.random(flat.shape)
+    other = how.ordinary[(rng.random(flat.shape) * len(how.ordinary)).astype(np.int64)]
+    corrupted = np.where(chosen & (dice < how.mask), how.mask_id, flat)
+    replaced = chosen & (dice >= how.mask) & (dice < how.mask + how.random)
+    return np.where(replaced, other, corrupted).reshape(shape), labels.reshape(shape)
 
 
 def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
@@ -147,14 +146,6 @@ def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
         left -= (sizes * fits).sum(axis=1)
         open_ &= ~fits & (sizes <= left[:, None])
     return taken
-
-
-def _corrupt(tokens: MaskInts, chosen: Bools, rng: Draws, how: Masking) -> MaskInts:
-    dice = rng.random(tokens.shape)
-    other = how.ordinary[(rng.random(tokens.shape) * len(how.ordinary)).astype(np.int64)]
-    corrupted = np.where(chosen & (dice < how.mask), how.mask_id, tokens)
-    replaced = chosen & (dice >= how.mask) & (dice < how.mask + how.random)
-    return np.where(replaced, other, corrupted)
 
 
 ArrayBatch = dict[str, NDArray[Any]]
@@ -202,12 +193,11 @@ class BertBatches:
         width = round_up(tokens.shape[1], WIDTH_MULTIPLE)
         labels = _widen(labels, width, IGNORE_LABEL)
         limit = len(tokens) * self.masking.slots(width - 2)
-        # of pairs whose positions restart in the second language
-        given = {"positions": samples["positions"]} if "positions" in samples else {}
+        # pairs have positions that restart in the second language
+        others = ("segments", "positions")
         return {
-            **{name: _widen(rows, width, 0) for name, rows in given.items()},
+            **{name: _widen(samples[name], width, 0) for name in others if name in samples},
             "tokens": _widen(tokens, width, self.pad),
-            "segments": _widen(samples["segments"], width, 0),
             "keep": _widen(keep, width, 0),
             **_slots(labels.reshape(-1), limit),
         }

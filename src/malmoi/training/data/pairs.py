@@ -68,7 +68,10 @@ class Pairs:
         """Returns tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
-        target = self._target(draws[0])
+        # all the room, or for a share of `short` a random length from 2 up
+        lengths = 2 + (draws[0] / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
+        shortened = np.minimum(lengths, self.room)
+        target = np.where(draws[0] < self.short, shortened, self.room)
         first, last, document = self._chunk(numbers, target)
         if self.next is None:
             start = self._sentences[first]
@@ -81,11 +84,6 @@ class Pairs:
             b = b.where(turned, self._random(document, target - a.length, draws[3:5]))
         a, b = truncate(a, b, self.room, draws[5:7])
         return self._assemble(a, b, turned)
-
-    def _target(self, draw: Floats) -> PairInts:
-        """The target length: all the room, or for a share of `short` a random length from 2 up."""
-        lengths = 2 + (draw / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
-        return np.where(draw < self.short, np.minimum(lengths, self.room), self.room)
 
     def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
         """Returns first sentence, end (exclusive) and document of a chunk of the target length."""

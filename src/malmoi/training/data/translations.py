@@ -7,7 +7,7 @@ every sample is. B pairs, S source tokens, T target tokens.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,7 @@ def pair_sides(store: Store) -> PairIndex:
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PairUnits:
     """The pairs of a store in units of up to `length` padded tokens on the longer side."""
 
@@ -42,42 +42,25 @@ class PairUnits:
     seed: int
 
     def __post_init__(self) -> None:
+        sides = pair_sides(self.store)
+        lengths = np.diff(sides).max(1, initial=0)
+        # pairs that are longer than a unit are left out
+        self.sides = sides[lengths < self.length]
+        self.left_out = len(sides) - len(self.sides)
         if not len(self.sides):
             raise MalmoiError(
                 "{folder} has no pair of at most {length} tokens per side.",
                 folder=self.store.folder,
                 length=self.length,
             )
+        # tokens of each pair's longer side, with the end
+        self._longest: PairIndex = np.diff(self.sides).max(1) + 1
+        self._cuts = self._unit_starts()
 
     def __len__(self) -> int:
         return -(-len(self._cuts) // self.group) * self.group
 
-    @cached_property
-    def sides(self) -> PairIndex:
-        """Where each pair's source starts, its target starts, and it ends: [N, 3].
-
-        Pairs that are longer than a unit are left out.
-        """
-        short: PairIndex = np.diff(self._all_sides).max(1, initial=0) < self.length
-        return self._all_sides[short]
-
-    @property
-    def left_out(self) -> int:
-        """Pairs that are too long."""
-        return len(self._all_sides) - len(self.sides)
-
-    @cached_property
-    def _all_sides(self) -> PairIndex:
-        return pair_sides(self.store)
-
-    @cached_property
-    def _longest(self) -> PairIndex:
-        """Tokens of each pair's longer side, with the end."""
-        longer: PairIndex = np.diff(self.sides).max(1) + 1
-        return longer
-
-    @cached_property
-    def _cuts(self) -> PairIndex:
+    def _unit_starts(self) -> PairIndex:
         """Where units start in the order of lengths: as many pairs as fit, at least one."""
         widths = np.sort(self._longest)
         cuts = []
@@ -148,7 +131,7 @@ class TranslationBatches:
         return np.where(keep, found, fill), keep
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LanguageRows:
     """Rows for a masked language model of two languages (Lample & Conneau 2019 §3).
 
@@ -164,15 +147,12 @@ class LanguageRows:
     together: float  # share of the pairs
 
     def __post_init__(self) -> None:
+        self.sides = pair_sides(self.store)
         if not len(self):
             raise MalmoiError("{folder} has no sentence pairs.", folder=self.store.folder)
 
     def __len__(self) -> int:
         return len(self.sides)
-
-    @cached_property
-    def sides(self) -> PairIndex:
-        return pair_sides(self.store)
 
     def batch(self, indices: ArrayLike) -> dict[str, PairIndex]:
         """Returns tokens, segments and positions [B, T], lengths [B], and labels [B] of no use."""
