@@ -31,10 +31,6 @@ def _lean_adamw() -> type[torch.optim.AdamW]:
     return type("AdamW", (torch.optim.AdamW,), {"step": step})
 
 
-def _in_block(name: str) -> bool:
-    return name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
-
-
 def make_optimizers(
     network: Network, c: TrainConfig, *, capturable: bool = False
 ) -> list[torch.optim.Optimizer]:
@@ -44,9 +40,9 @@ def make_optimizers(
     keeps its rate on the GPU, so that a captured step can be replayed with another rate.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    matrices = [
-        p for name, p in named if c.optimizer == "muon" and _in_block(name) and p.dim() == 2
-    ]
+    blocks = ("trunk.blocks.", "trunk.encoder.blocks.")
+    inner = [p for name, p in named if name.startswith(blocks) and p.dim() == 2]
+    matrices = inner if c.optimizer == "muon" else []
     taken = {id(p) for p in matrices}
     rest = [p for _, p in named if id(p) not in taken]
     groups = [

@@ -1,7 +1,6 @@
 """A prepared run, and how its folder is made: text, vocabulary, stores, network, recipe.json."""
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
-from malmoi.system.files import make_folder, scratch_folder
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import read_pairs, split_pair
@@ -35,7 +33,7 @@ from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_fold
 from malmoi.training.samples import make_feeds, prompt_of
 
 if TYPE_CHECKING:
-    from malmoi.inference import Model
+    pass
 
 
 @dataclass
@@ -57,46 +55,12 @@ class TrainingRun:
         return self.checkpoint.network
 
     @property
-    def _sharded(self) -> bool:
+    def sharded(self) -> bool:
         return self.recipe.train.parallel == "fsdp" and self.group.world > 1
 
-    def model(self) -> "Model":
-        """The trained model; one sharded over processes is read back from its folder."""
-        from malmoi.inference import Model
-
-        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
-
-    def save(self) -> None:
-        """Writes the checkpoint at the top of the run folder."""
-        checkpoint = self._gathered()
-        if self.group.first:
-            write_checkpoint(checkpoint, self.out)
-
-    def save_snapshot(self, step: int) -> None:
-        """Writes the model after a step to its own folder, atomically."""
-        checkpoint = self._gathered()
-        if not self.group.first:
-            return
-        folder = self.snapshot_root / f"{step:06d}"
-        make_folder(self.snapshot_root)
-        with scratch_folder(self.snapshot_root) as scratch:
-            write_checkpoint(checkpoint, scratch / folder.name)
-            shutil.rmtree(folder, ignore_errors=True)
-            (scratch / folder.name).replace(folder)
-
-    def drop_snapshots_after(self, step: int) -> None:
-        """Removes snapshots that a resumed or rolled back run has not reached yet."""
-        for folder in self.snapshot_root.glob("[0-9]*") if self.group.first else ():
-            if folder.name.isdecimal() and int(folder.name) > step:
-                shutil.rmtree(folder)
-
-    @property
-    def snapshot_root(self) -> Path:
-        return self.out / "snapshots"
-
-    def _gathered(self) -> Checkpoint:
+    def gathered(self) -> Checkpoint:
         """The checkpoint; gathered by the first process if the model is sharded."""
-        if not self._sharded:
+        if not self.sharded:
             return self.checkpoint
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 

@@ -1,6 +1,7 @@
 """Pre-training: phases of a token store, a budget, validation, and a way back after a spike."""
 
 import math
+import shutil
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.messages import msg
 from malmoi.model import count_parameters
-from malmoi.system.files import write_text
+from malmoi.system.files import make_folder, scratch_folder, write_text
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress
 from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
@@ -60,6 +62,8 @@ class Trainer(Loop):
         self.varied_shapes = not recipe.causal
         self.compiles_whole = self._one_graph()
         network = run.network.to(run.group.device)
+        if distillation is not None:
+            distillation.teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)
@@ -365,10 +369,22 @@ class Trainer(Loop):
     # ------------------------------------------------------------------ saving and resuming
 
     def save_model(self) -> None:
-        self.run.save()
+        """Writes the checkpoint at the top of the run folder."""
+        checkpoint = self.run.gathered()
+        if self.group.first:
+            write_checkpoint(checkpoint, self.out)
 
     def save_snapshot(self) -> None:
-        self.run.save_snapshot(self.state.step)
+        """Writes the model after this step to its own folder, atomically."""
+        checkpoint = self.run.gathered()
+        if not self.group.first:
+            return
+        folder = self.out / "snapshots" / f"{self.state.step:06d}"
+        make_folder(folder.parent)
+        with scratch_folder(folder.parent) as scratch:
+            write_checkpoint(checkpoint, scratch / folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).replace(folder)
 
     def own_tensors(self) -> Mapping[str, Tensor]:
         return self.loss_module.memory_tensors()
@@ -388,8 +404,11 @@ class Trainer(Loop):
                 folder=self.state_root / f"step-{s.step}",
                 phases=phases,
             )
-        if self.config.snapshots:
-            self.run.drop_snapshots_after(s.step)
+        # a resumed or rolled back run has not reached later snapshots yet
+        drops = self.config.snapshots and self.group.first
+        for folder in (self.out / "snapshots").glob("[0-9]*") if drops else ():
+            if folder.name.isdecimal() and int(folder.name) > s.step:
+                shutil.rmtree(folder)
 
 
 def _objective(recipe: Recipe, distillation: "Distillation | None") -> Objective:
