@@ -108,10 +108,6 @@ class WorkClock:
         """Seconds of a typical step, as far as known."""
         return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
 
-    @property
-    def steps_per_second(self) -> float:
-        return self.taken / max(1e-9, self.training)
-
     def step(self) -> None:
         """Counts a step that was taken, or at least submitted to the device."""
         self._steps += 1

@@ -238,12 +238,10 @@ class StepTimer:
             while took < PROBE_SECONDS and 2 * size <= micro:
                 size *= 2
                 took = _seconds(partial(self._pass, size))
-            rate = size / took if took > MAX_PROBE_SECONDS else self._rate(size)
+            slow = took > MAX_PROBE_SECONDS
+            rate = size / took if slow else self.threads.measure(partial(self._pass, size))
         self._update()  # the first update allocates the moments
         return median(_seconds(self._update) for _ in range(3)), 1 / rate
-
-    def _rate(self, size: int) -> float:
-        return self.threads.measure(partial(self._pass, size))
 
     def _pass(self, size: int) -> float:
         self.run_pass(size)
