@@ -28,7 +28,7 @@ from malmoi.compression.result import (
 from malmoi.errors import UsageError
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
-from malmoi.model import count_parameters
+from malmoi.model import Network, count_parameters
 from malmoi.system.machine import float64_device, pick_device
 from malmoi.text.documents import read_documents
 
@@ -98,17 +98,7 @@ def round_calibrated(
     the errors of earlier maps.
     """
     network = checkpoint.network
-    if network.config.distinct < network.config.depth:
-        raise UsageError(
-            "GPTQ does not support layers that share weights, as in this model: use --method round."
-        )
-    if packing.group % STRIDE:
-        raise UsageError(
-            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
-            "--group.",
-            stride=STRIDE,
-            group=packing.group,
-        )
+    _check_gptq(network, packing)
     tokens = calibration_tokens(checkpoint, calibration)
     found: dict[nn.Module, Quantized] = {}
 
@@ -130,6 +120,20 @@ def round_calibrated(
         if part in found:
             assert isinstance(part, nn.Linear)
             assert place_quantized(network, name, found[part], part.bias)
+
+
+def _check_gptq(network: Network, packing: Packing) -> None:
+    if network.config.distinct < network.config.depth:
+        raise UsageError(
+            "GPTQ does not support layers that share weights, as in this model: use --method round."
+        )
+    if packing.group % STRIDE:
+        raise UsageError(
+            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
+            "--group.",
+            stride=STRIDE,
+            group=packing.group,
+        )
 
 
 def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:

@@ -278,7 +278,6 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
     Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
     Weights named in `skip` are not drawn: the caller replaces them.
     """
-    c = network.config
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
     for name, module in network.named_modules():
         for parameter_name, weight in module.named_parameters(recurse=False):
@@ -287,16 +286,21 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
             elif parameter_name == "bias":
                 weight.zero_()
             elif f"{name}.{parameter_name}" not in skip:
-                _draw(module, weight, c, generator)
+                _draw(module, weight, network.config, generator)
         if hasattr(module, "reset") and not name.startswith("reader"):
             module.reset(generator)
+    _scale_residual_writers(network)
+    if network.reader is not None:
+        network.reader.reset(generator)
+    return network
+
+
+def _scale_residual_writers(network: Network) -> None:
+    c = network.config
     scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
     for block in network.trunk.blocks if not c.is_lstm else ():
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
-    if network.reader is not None:
-        network.reader.reset(generator)
-    return network
 
 
 def _draw(

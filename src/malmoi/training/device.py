@@ -48,10 +48,8 @@ class Execution:
 
     def synchronize(self) -> None:
         """Waits until the device has finished its queue, so that timings are right."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def free_cache(self) -> None:
         """Releases memory that torch caches."""

@@ -158,10 +158,8 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
         return ""
     if recipe.objective == "translation" and store.sentences is not None:
         return words.decode(store.tokens[: store.sentences[1]].tolist())
-    return _beginning(store, words) if recipe.causal else _gap(store, words)
-
-
-def _beginning(store: Store, words: Tokenizer) -> str:
+    if not recipe.causal:
+        return _gap(store, words)
     text = words.decode(store.tokens[:60].tolist()).lstrip()
     return " ".join(text.split(maxsplit=PROMPT_WORDS)[:PROMPT_WORDS])
 

@@ -245,9 +245,8 @@ def _encode(batch: list[_Item], coder: CachedWords | CachedTexts, end: int | Non
     sizes = np.array([len(piece) for piece in pieces], np.int64)
     calls = np.flatnonzero(np.diff(np.cumsum(sizes) // TOKENIZER_CHARACTERS_PER_CALL)) + 1
     edges = [0, *calls.tolist(), len(pieces)]
-    parts = [coder.encode(pieces[a:b]) for a, b in pairwise(edges) if a < b]
-    nothing = np.zeros(0, np.int64)
-    ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
+    parts = [coder.encode(pieces[a:b]) for a, b in pairwise(edges)]
+    ids, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
     encoded = _Encoded(ids, owners, lengths, np.array([item.bytes for item in batch]))
     return encoded if end is None else _ended(encoded, end)
