@@ -26,7 +26,7 @@ from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, score_classes, token_scores
 from malmoi.inference.tagging import tag_words
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
-from malmoi.model.features import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
+from malmoi.model.trunks import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 SENTENCE = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."

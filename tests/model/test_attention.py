@@ -26,9 +26,9 @@ from malmoi.model.attention import (
     fastest_kernel,
 )
 from malmoi.model.attention_mask import Bounds, Mask, _block_mask, build_mask
-from malmoi.model.block_parts import attend_parts, make_parts
 from malmoi.model.families import gpt2
 from malmoi.model.patterns import PATTERNS
+from malmoi.model.sparse import attend_parts, make_parts
 
 CPU = torch.device("cpu")
 Truth = Callable[[int, int], bool]  # (query, key)

@@ -21,7 +21,7 @@ from malmoi.model.recurrent import (
     feature_map,
     full_linear_attention,
 )
-from malmoi.model.tiled import make_tiling
+from malmoi.model.sparse import make_tiling
 
 CPU = torch.device("cpu")
 PATTERNS = (

@@ -23,9 +23,8 @@ from malmoi.messages import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
-from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
+from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, estimate_run, verdict
 from malmoi.training.device import StepTimer, choose_execution
-from malmoi.training.estimate import estimate_run
 from malmoi.training.recipe import TrainConfig, rate_at, warmup_steps
 from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.signals import Stopped

@@ -20,8 +20,8 @@ from malmoi.model.heads import VocabularyHead
 from malmoi.studio.translation_view import TranslationRequest, translation_view
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
+from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 from malmoi.training.recipe import rate_at
 from malmoi.training.recipes import named_recipe

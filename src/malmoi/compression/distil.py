@@ -29,6 +29,7 @@ from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
 from malmoi.training.data.encode import open_stores
 from malmoi.training.device import choose_execution
+from malmoi.training.feed import make_feeds
 from malmoi.training.loss_module import LossModule, validate
 from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
@@ -36,7 +37,6 @@ from malmoi.training.parallel import join_process_group
 from malmoi.training.prepare import DISTIL
 from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, read_recipe
-from malmoi.training.samples import make_feeds
 
 # DistilBERT's 5 · KL + 2 · MLM + 1 · cosine (Sanh et al. 2019, their code): the share of the
 # teacher's scores, and of the hidden states against those

@@ -80,7 +80,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     if mask.parts is not None:
-        from malmoi.model.block_parts import attend_parts
+        from malmoi.model.sparse import attend_parts
 
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
         return attend_parts(q, k, v, mask.parts, _compiled_flex())

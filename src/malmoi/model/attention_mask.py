@@ -15,8 +15,7 @@ from torch import Tensor
 from malmoi.model.patterns import Layout, Pattern
 
 if TYPE_CHECKING:
-    from malmoi.model.block_parts import BlockParts
-    from malmoi.model.tiled import Tiling
+    from malmoi.model.sparse import BlockParts, Tiling
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def build_mask(
         elif device.type == "cuda":
             return Mask(blocks=_block_mask(pattern, layout, layout.batch, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
-            from malmoi.model.tiled import make_tiling
+            from malmoi.model.sparse import make_tiling
 
             tiles = make_tiling(pattern, layout.keys)
             if tiles is not None:
@@ -98,7 +97,7 @@ def _plain_sparse(pattern: Pattern, length: int, device: str) -> Mask:
     """The blocks of unpadded text, in another order where that leaves most of them empty."""
     place = torch.device(device)
     if length >= MIN_REORDERED_KEYS:
-        from malmoi.model.block_parts import make_parts
+        from malmoi.model.sparse import make_parts
 
         parts = make_parts(pattern, length, place)
         if parts is not None:

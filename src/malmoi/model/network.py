@@ -26,7 +26,7 @@ from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from malmoi.model.features import FeatureConfig, FeatureReader
+    from malmoi.model.trunks import FeatureConfig, FeatureReader
 
 
 class Network(nn.Module):
@@ -53,10 +53,10 @@ class Network(nn.Module):
             self.reader: FeatureReader | None = None
             self.pooler: nn.Module | None = Pooler(config) if pooler else None
             if features is not None:
-                from malmoi.model import features as frozen
+                from malmoi.model import trunks
 
-                self.reader = frozen.FeatureReader(config, features)
-                self.pooler = frozen.MeanPooler()
+                self.reader = trunks.FeatureReader(config, features)
+                self.pooler = trunks.MeanPooler()
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -250,19 +250,13 @@ class Network(nn.Module):
 
 def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer:
     """The trunk of a config; the rarer ones are imported when a model has them."""
+    if not (features or config.encoder_depth or config.feature_count):
+        return Transformer(config)
+    from malmoi.model import trunks
+
     if features:
-        from malmoi.model.features import LayeredTransformer
-
-        return LayeredTransformer(config, features)
-    if config.encoder_depth:
-        from malmoi.model.encoder_decoder import EncoderDecoder
-
-        return EncoderDecoder(config)
-    if config.feature_count:
-        from malmoi.model.encoder_decoder import FeaturePrefix
-
-        return FeaturePrefix(config)
-    return Transformer(config)
+        return trunks.LayeredTransformer(config, features)
+    return (trunks.EncoderDecoder if config.encoder_depth else trunks.FeaturePrefix)(config)
 
 
 def count_parameters(network: nn.Module) -> int:

@@ -177,7 +177,7 @@ def sinusoidal(c: ModelConfig) -> nn.Module:
 
 
 def relative(c: ModelConfig) -> nn.Module:
-    from malmoi.model.relative import RelativeAttention
+    from malmoi.model.recurrent import RelativeAttention
 
     return RelativeAttention(c)
 

@@ -25,12 +25,11 @@ from malmoi.training.budget import Budget
 from malmoi.training.data.captions import TextPerRow, open_features
 from malmoi.training.data.encode import Stores, build_stores, draw, open_stores
 from malmoi.training.data.loader import SENTINELS
-from malmoi.training.feed import PhaseFeed, samples_per_epoch
+from malmoi.training.feed import PhaseFeed, make_feeds, prompt_of, samples_per_epoch
 from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
-from malmoi.training.samples import make_feeds, prompt_of
 
 if TYPE_CHECKING:
     pass

@@ -11,7 +11,7 @@ from malmoi.checkpoint import read_checkpoint
 from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, plural
 from malmoi.system.files import folder_lock
-from malmoi.training.estimate import estimate_run
+from malmoi.training.budget import estimate_run
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe

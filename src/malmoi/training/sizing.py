@@ -22,9 +22,8 @@ from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.budget import FEW_UPDATES
+from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
-from malmoi.training.estimate import meta_network
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import RunSources

@@ -26,13 +26,12 @@ from malmoi.training.device import (
     known_flops,
     release_compiled,
 )
-from malmoi.training.feed import batch_sizes, samples_per_epoch
+from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
-from malmoi.training.samples import regrouped
 
 if TYPE_CHECKING:
     from malmoi.training.losses.distil import Distillation
