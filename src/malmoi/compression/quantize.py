@@ -100,7 +100,7 @@ def round_calibrated(
     network = checkpoint.network
     _check_gptq(network, packing)
     tokens = calibration_tokens(checkpoint, calibration)
-    found: dict[nn.Module, Quantized] = {}
+    found: dict[nn.Linear, Quantized] = {}
 
     def round_on_arrival(part: nn.Linear, given: tuple[Tensor]) -> None:
         rows = given[0].reshape(-1, part.in_features).float()
@@ -116,10 +116,9 @@ def round_calibrated(
     for hook in hooks:
         hook.remove()
     network.to("cpu")
-    for name, part in list(network.named_modules()):
-        if part in found:
-            assert isinstance(part, nn.Linear)
-            assert place_quantized(network, name, found[part], part.bias)
+    names = {part: name for name, part in network.named_modules()}
+    for part, rounded in found.items():
+        assert place_quantized(network, names[part], rounded, part.bias)
 
 
 def _check_gptq(network: Network, packing: Packing) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.embedding import Embedding, make_norm
-from malmoi.model.transformer import ACTIVATIONS, Transformer
+from malmoi.model.transformer import ACTIVATIONS, Embedding, Transformer, make_norm
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
 

@@ -19,10 +19,9 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
-from malmoi.model.embedding import make_norm
 from malmoi.model.heads import token_mean
 from malmoi.model.kv_cache import KVCache
-from malmoi.model.transformer import Activations, Block, Transformer
+from malmoi.model.transformer import Activations, Block, Transformer, make_norm
 from malmoi.settings import Config
 
 

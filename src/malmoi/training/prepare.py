@@ -130,7 +130,13 @@ class RunSources:
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
         if data.features:
-            return [self._text_per_row(data.features)]
+            if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
+                raise UsageError(
+                    "Features need one text file with a line for each row, not {sources}.",
+                    sources=", ".join(self.sources),
+                )
+            rows = len(open_features(data.features))
+            return [DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")]
         if data.pairs:
             return [read_pairs(self.sources, (data.source, data.target))]
         kinds = dict(documents=data.documents, text=data.text)
@@ -143,15 +149,6 @@ class RunSources:
                 sources=len(self.sources),
             )
         return [read_documents([source], **kinds) for source in self.sources]
-
-    def _text_per_row(self, features: str) -> DocumentReader:
-        if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
-            raise UsageError(
-                "Features need one text file with a line for each row, not {sources}.",
-                sources=", ".join(self.sources),
-            )
-        rows = len(open_features(features))
-        return DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
@@ -172,7 +169,11 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         # span corruption has embeddings of its own for the gaps
         vocab = words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
         recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
-    recipe = _with_features(recipe)
+    if recipe.data.features:
+        _, count, width = open_features(recipe.data.features).shape
+        seen = (f"causal | prefix:{count}",)
+        shape = dict(feature_count=count, feature_width=width, attention=seen)
+        recipe = replace(recipe, model=replace(recipe.model, **shape))
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
     if group.first:
@@ -211,15 +212,6 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
             batch=c.batch,
             world=group.world,
         )
-
-
-def _with_features(recipe: Recipe) -> Recipe:
-    """The recipe with the number and width of the feature vectors in the file."""
-    if not recipe.data.features:
-        return recipe
-    _, count, width = open_features(recipe.data.features).shape
-    shape = dict(feature_count=count, feature_width=width, attention=(f"causal | prefix:{count}",))
-    return replace(recipe, model=replace(recipe.model, **shape))
 
 
 # ------------------------------------------------------------------ tokenizer

@@ -313,7 +313,14 @@ class Recipe(Config):
     def check(self) -> "Recipe":
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
-        self._check_budget()
+        budgets = [n for n in BUDGETS if getattr(self.train, n)]
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
+        _require(
+            bool(budgets),
+            "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
+        )
         problem = find_problem(self)
         _require(not problem, problem)
         self._check_objective()
@@ -342,16 +349,6 @@ class Recipe(Config):
             "data.lengths=[] and data.shares=[] use the context.",
             lengths=max(lengths),
             context=self.model.context,
-        )
-
-    def _check_budget(self) -> None:
-        budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        _require(
-            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
-        )
-        _require(
-            bool(budgets),
-            "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
 
     def _check_objective(self) -> None:
