@@ -51,12 +51,14 @@ class Network(nn.Module):
         with _NotDrawn():
             self.trunk = _trunk(config, features)
             self.reader: FeatureReader | None = None
-            self.pooler: nn.Module | None = Pooler(config) if pooler else None
+            self.pooler: Pooler | None = Pooler(config) if pooler and features is None else None
             if features is not None:
                 from malmoi.model import trunks
 
                 self.reader = trunks.FeatureReader(config, features)
-                self.pooler = trunks.MeanPooler()
+                # a frozen [CLS] was not trained to represent its sequence
+                mean = replace(config, pool="mean", pooler="none", head_transform=False)
+                self.pooler = Pooler(mean)
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)

@@ -19,7 +19,6 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
-from malmoi.model.heads import token_mean
 from malmoi.model.kv_cache import KVCache
 from malmoi.model.transformer import Activations, Block, Transformer, make_norm
 from malmoi.settings import Config
@@ -300,12 +299,3 @@ class FeatureReader(nn.Module):
             self.scale.fill_(1.0)
         if self.recurrent is not None:
             self.recurrent.reset(generator)
-
-
-class MeanPooler(nn.Module):
-    """The mean of a sequence's tokens, since a frozen [CLS] was not trained to represent it."""
-
-    def forward(
-        self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None
-    ) -> Tensor:
-        return token_mean(hidden, keep)
