@@ -24,7 +24,7 @@ from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pre
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, estimate_run, verdict
-from malmoi.training.device import StepTimer, choose_execution
+from malmoi.training.device import choose_execution
 from malmoi.training.recipe import TrainConfig, rate_at, warmup_steps
 from malmoi.training.recipes import RECIPES, resolve_recipe
 from malmoi.training.signals import Stopped
@@ -197,9 +197,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence takes long enough that the recipe's batch gives few updates; nothing waits for
     it.
     """
-    monkeypatch.setattr(
-        "malmoi.training.device.StepTimer.measure", lambda self, micro, compiled: (0.001, 0.002)
-    )
+    monkeypatch.setattr("malmoi.training.trainer.step_seconds", lambda *_, compiled: (0.001, 0.002))
 
 
 @pytest.mark.usefixtures("slow_machine")
@@ -269,12 +267,12 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
 ) -> None:
     calls: list[bool] = []
 
-    def measure(self: StepTimer, micro: int, *, compiled: bool) -> tuple[float, float]:
+    def measure(*_: object, compiled: bool) -> tuple[float, float]:
         calls.append(compiled)
         return 0.0, took[compiled]
 
     took, executions = {False: 1000.0, True: 1000 * compiled}, []
-    monkeypatch.setattr(StepTimer, "measure", measure)
+    monkeypatch.setattr("malmoi.training.trainer.step_seconds", measure)
     monkeypatch.setattr(
         "malmoi.training.loop.compile_for",
         lambda execution, judge, **_: executions.append(execution),

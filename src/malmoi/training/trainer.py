@@ -19,12 +19,12 @@ from malmoi.system.progress import Progress
 from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
 from malmoi.training.device import (
     COMPILED_PAYS,
-    StepTimer,
     choose_execution,
     first_micro,
     flops_per_token,
     known_flops,
     release_compiled,
+    step_seconds,
 )
 from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
@@ -215,9 +215,10 @@ class Trainer(Loop):
 
     def _measure(self, *, compiled: bool) -> Pace:
         """Times a pass and an update with as few sequences as possible."""
-        timer = StepTimer(self.execution, self._probe, self.apply_gradients, self.threads)
         try:
-            update, sequence = timer.measure(self.micro, compiled=compiled)
+            update, sequence = step_seconds(
+                self._probe, self._probe_update, self.micro, self.threads, compiled=compiled
+            )
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -243,6 +244,11 @@ class Trainer(Loop):
         with self.execution.computing():
             loss, _ = self.call(tensors, self.count_labels([tensors]))
         loss.backward()
+        self.execution.synchronize()
+
+    def _probe_update(self) -> None:
+        self.apply_gradients()
+        self.execution.synchronize()
 
     def _fit_batch(self, pace: Pace) -> None:
         """Takes a smaller batch if the minutes would hold too few updates, unless one was set."""
