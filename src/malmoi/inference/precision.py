@@ -38,7 +38,7 @@ def open_for_use(
 def _read(path: str | Path, *, packed: bool) -> Checkpoint:
     if not is_adapter(path):
         return read_checkpoint(path, packed=packed)
-    from malmoi.adapters import read_with_adapter
+    from malmoi.adapters.store import read_with_adapter
 
     return read_with_adapter(path, packed=packed)
 

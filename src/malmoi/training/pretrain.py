@@ -12,6 +12,7 @@ from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, plural
 from malmoi.system.files import folder_lock
 from malmoi.training.budget import estimate_run
+from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
@@ -22,7 +23,6 @@ from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
-    from malmoi.training.losses.distil import Distillation
 
 logger = StatusLog(__name__)
 
@@ -41,7 +41,7 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
     start: str | Path | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    distillation: "Distillation | None" = None,
+    distillation: Distillation | None = None,
     **overrides: Any,
 ) -> "Model":
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.

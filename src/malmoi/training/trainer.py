@@ -4,7 +4,6 @@ import math
 import shutil
 from collections.abc import Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,11 +29,9 @@ from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
+from malmoi.training.losses.distil import Distillation
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from malmoi.training.losses.distil import Distillation
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -53,7 +50,7 @@ class Trainer(Loop):
     seconds_between_saves = 300.0
     keeps_initial = True
 
-    def __init__(self, run: TrainingRun, distillation: "Distillation | None" = None) -> None:
+    def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
         self.run = run
         self.recipe = recipe = run.recipe
         self.feeds = run.feeds
@@ -416,7 +413,7 @@ class Trainer(Loop):
                 shutil.rmtree(folder)
 
 
-def _objective(recipe: Recipe, distillation: "Distillation | None") -> Objective:
+def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
     smoothing = recipe.train.label_smoothing
     settings = {"both": recipe.data.causal_share, "translation": smoothing, "span": smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []
