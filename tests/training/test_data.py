@@ -33,6 +33,8 @@ from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
 from malmoi.training.data.store import Appender, Store
 from malmoi.training.data.windows import Mixture, Windows
+from malmoi.training.recipe import DataConfig
+from malmoi.training.recipes import resolve_recipe
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -659,7 +661,7 @@ def test_masking_holds_its_rates_exactly() -> None:
     tokens = rng.integers(5, 60_000, (2000, 128))
     tokens[:, 0], tokens[:, 60] = 2, 3
     lengths = rng.integers(3, 129, 2000)
-    how = Masking.of(Vocabulary())
+    how = Masking.of(Vocabulary(), DataConfig())
     maskable = ~how.special[tokens] & (np.arange(128) < lengths[:, None])
     corrupted, labels = mask(tokens, maskable, rng, how)
     chosen = labels != IGNORE_LABEL
@@ -686,7 +688,7 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, 100, (6, width))
     tokens[:, 0] = 2
-    how = Masking.of(Vocabulary(100), whole_word=True, rate=0.3)
+    how = Masking.of(Vocabulary(100), DataConfig(whole_word=True, mask_rate=0.3))
     maskable = ~how.special[tokens]
     _, labels = mask(tokens, maskable, np.random.default_rng(seed), how)
     scores = np.random.default_rng(seed).random(tokens.shape)
@@ -707,9 +709,9 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
 
 def test_masking_refuses_what_cannot_be() -> None:
     with pytest.raises(MalmoiError, match=r"no \[MASK\]"):
-        Masking.of(Vocabulary(specials=Specials(mask=None)))
-    with pytest.raises(UsageError, match="shares"):
-        Masking.of(Vocabulary(), mask=0.9, random=0.2)
+        Masking.of(Vocabulary(specials=Specials(mask=None)), DataConfig())
+    with pytest.raises(UsageError, match="more than 1 together"):
+        resolve_recipe("bert-tiny", {"data.mask_token": 0.9, "data.mask_random": 0.2})
 
 
 # ---- mixtures
@@ -773,7 +775,7 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
-    how = Masking.of(Vocabulary(), whole_word=whole_word)
+    how = Masking.of(Vocabulary(), DataConfig(whole_word=whole_word))
     padded = BertBatches(pairs, how, 0, 0).at(72, 24)
     packed = BertBatches(pairs, how, 0, 0, packed=True).at(72, 24)
     assert padded["tokens"].shape[1] % 8 == 0
@@ -803,7 +805,7 @@ def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> No
 
 def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
     pairs = Mixture([Pairs(stores.train, 32, s, specials=Specials()) for s in (1, 2)], [2, 1])
-    how = Masking.of(Vocabulary())
+    how = Masking.of(Vocabulary(), DataConfig())
     batches = BertBatches(pairs, how, 0, 0)
     one = batches.at(80, 16)
     halves = [batches.at(80, 8), batches.at(88, 8)]

@@ -23,7 +23,7 @@ from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
 from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
 from malmoi.training.losses.linear_xent import linear_cross_entropy
-from malmoi.training.recipe import rate_at
+from malmoi.training.recipe import DataConfig, rate_at
 from malmoi.training.recipes import named_recipe
 from malmoi.training.signals import Stopped
 from tiny_runs import assert_equal_weights, losses, signalled
@@ -152,7 +152,7 @@ def test_positions_restart_in_the_second_language_and_masks_fall_on_both() -> No
         )
     }
     assert languages == {((10, 11), 0), ((12, 13, 14), 1), ((15,), 0), ((16,), 1)}
-    masking = Masking(mask_id=4, special=np.arange(20) < 5, rate=0.5)
+    masking = Masking(4, np.arange(20) < 5, DataConfig(mask_rate=0.5))
     for packed in (False, True):
         source = LanguageRows(pairs, 32, 0, Frame(), together=1.0)
         batch = BertBatches(source, masking, 0, 0, packed).at(0, 2)

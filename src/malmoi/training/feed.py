@@ -225,10 +225,10 @@ def _feed(
         if recipe.samples != "both":
             return PhaseFeed(causal, length, len(source))
         cuts = length // (d.masked_length or length)
-        masked = MaskedWindows(source, _masking(recipe, words), seed, cuts)
+        masked = MaskedWindows(source, Masking.of(words, d), seed, cuts)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
-    batches = BertBatches(source, _masking(recipe, words), pad, seed, packed)
+    batches = BertBatches(source, Masking.of(words, d), pad, seed, packed)
     return PhaseFeed(batches, length, len(source))
 
 
@@ -273,13 +273,6 @@ def _end_of(words: Tokenizer) -> int:
     if words.specials.eos is None:
         raise UsageError("This tokenizer has no end-of-text token, which a decoder needs.")
     return words.specials.eos
-
-
-def _masking(recipe: Recipe, words: Tokenizer) -> Masking:
-    d = recipe.data
-    return Masking.of(
-        words, whole_word=d.whole_word, rate=d.mask_rate, mask=d.mask_token, random=d.mask_random
-    )
 
 
 def _source(

@@ -85,9 +85,11 @@ class DataConfig(Config):
     masked_length: int = setting(
         0, "Tokens of its masked rows; 0: as many as of the causal ones.", ge=0
     )
-    mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).")
-    mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].")
-    mask_random: float = setting(0.1, "Share that becomes a random token; the rest is kept.")
+    mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).", gt=0, lt=1)
+    mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].", ge=0, le=1)
+    mask_random: float = setting(
+        0.1, "Share that becomes a random token; the rest is kept.", ge=0, le=1
+    )
     whole_word: bool = setting(False, "Mask all tokens of a word together.")
     packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
 
@@ -362,6 +364,12 @@ class Recipe(Config):
             "data.masked_length={length} does not divide the {phases} tokens of a row.",
             length=self.data.masked_length,
             phases=max(length for length, _ in self.phases),
+        )
+        _require(
+            self.data.mask_token + self.data.mask_random <= 1,
+            "data.mask_token={mask} and data.mask_random={random} are more than 1 together.",
+            mask=self.data.mask_token,
+            random=self.data.mask_random,
         )
         _require(
             self.model.both_ways == (self.samples == "both"),

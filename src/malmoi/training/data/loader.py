@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import pad_to_width
 from malmoi.training.data.permute import Draws, permutation_key
 from malmoi.training.data.windows import SampleSource
+from malmoi.training.recipe import DataConfig
 
 MaskInts = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -27,7 +28,7 @@ IGNORE_LABEL = -100  # of what is not predicted, in every loss
 
 @dataclass(frozen=True)
 class Masking:
-    """How to corrupt tokens: the rates, and properties of the vocabulary.
+    """How to corrupt tokens: the shares of the recipe, and properties of the vocabulary.
 
     `special` marks the special ids, which are never chosen and never inserted. `starts` marks the
     ids that start a word and enables whole-word masking.
@@ -35,41 +36,24 @@ class Masking:
 
     mask_id: int
     special: Bools
-    rate: float = 0.15
-    mask: float = 0.8
-    random: float = 0.1
+    data: DataConfig
     starts: Bools | None = None
 
     @classmethod
-    def of(
-        cls,
-        tokenizer: Tokenizer,
-        *,
-        whole_word: bool = False,
-        rate: float = 0.15,
-        mask: float = 0.8,
-        random: float = 0.1,
-    ) -> "Masking":
+    def of(cls, tokenizer: Tokenizer, data: DataConfig) -> "Masking":
         """Masking for this vocabulary; a WordPiece token starts a word unless it begins with ##."""
         if tokenizer.specials.mask is None:
             raise MalmoiError(
                 "This tokenizer has no [MASK], which masked training needs: use a WordPiece one."
             )
-        if not (0 < rate < 1 and min(mask, random) >= 0 and mask + random <= 1):
-            raise UsageError(
-                "rate={rate}, mask={mask}, random={random} are not valid shares.",
-                rate=rate,
-                mask=mask,
-                random=random,
-            )
         special = np.zeros(tokenizer.vocab_size, bool)
         special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
         starts = None
-        if whole_word:
+        if data.whole_word:
             starts = np.array(
                 [not tokenizer.token(id).startswith("##") for id in range(tokenizer.vocab_size)]
             )
-        return cls(tokenizer.specials.mask, special, rate, mask, random, starts)
+        return cls(tokenizer.specials.mask, special, data, starts)
 
     @cached_property
     def ordinary(self) -> MaskInts:
@@ -78,7 +62,7 @@ class Masking:
 
     def slots(self, tokens: int) -> int:
         """The maximum number of predictions among `tokens` maskable tokens of one sequence."""
-        return max(1, int(np.rint(self.rate * tokens)))
+        return max(1, int(np.rint(self.data.mask_rate * tokens)))
 
 
 def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
@@ -91,7 +75,7 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
     flat = tokens.reshape(-1, shape[-1])
     maskable = maskable.reshape(flat.shape)
     total = maskable.sum(axis=1)
-    count = np.minimum(np.maximum(np.rint(how.rate * total).astype(np.int64), 1), total)
+    count = np.minimum(np.maximum(np.rint(how.data.mask_rate * total).astype(np.int64), 1), total)
     if how.starts is None:
         chosen = _tokens(maskable, count, rng)
     else:
@@ -99,8 +83,9 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
     labels = np.where(chosen, flat, IGNORE_LABEL)
     dice = rng.random(flat.shape)
     other = how.ordinary[(rng.random(flat.shape) * len(how.ordinary)).astype(np.int64)]
-    corrupted = np.where(chosen & (dice < how.mask), how.mask_id, flat)
-    replaced = chosen & (dice >= how.mask) & (dice < how.mask + how.random)
+    corrupted = np.where(chosen & (dice < how.data.mask_token), how.mask_id, flat)
+    random_below = how.data.mask_token + how.data.mask_random
+    replaced = chosen & (dice >= how.data.mask_token) & (dice < random_below)
     return np.where(replaced, other, corrupted).reshape(shape), labels.reshape(shape)
 
 
@@ -211,7 +196,7 @@ class BertBatches:
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
-        limit = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
+        limit = int(self.masking.data.mask_rate * (size - 2 * len(tokens))) + len(tokens)
         return {
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
