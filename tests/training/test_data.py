@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,18 +240,18 @@ def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "JOURNAL_BYTES", 500)
-    docs, words, write = corpus(), Words(), Appender._write
+    docs, words, append = corpus(), Words(), Appender.append
     room = [20_00]
 
-    def full(self: Appender, name: str, array: np.ndarray) -> None:
-        room[0] -= array.nbytes
+    def full(self: Appender, tokens: np.ndarray, *lengths: Any) -> None:
+        room[0] -= tokens.nbytes
         if room[0] < 0:
-            write(self, name, array[: len(array) // 2])
+            append(self, tokens[: len(tokens) // 2], *lengths)
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, name, array)
+        append(self, tokens, *lengths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Appender, "_write", full)
+        patch.setattr(Appender, "append", full)
         with pytest.raises(MalmoiError, match="disk is full"):
             build_stores(docs, words, tmp_path / "a")
     again = Words()

@@ -25,7 +25,6 @@ from malmoi.training.data.permute import permutation_key
 from malmoi.training.data.store import (
     STORE_FORMAT,
     Appender,
-    Chunk,
     Store,
     StoreCounts,
     dtype_for,
@@ -35,6 +34,7 @@ from malmoi.training.data.store import (
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
 TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
+Chunk = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64] | None, int]  # see `Appender`
 Splitter = Callable[[str], list[str]]
 
 
@@ -184,7 +184,7 @@ def _encode_all(plan: EncodePlan, state: _State) -> None:
             encoded = _encode(batch, coder, plan.end)
             held_out = np.array([item.valid for item in batch])
             for appender, chosen in ((train, ~held_out), (valid, held_out)):
-                appender.append(encoded.chunk(chosen, sentences=plan.sentences is not None))
+                appender.append(*encoded.chunk(chosen, sentences=plan.sentences is not None))
                 appender.sync()
             state.done += len(batch)
             state.save(plan.out)
@@ -231,12 +231,12 @@ class _Encoded:
         return np.bincount(self.owners, self.lengths, len(self.bytes)).astype(np.int64)
 
     def chunk(self, chosen: NDArray[np.bool_], *, sentences: bool) -> Chunk:
-        """Returns the chosen documents as a chunk; documents without tokens are dropped."""
+        """Returns what to append of the chosen documents; those without tokens are dropped."""
         documents = self.documents()
         chosen = chosen & (documents > 0)
         pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
         ids = self.ids[np.repeat(chosen, documents)]
-        return Chunk(ids, documents[chosen], pieces, int(self.bytes[chosen].sum()))
+        return ids, documents[chosen], pieces, int(self.bytes[chosen].sum())
 
 
 def _encode(batch: list[_Item], coder: CachedWords | CachedTexts, end: int | None) -> _Encoded:

@@ -131,16 +131,6 @@ class StoreCounts:
         return cls(**{field.name: values.whole(field.name) for field in fields(cls)})
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Documents to append: their tokens, and the token counts of documents and sentences."""
-
-    tokens: NDArray[Any]
-    documents: NDArray[np.int64]
-    sentences: NDArray[np.int64] | None
-    bytes: int
-
-
 class Appender:
     """Appends to a store's arrays, after truncating what an interrupted build left."""
 
@@ -156,16 +146,25 @@ class Appender:
         for name, file in self._files.items():
             file.truncate(getattr(counts, name) * (dtype.itemsize if name == "tokens" else 8))
 
-    def append(self, chunk: Chunk) -> None:
-        """Appends documents; they count only once the journal includes them."""
-        self._files["tokens"].write(chunk.tokens.astype(self.dtype, copy=False).tobytes())
-        self._files["documents"].write(self._starts(chunk.documents))
-        self.counts.documents += len(chunk.documents)
-        if chunk.sentences is not None:
-            self._files["sentences"].write(self._starts(chunk.sentences))
-            self.counts.sentences += len(chunk.sentences)
-        self.counts.tokens += len(chunk.tokens)
-        self.counts.bytes += chunk.bytes
+    def append(
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.int64],
+        sentences: NDArray[np.int64] | None,
+        text_bytes: int,
+    ) -> None:
+        """Appends documents by their tokens, and the token counts of documents and sentences.
+
+        They count only once the journal includes them.
+        """
+        self._files["tokens"].write(tokens.astype(self.dtype, copy=False).tobytes())
+        self._files["documents"].write(self._starts(documents))
+        self.counts.documents += len(documents)
+        if sentences is not None:
+            self._files["sentences"].write(self._starts(sentences))
+            self.counts.sentences += len(sentences)
+        self.counts.tokens += len(tokens)
+        self.counts.bytes += text_bytes
 
     def _starts(self, lengths: NDArray[np.int64]) -> bytes:
         return (self.counts.tokens + np.cumsum(lengths) - lengths).tobytes()
