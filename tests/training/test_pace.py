@@ -132,52 +132,55 @@ def test_a_slower_machine_is_measured_again() -> None:
 # ---- the batch
 
 
-PHASES = ((128, 0.9), (512, 0.1))
+def paced(
+    optimizer: float, sequence: float, seconds: float, name: str = "bert-tiny", world: int = 1
+) -> Pace:
+    return Pace(optimizer, sequence, RECIPES[name](), Budget(0, seconds=seconds), world)
 
 
 def test_a_batch_that_fits_gives_useful_updates() -> None:
-    pace = Pace(optimizer=0.01, sequence=0.05, seconds=180.0, phases=PHASES)
+    pace = paced(0.01, 0.05, 180.0)
     assert pace.updates(256) == pytest.approx(13, abs=1)
     batch = pace.fitting(256)
     assert (batch, pace.updates(batch) >= 200) == (8, True)
-    said = pace.sentence("bert-tiny", 256, batch)
+    said = pace.sentence(256, batch)
     assert said == (
         f"bert-tiny's batch of 256 would give 13 updates in 3 minutes here; using 8: about "
         f"{pace.updates(8)}."
     )
-    assert Pace(0.001, 0.0001, 180.0, PHASES).fitting(256) == 256
-    fast = Pace(0.001, 0.0001, 180.0, PHASES)
+    assert paced(0.001, 0.0001, 180.0).fitting(256) == 256
+    fast = paced(0.001, 0.0001, 180.0)
     steps = fast.updates(256)
-    assert fast.sentence("x", 256, 256) == (
+    assert fast.sentence(256, 256) == (
         f"{180 / steps:.2g} s per step: about {steps:,} steps in your 3 minutes."
     )
 
 
 def test_a_paper_in_too_few_minutes_points_to_a_size_that_learns() -> None:
-    pace = Pace(0.1, 1.0, 60.0, ((128, 1.0),), sized="bert")
-    said = pace.sentence("bert-base", 8, 8)
+    pace = paced(0.1, 1.0, 60.0, "bert-base")
+    said = pace.sentence(8, 8)
     assert "too few to learn much" in said
     assert "let `malmoi pretrain bert` choose a size that can learn in 1 minute." in said
-    hours = Pace(1.0, 100.0, 60.0, ((128, 1.0),)).sentence("gpt", 8, 8)
+    hours = paced(1.0, 100.0, 60.0, "gpt").sentence(8, 8)
     assert hours.endswith(
         "about 1 step in your 1 minute. That is too few to learn much: use --minutes 4005."
     )
 
 
 def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> None:
-    slow = Pace(1.0, 1.0, 60.0, PHASES)
+    slow = paced(1.0, 1.0, 60.0)
     assert slow.fitting(256) == SMALLEST_BATCH
-    assert Pace(1.0, 1.0, 60.0, PHASES, world=4).fitting(48) == 12
+    assert paced(1.0, 1.0, 60.0, world=4).fitting(48) == 12
     assert slow.fitting(4) == 4
-    assert Pace(1.0, 1.0, 60.0, PHASES, smallest=1).fitting(4) == 1
-    said = slow.sentence("bert-tiny", 256, 8)
+    assert paced(1.0, 1.0, 60.0, "transformer-tiny").fitting(4) == 1
+    said = slow.sentence(256, 8)
     assert "1 update in 1 minute here" in said
     assert "use --minutes" in said
 
 
 def test_a_batch_set_by_the_user_is_kept_and_reported() -> None:
-    pace = Pace(0.01, 0.05, 180.0, PHASES)
-    assert pace.sentence("bert-tiny", 32, 32) == (
+    pace = paced(0.01, 0.05, 180.0)
+    assert pace.sentence(32, 32) == (
         f"{pace.expectation(32)} A batch of 8 (--set train.batch=8): about {pace.updates(8)}."
     )
     assert resolve_recipe("bert-tiny", {"minutes": 3}).train.fit_batch

@@ -8,7 +8,7 @@ memory and time are estimated before the text is read.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,8 @@ LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothi
 FEW_UPDATES = 100  # with fewer, little is learned with any batch size
 SMALLEST_BATCH = 8  # sequences
 
-Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
+# objective → the recipe that learns in few minutes
+SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,13 @@ class Pace:
 
     optimizer: float  # seconds of one update of the weights
     sequence: float  # seconds of one sequence of the first phase, forward and backward
-    seconds: float  # of the budget
-    phases: Phases
+    recipe: Recipe
+    budget: Budget  # it ends after its samples, even if time is left
     world: int = 1  # processes that share a batch
-    sized: str = "gpt"  # the recipe to suggest when the size is free
-    smallest: int = SMALLEST_BATCH
-    samples: float = math.inf  # after which the run ends, even if time is left
 
     def updates(self, batch: int) -> int:
         """Updates of `batch` sequences until the time or the text is used up."""
-        return math.ceil(min(self.samples / batch, self._timed_updates(batch)))
+        return math.ceil(min(self.budget.samples / batch, self._timed_updates(batch)))
 
     def seconds_of(self, batch: int) -> float:
         """Seconds of an update of `batch` sequences of the first phase."""
@@ -177,16 +175,18 @@ class Pace:
 
     def _exact_updates(self, batch: int) -> float:
         """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
-        first = self.phases[0][0]
+        first = self.recipe.phases[0][0]
         here = batch / self.world * self.sequence
-        each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
-        return sum(share * self.seconds / max(took, 1e-9) for took, share in each)
+        each = [
+            (self.optimizer + here * length / first, share) for length, share in self.recipe.phases
+        ]
+        return sum(share * self.budget.seconds / max(took, 1e-9) for took, share in each)
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
         while self.updates(batch) < USEFUL_UPDATES:
             half = batch // 2
-            if half < self.smallest or half % self.world:
+            if half < smallest_batch(self.recipe) or half % self.world:
                 break
             batch = half
         return batch
@@ -195,7 +195,7 @@ class Pace:
         """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
         timed = self._timed_updates(batch)
         steps = self.updates(batch)
-        took = f"{self.seconds / timed:.2g}"
+        took = f"{self.budget.seconds / timed:.2g}"
         expected = plural(steps, "step")
         if steps < timed:
             return msg(
@@ -207,13 +207,13 @@ class Pace:
             "{took} s per step: about {expected} in your {minutes}.",
             took=took,
             expected=expected,
-            minutes=plural(self.seconds / 60, "minute"),
+            minutes=plural(self.budget.seconds / 60, "minute"),
         )
 
-    def sentence(self, name: str, requested: int, chosen: int) -> str:
+    def sentence(self, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
         message = (
-            self._smaller_batch(name, requested, chosen)
+            self._smaller_batch(requested, chosen)
             if chosen < requested
             else self.expectation(chosen)
         )
@@ -221,7 +221,7 @@ class Pace:
         if now >= USEFUL_UPDATES and chosen == requested:
             return message
         smaller = self.fitting(chosen)
-        if smaller < chosen and name not in SIZED:
+        if smaller < chosen and self.recipe.name not in SIZED:
             more = f"{self.updates(smaller):,}"
             return msg(
                 "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
@@ -231,9 +231,9 @@ class Pace:
             )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
-        return joined(" ", (message, self._advice(name, chosen)))
+        return joined(" ", (message, self._advice(chosen)))
 
-    def _smaller_batch(self, name: str, requested: int, chosen: int) -> str:
+    def _smaller_batch(self, requested: int, chosen: int) -> str:
         """Says what a smaller batch than the requested one gains."""
         before = plural(self.updates(requested), "update")
         now = self.updates(chosen)
@@ -241,17 +241,17 @@ class Pace:
             return msg(
                 "{name}'s batch of {requested} would give {before} until the text is used "
                 "up; using {chosen}: about {now:,}.",
-                name=name,
+                name=self.recipe.name,
                 requested=requested,
                 before=before,
                 chosen=chosen,
                 now=now,
             )
-        minutes = plural(self.seconds / 60, "minute")
+        minutes = plural(self.budget.seconds / 60, "minute")
         return msg(
             "{name}'s batch of {requested} would give {before} in {minutes} here; using "
             "{chosen}: about {now:,}.",
-            name=name,
+            name=self.recipe.name,
             requested=requested,
             before=before,
             minutes=minutes,
@@ -259,19 +259,20 @@ class Pace:
             now=now,
         )
 
-    def _advice(self, name: str, batch: int) -> str:
+    def _advice(self, batch: int) -> str:
         """What to do where the time holds too few updates."""
-        minutes = plural(self.seconds / 60, "minute")
-        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
+        minutes = plural(self.budget.seconds / 60, "minute")
+        enough = math.ceil(self.budget.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
         advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
-        if name == self.sized:
+        sized = SMALLER_RECIPES.get(self.recipe.samples, "bert")
+        if self.recipe.name == sized:
             return advice + "."
-        if self.sized not in SIZED:
-            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=self.sized)
+        if sized not in SIZED:
+            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=sized)
         return msg(
             "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
             advice=advice,
-            sized=self.sized,
+            sized=sized,
             minutes=minutes,
         )
 

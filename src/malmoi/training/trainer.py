@@ -15,7 +15,7 @@ from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress
-from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
+from malmoi.training.budget import Budget, Pace, steps_per_sample, verdict
 from malmoi.training.device import (
     COMPILED_PAYS,
     choose_execution,
@@ -39,8 +39,6 @@ ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further tha
 MIN_SECONDS_FOR_ONE_GRAPH = 120.0
 # deeper models are wide enough to keep a GPU busy block by block, and compile for minutes as one
 MAX_DEPTH_OF_ONE_GRAPH = 16
-# objective → the recipe that learns in few minutes
-SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 
 
 class Trainer(Loop):
@@ -224,16 +222,7 @@ class Trainer(Loop):
         self.network.zero_grad()
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
-        return Pace(
-            update,
-            sequence,
-            self.budget.seconds,
-            self.recipe.phases,
-            world=self.group.world,
-            sized=SMALLER_RECIPES.get(self.recipe.samples, "bert"),
-            smallest=smallest_batch(self.recipe),
-            samples=self.budget.samples,
-        )
+        return Pace(update, sequence, self.recipe, self.budget, self.group.world)
 
     def _probe(self, size: int) -> None:
         """Forward and backward pass for timing only; the gradients are discarded."""
@@ -260,7 +249,7 @@ class Trainer(Loop):
             if self.group.first:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.state.expected = pace.updates(batch)
-        self.log.line(pace.sentence(self.recipe.name, requested, batch))
+        self.log.line(pace.sentence(requested, batch))
 
     # ------------------------------------------------------------------ losses that go wrong
 
