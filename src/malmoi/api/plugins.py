@@ -79,7 +79,7 @@ def register_schedule(function: "Schedule") -> "Schedule":
     """
     from malmoi.training.recipe import SCHEDULES
 
-    SCHEDULES.register(function.__name__, function)  # type: ignore[arg-type]  # TrainConfig has these settings
+    SCHEDULES.register(function.__name__, function)
     return function
 
 

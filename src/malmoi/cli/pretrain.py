@@ -179,11 +179,11 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
     from malmoi.training.budget import (
         EXPECTED_UTILISATION,
         FEW_UPDATES,
+        SMALLER_RECIPES,
         estimate_run,
         smallest_batch,
     )
     from malmoi.training.recipes import resolve_recipe
-    from malmoi.training.trainer import SMALLER_RECIPES
 
     recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:
