@@ -167,7 +167,7 @@ def decode_rows(cpu: CPU) -> Iterator[Row]:
 
 def decode_rows_of(cpu: CPU, shape: str) -> Iterator[Row]:
     from malmoi.inference import load
-    from malmoi.kernels.int8_row import why_not
+    from malmoi.kernels.int8 import why_not
 
     folder = cpu.folder / f"decode-{shape}"
     peer = peer_of(shape)
@@ -372,7 +372,7 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     import transformers
 
     from malmoi.inference import load
-    from malmoi.kernels.int8_row import why_not
+    from malmoi.kernels.int8 import why_not
     from malmoi.tokenizer import train_tokenizer
 
     folder = cpu.folder / "bert"

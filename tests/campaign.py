@@ -27,7 +27,9 @@ from sentencepiece import sentencepiece_model_pb2
 import folder_mutations
 import malmoi
 from campaign_data import DATA_KINDS
-from malmoi.adapters import AdapterConfig, attach_adapter, write_adapter
+from malmoi.adapters.attach import attach_adapter
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.store import write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.config import ModelConfig

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 import malmoi
 from conftest import fetch_packages, typed
 from malmoi import evaluate, finetune
-from malmoi.adapters import AdapterConfig, attach_adapter, read_with_adapter, write_adapter
-from malmoi.adapters.lora import LoRALinear, block_parts
-from malmoi.adapters.soft_prompt import first_words, set_prefix
+from malmoi.adapters.attach import LoRALinear, attach_adapter, block_parts, first_words, set_prefix
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.store import read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError, UsageError

@@ -20,8 +20,7 @@ from malmoi.inference import Prediction
 from malmoi.metrics import METRICS
 from malmoi.model import PATTERNS
 from malmoi.training.losses import OBJECTIVES
-from malmoi.training.recipe import OBJECTIVE_SAMPLES
-from malmoi.training.schedule import SCHEDULES
+from malmoi.training.recipe import OBJECTIVE_SAMPLES, SCHEDULES
 from tiny_runs import KINDS, write_corpus
 
 ROOT = Path(__file__).parents[2]

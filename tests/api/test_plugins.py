@@ -15,8 +15,7 @@ from malmoi.model import PATTERNS
 from malmoi.system import plugins
 from malmoi.system.plugins import load_plugin
 from malmoi.training.losses import OBJECTIVES
-from malmoi.training.recipe import OBJECTIVE_SAMPLES
-from malmoi.training.schedule import SCHEDULES
+from malmoi.training.recipe import OBJECTIVE_SAMPLES, SCHEDULES
 from tiny_models import tiny_bert
 from tiny_runs import write_corpus
 

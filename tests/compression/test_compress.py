@@ -21,13 +21,17 @@ import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import from_words, rounded, to_words
 from malmoi.cli.app import run_command
-from malmoi.compression.importance import gradients
-from malmoi.compression.prune import prune_model, with_heads, with_layers, with_neurons
+from malmoi.compression.prune import (
+    gradients,
+    prune_model,
+    with_heads,
+    with_layers,
+    with_neurons,
+)
 from malmoi.compression.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.kernels.int8 import QuantizedLinear, memory_of, pack_int8
-from malmoi.kernels.int8_row import why_not
+from malmoi.kernels.int8 import QuantizedLinear, memory_of, pack_int8, why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
 from malmoi.tokenizer import train_tokenizer

@@ -9,8 +9,7 @@ from torch import Tensor
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing
-from malmoi.compression.gptq import gptq
-from malmoi.compression.quantize import quantize_model
+from malmoi.compression.quantize import gptq, quantize_model
 from malmoi.compression.result import folder_size
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise

@@ -16,13 +16,16 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
 from malmoi.kernels.int8 import (
     INT8_MAX,
+    Packed,
     QuantizedLinear,
+    expanded,
     is_quantized,
     pack_int8,
     packed,
+    product,
     quantize_int8,
+    why_not,
 )
-from malmoi.kernels.int8_row import Packed, expanded, product, why_not
 from malmoi.model import Network, initialise, preset
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.system.machine import detect, parse_machine, pretend

@@ -24,7 +24,7 @@ from malmoi.model import preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
 from malmoi.tokenizer.windows import context_windows, first_tokens, word_pieces
-from malmoi.training.losses.base import IGNORE_LABEL
+from malmoi.training.losses import IGNORE_LABEL
 
 TEXTS = [
     "the state of the union is strong",

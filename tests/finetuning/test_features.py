@@ -26,7 +26,8 @@ from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, score_classes, token_scores
 from malmoi.inference.tagging import tag_words
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
-from malmoi.model.features import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
+from malmoi.model.heads import token_mean
+from malmoi.model.trunks import BiLSTM, FeatureReader, LayeredTransformer
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 SENTENCE = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
@@ -117,7 +118,7 @@ def test_layers_are_joined_as_table_7_says() -> None:
         summed.weights.copy_(torch.tensor([0.0, np.log(3.0)]))  # type: ignore[union-attr]
     assert torch.allclose(summed.join(seen), 0.25 * seen[:, :, 0] + 0.75 * seen[:, :, 1], atol=1e-6)
     keep = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
-    assert torch.allclose(MeanPooler()(seen[:, :, 0], keep)[1], seen[1, :2, 0].mean(0))
+    assert torch.allclose(token_mean(seen[:, :, 0], keep)[1], seen[1, :2, 0].mean(0))
 
 
 def test_a_frozen_trunk_gives_its_layers_and_drops_nothing() -> None:

@@ -16,8 +16,7 @@ from malmoi.compression.quantize import quantize_model
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.inference.generation.sampling import sample_token
-from malmoi.kernels.int8 import is_quantized
-from malmoi.kernels.int8_row import why_not
+from malmoi.kernels.int8 import is_quantized, why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.system.machine import float64_device, parse_machine, per_device, pretend, this_machine

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.kernels.decode_step import fused_step
-from malmoi.kernels.int8 import QuantizedLinear, quantize_int8
-from malmoi.kernels.int8_row import why_not
+from malmoi.kernels.int8 import QuantizedLinear, quantize_int8, why_not
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt1, gpt2, gpt3, llama

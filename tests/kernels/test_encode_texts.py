@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.kernels.encode_texts import encode_texts
-from malmoi.kernels.int8 import QuantizedLinear, quantize_int8
-from malmoi.kernels.int8_row import product, why_not
+from malmoi.kernels.decode_step import encode_texts
+from malmoi.kernels.int8 import QuantizedLinear, product, quantize_int8, why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, modernbert
 from malmoi.system.machine import parse_machine, pretend

@@ -18,17 +18,17 @@ from conftest import native_bf16
 from malmoi.errors import MalmoiError
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, prefill_rows
 from malmoi.model import Activations, KVCache, Layout, Network, initialise, parse_pattern
-from malmoi.model.attention import Attention
-from malmoi.model.attention_kernels import (
+from malmoi.model.attention import (
+    Attention,
     attend,
     attention_probs,
     compile_each_shape,
     fastest_kernel,
 )
 from malmoi.model.attention_mask import Bounds, Mask, _block_mask, build_mask
-from malmoi.model.block_parts import attend_parts, make_parts
 from malmoi.model.families import gpt2
 from malmoi.model.patterns import PATTERNS
+from malmoi.model.sparse import attend_parts, make_parts
 
 CPU = torch.device("cpu")
 Truth = Callable[[int, int], bool]  # (query, key)

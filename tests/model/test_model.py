@@ -368,7 +368,7 @@ def test_too_many_tokens_are_refused_with_both_numbers() -> None:
 def test_flex_attention_takes_the_same_predicate(text: str, packed: bool) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    from malmoi.model.attention_kernels import attend
+    from malmoi.model.attention import attend
     from malmoi.model.attention_mask import Mask, _block_mask
 
     documents = torch.tensor([[0] * 50 + [1] * 78, [0] * 100 + [1] * 28]) if packed else None

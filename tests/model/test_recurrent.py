@@ -11,7 +11,7 @@ import malmoi
 from malmoi.errors import UsageError
 from malmoi.model import KVCache, Network, count_parameters, initialise, preset
 from malmoi.model.families import elmo, lstm
-from malmoi.model.features import FeatureConfig, FeatureReader
+from malmoi.model.trunks import FeatureConfig, FeatureReader
 from malmoi.training.losses import ForwardPass, objective
 from tiny_runs import TINY, write_corpus
 

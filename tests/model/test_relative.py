@@ -10,7 +10,7 @@ import malmoi
 from malmoi.errors import UsageError
 from malmoi.model import Activations, KVCache, Network, initialise
 from malmoi.model.families import gpt2, transformer_xl
-from malmoi.model.relative import RelativeAttention, SegmentMemory
+from malmoi.model.recurrent import RelativeAttention, SegmentMemory
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Stretches
 from malmoi.training.signals import Stopped

@@ -12,16 +12,16 @@ from malmoi.inference.generation.options import Sampling
 from malmoi.inference.generation.token_selection import SequenceState
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import KVCache, Layout, Network, initialise, parse_pattern
-from malmoi.model.attention_kernels import attend, fastest_kernel
+from malmoi.model.attention import attend, fastest_kernel
 from malmoi.model.attention_mask import Mask, build_mask
 from malmoi.model.families import bert, gpt2, gpt3
-from malmoi.model.linear_attention import (
+from malmoi.model.recurrent import (
     EPSILON,
     causal_linear_attention,
     feature_map,
     full_linear_attention,
 )
-from malmoi.model.tiled import make_tiling
+from malmoi.model.sparse import make_tiling
 
 CPU = torch.device("cpu")
 PATTERNS = (

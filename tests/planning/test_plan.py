@@ -25,7 +25,7 @@ from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
 from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
 from malmoi.planning.memory import DeviceLayout, MemoryUse, device_layout
 from malmoi.planning.plan import Fleet, RunPlan, plan_run
-from malmoi.training.estimate import activation_bytes, meta_network
+from malmoi.training.budget import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective
 from malmoi.training.recipe import Recipe

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.adapters import AdapterConfig, attach_adapter, write_adapter
+from malmoi.adapters.attach import attach_adapter
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.store import write_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.model import Network, initialise, preset

@@ -17,10 +17,10 @@ from malmoi.system.run_folder import read_metrics
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.data.encode import build_stores
-from malmoi.training.data.loader import MaskedWindows
-from malmoi.training.data.mask import Masking
+from malmoi.training.data.loader import MaskedWindows, Masking
 from malmoi.training.data.windows import Windows
 from malmoi.training.losses import ForwardPass, both
+from malmoi.training.recipe import DataConfig
 from malmoi.training.signals import Stopped
 from tiny_runs import TINY, assert_equal_weights, losses, signalled, write_corpus
 
@@ -89,7 +89,7 @@ def test_masked_tokens_are_predicted_one_place_to_the_left(corpus: Path, tmp_pat
     reader = read_documents(corpus)
     store = build_stores(reader, words, tmp_path, end=words.specials.eos).train
     windows = Windows(store, 24, 0)
-    masking = Masking.of(words, rate=0.3, mask=1.0, random=0.0)
+    masking = Masking.of(words, DataConfig(mask_rate=0.3, mask_token=1.0, mask_random=0.0))
     batch = MaskedWindows(windows, masking, 0).at(8, 4)
     whole = windows.batch(np.arange(8, 12))["tokens"][:, :-1]
     hidden = batch["tokens"] != whole

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,15 +28,14 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data import cached_encoder, encode
 from malmoi.training.data.background import prefetched
 from malmoi.training.data.cached_encoder import PythonWordNumbers, make_encoder, word_numbers
-from malmoi.training.data.encode import Stores, build_stores
-from malmoi.training.data.loader import BertBatches
-from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
-from malmoi.training.data.mixture import Mixture
+from malmoi.training.data.encode import Stores, assign, build_stores, cut, draw
+from malmoi.training.data.loader import IGNORE_LABEL, BertBatches, Masking, mask
 from malmoi.training.data.pairs import Pairs, Spans, truncate
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
-from malmoi.training.data.split import assign, cut, draw
 from malmoi.training.data.store import Appender, Store
-from malmoi.training.data.windows import Windows
+from malmoi.training.data.windows import Mixture, Windows
+from malmoi.training.recipe import DataConfig
+from malmoi.training.recipes import resolve_recipe
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -240,18 +240,18 @@ def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "JOURNAL_BYTES", 500)
-    docs, words, write = corpus(), Words(), Appender._write
+    docs, words, append = corpus(), Words(), Appender.append
     room = [20_00]
 
-    def full(self: Appender, name: str, array: np.ndarray) -> None:
-        room[0] -= array.nbytes
+    def full(self: Appender, tokens: np.ndarray, *lengths: Any) -> None:
+        room[0] -= tokens.nbytes
         if room[0] < 0:
-            write(self, name, array[: len(array) // 2])
+            append(self, tokens[: len(tokens) // 2], *lengths)
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, name, array)
+        append(self, tokens, *lengths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Appender, "_write", full)
+        patch.setattr(Appender, "append", full)
         with pytest.raises(MalmoiError, match="disk is full"):
             build_stores(docs, words, tmp_path / "a")
     again = Words()
@@ -319,8 +319,7 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, describe
             (tokenizer, make_encoder(tokenizer))
             for tokenizer in [*_tokenizers(), *learnt, *letters]
         ]
-    quick = [cached_encoder.CachedWords] * 7 + [cached_encoder.CharacterEncoder] * 2
-    assert [type(way) for _, way in coders] == quick
+    assert all(isinstance(way, cached_encoder.CachedWords) for _, way in coders)
     alphabet = st.sampled_from(
         [
             *"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301\u1100\u1161\u11a8👍;:)\"",
@@ -663,10 +662,10 @@ def test_masking_holds_its_rates_exactly() -> None:
     tokens = rng.integers(5, 60_000, (2000, 128))
     tokens[:, 0], tokens[:, 60] = 2, 3
     lengths = rng.integers(3, 129, 2000)
-    how = Masking.of(Vocabulary())
+    how = Masking.of(Vocabulary(), DataConfig())
     maskable = ~how.special[tokens] & (np.arange(128) < lengths[:, None])
     corrupted, labels = mask(tokens, maskable, rng, how)
-    chosen = labels != UNMASKED_LABEL
+    chosen = labels != IGNORE_LABEL
     assert np.array_equal(chosen.sum(1), np.maximum(1, np.rint(0.15 * maskable.sum(1))))
     assert not (chosen & ~maskable).any()
     assert np.array_equal(labels[chosen], tokens[chosen])
@@ -690,7 +689,7 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, 100, (6, width))
     tokens[:, 0] = 2
-    how = Masking.of(Vocabulary(100), whole_word=True, rate=0.3)
+    how = Masking.of(Vocabulary(100), DataConfig(whole_word=True, mask_rate=0.3))
     maskable = ~how.special[tokens]
     _, labels = mask(tokens, maskable, np.random.default_rng(seed), how)
     scores = np.random.default_rng(seed).random(tokens.shape)
@@ -706,14 +705,14 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
                 taken += words[number]
         if not taken:
             taken = words[int(np.argmin(scores[row, : len(words)]))][:count]
-        assert np.flatnonzero(labels[row] != UNMASKED_LABEL).tolist() == sorted(taken)
+        assert np.flatnonzero(labels[row] != IGNORE_LABEL).tolist() == sorted(taken)
 
 
 def test_masking_refuses_what_cannot_be() -> None:
     with pytest.raises(MalmoiError, match=r"no \[MASK\]"):
-        Masking.of(Vocabulary(specials=Specials(mask=None)))
-    with pytest.raises(UsageError, match="shares"):
-        Masking.of(Vocabulary(), mask=0.9, random=0.2)
+        Masking.of(Vocabulary(specials=Specials(mask=None)), DataConfig())
+    with pytest.raises(UsageError, match="more than 1 together"):
+        resolve_recipe("bert-tiny", {"data.mask_token": 0.9, "data.mask_random": 0.2})
 
 
 # ---- mixtures
@@ -777,7 +776,7 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
-    how = Masking.of(Vocabulary(), whole_word=whole_word)
+    how = Masking.of(Vocabulary(), DataConfig(whole_word=whole_word))
     padded = BertBatches(pairs, how, 0, 0).at(72, 24)
     packed = BertBatches(pairs, how, 0, 0, packed=True).at(72, 24)
     assert padded["tokens"].shape[1] % 8 == 0
@@ -794,7 +793,7 @@ def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> No
         assert packed["positions"][0, here].tolist() == list(range(int(here.sum())))
     assert (packed["documents"][0, total:] == 24).all()
     real = [
-        {label: batch["mlm_labels"] != UNMASKED_LABEL}
+        {label: batch["mlm_labels"] != IGNORE_LABEL}
         for label, batch in (("a", padded), ("b", packed))
     ]
     assert real[0]["a"].sum() == real[1]["b"].sum() > 24
@@ -807,7 +806,7 @@ def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> No
 
 def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
     pairs = Mixture([Pairs(stores.train, 32, s, specials=Specials()) for s in (1, 2)], [2, 1])
-    how = Masking.of(Vocabulary())
+    how = Masking.of(Vocabulary(), DataConfig())
     batches = BertBatches(pairs, how, 0, 0)
     one = batches.at(80, 16)
     halves = [batches.at(80, 8), batches.at(88, 8)]

@@ -10,9 +10,8 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.training.budget import Budget, steps_per_sample
 from malmoi.training.feed import batch_sizes
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe, rate_at
 from malmoi.training.recipes import RECIPES
-from malmoi.training.schedule import rate_at
 from malmoi.training.state import RunState
 
 GPT3_TOKENS = 300e9

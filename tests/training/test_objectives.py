@@ -29,7 +29,7 @@ from malmoi.training.losses import (
     nsp,
     objective,
 )
-from malmoi.training.losses.language import DETECTION_WEIGHT
+from malmoi.training.losses.base import DETECTION_WEIGHT
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 TINY: dict[str, Any] = dict(

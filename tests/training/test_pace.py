@@ -23,12 +23,10 @@ from malmoi.messages import plural
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.system.run_folder import read_metrics
-from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
-from malmoi.training.device import StepTimer, choose_execution
-from malmoi.training.estimate import estimate_run
-from malmoi.training.recipe import TrainConfig
+from malmoi.training.budget import SMALLEST_BATCH, Budget, Pace, WorkClock, estimate_run, verdict
+from malmoi.training.device import choose_execution
+from malmoi.training.recipe import TrainConfig, rate_at, warmup_steps
 from malmoi.training.recipes import RECIPES, resolve_recipe
-from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
 from malmoi.training.trainer import Trainer
 from tiny_runs import KINDS, assert_equal_weights, signalled, train, write_corpus
@@ -134,52 +132,55 @@ def test_a_slower_machine_is_measured_again() -> None:
 # ---- the batch
 
 
-PHASES = ((128, 0.9), (512, 0.1))
+def paced(
+    optimizer: float, sequence: float, seconds: float, name: str = "bert-tiny", world: int = 1
+) -> Pace:
+    return Pace(optimizer, sequence, RECIPES[name](), Budget(0, seconds=seconds), world)
 
 
 def test_a_batch_that_fits_gives_useful_updates() -> None:
-    pace = Pace(optimizer=0.01, sequence=0.05, seconds=180.0, phases=PHASES)
+    pace = paced(0.01, 0.05, 180.0)
     assert pace.updates(256) == pytest.approx(13, abs=1)
     batch = pace.fitting(256)
     assert (batch, pace.updates(batch) >= 200) == (8, True)
-    said = pace.sentence("bert-tiny", 256, batch)
+    said = pace.sentence(256, batch)
     assert said == (
         f"bert-tiny's batch of 256 would give 13 updates in 3 minutes here; using 8: about "
         f"{pace.updates(8)}."
     )
-    assert Pace(0.001, 0.0001, 180.0, PHASES).fitting(256) == 256
-    fast = Pace(0.001, 0.0001, 180.0, PHASES)
+    assert paced(0.001, 0.0001, 180.0).fitting(256) == 256
+    fast = paced(0.001, 0.0001, 180.0)
     steps = fast.updates(256)
-    assert fast.sentence("x", 256, 256) == (
+    assert fast.sentence(256, 256) == (
         f"{180 / steps:.2g} s per step: about {steps:,} steps in your 3 minutes."
     )
 
 
 def test_a_paper_in_too_few_minutes_points_to_a_size_that_learns() -> None:
-    pace = Pace(0.1, 1.0, 60.0, ((128, 1.0),), sized="bert")
-    said = pace.sentence("bert-base", 8, 8)
+    pace = paced(0.1, 1.0, 60.0, "bert-base")
+    said = pace.sentence(8, 8)
     assert "too few to learn much" in said
     assert "let `malmoi pretrain bert` choose a size that can learn in 1 minute." in said
-    hours = Pace(1.0, 100.0, 60.0, ((128, 1.0),)).sentence("gpt", 8, 8)
+    hours = paced(1.0, 100.0, 60.0, "gpt").sentence(8, 8)
     assert hours.endswith(
         "about 1 step in your 1 minute. That is too few to learn much: use --minutes 4005."
     )
 
 
 def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> None:
-    slow = Pace(1.0, 1.0, 60.0, PHASES)
+    slow = paced(1.0, 1.0, 60.0)
     assert slow.fitting(256) == SMALLEST_BATCH
-    assert Pace(1.0, 1.0, 60.0, PHASES, world=4).fitting(48) == 12
+    assert paced(1.0, 1.0, 60.0, world=4).fitting(48) == 12
     assert slow.fitting(4) == 4
-    assert Pace(1.0, 1.0, 60.0, PHASES, smallest=1).fitting(4) == 1
-    said = slow.sentence("bert-tiny", 256, 8)
+    assert paced(1.0, 1.0, 60.0, "transformer-tiny").fitting(4) == 1
+    said = slow.sentence(256, 8)
     assert "1 update in 1 minute here" in said
     assert "use --minutes" in said
 
 
 def test_a_batch_set_by_the_user_is_kept_and_reported() -> None:
-    pace = Pace(0.01, 0.05, 180.0, PHASES)
-    assert pace.sentence("bert-tiny", 32, 32) == (
+    pace = paced(0.01, 0.05, 180.0)
+    assert pace.sentence(32, 32) == (
         f"{pace.expectation(32)} A batch of 8 (--set train.batch=8): about {pace.updates(8)}."
     )
     assert resolve_recipe("bert-tiny", {"minutes": 3}).train.fit_batch
@@ -199,9 +200,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence takes long enough that the recipe's batch gives few updates; nothing waits for
     it.
     """
-    monkeypatch.setattr(
-        "malmoi.training.device.StepTimer.measure", lambda self, micro, compiled: (0.001, 0.002)
-    )
+    monkeypatch.setattr("malmoi.training.trainer.step_seconds", lambda *_, compiled: (0.001, 0.002))
 
 
 @pytest.mark.usefixtures("slow_machine")
@@ -271,12 +270,12 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
 ) -> None:
     calls: list[bool] = []
 
-    def measure(self: StepTimer, micro: int, *, compiled: bool) -> tuple[float, float]:
+    def measure(*_: object, compiled: bool) -> tuple[float, float]:
         calls.append(compiled)
         return 0.0, took[compiled]
 
     took, executions = {False: 1000.0, True: 1000 * compiled}, []
-    monkeypatch.setattr(StepTimer, "measure", measure)
+    monkeypatch.setattr("malmoi.training.trainer.step_seconds", measure)
     monkeypatch.setattr(
         "malmoi.training.loop.compile_for",
         lambda execution, judge, **_: executions.append(execution),

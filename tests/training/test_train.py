@@ -42,9 +42,8 @@ from malmoi.training.feed import PhaseFeed, batch_sizes
 from malmoi.training.log import RunLog
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import Recipe, TrainConfig, read_recipe
+from malmoi.training.recipe import SCHEDULES, Recipe, TrainConfig, rate_at, read_recipe
 from malmoi.training.recipes import RECIPES, resolve_recipe
-from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
 from malmoi.training.state import (
     CorruptState,

@@ -19,14 +19,12 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
 from malmoi.studio.translation_view import TranslationRequest, translation_view
 from malmoi.text.pairs import read_pairs, split_pair
-from malmoi.training.data.loader import BertBatches
-from malmoi.training.data.mask import Masking
-from malmoi.training.data.spans import SpanBatches
+from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
+from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.recipe import DataConfig, rate_at
 from malmoi.training.recipes import named_recipe
-from malmoi.training.schedule import rate_at
 from malmoi.training.signals import Stopped
 from tiny_runs import assert_equal_weights, losses, signalled
 
@@ -154,7 +152,7 @@ def test_positions_restart_in_the_second_language_and_masks_fall_on_both() -> No
         )
     }
     assert languages == {((10, 11), 0), ((12, 13, 14), 1), ((15,), 0), ((16,), 1)}
-    masking = Masking(mask_id=4, special=np.arange(20) < 5, rate=0.5)
+    masking = Masking(4, np.arange(20) < 5, DataConfig(mask_rate=0.5))
     for packed in (False, True):
         source = LanguageRows(pairs, 32, 0, Frame(), together=1.0)
         batch = BertBatches(source, masking, 0, 0, packed).at(0, 2)

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from malmoi.adapters.attach import LoRALinear, LoRAPatch, patched, set_prefix
 from malmoi.adapters.config import AdapterConfig
-from malmoi.adapters.lora import LoRALinear, LoRAPatch, patched
-from malmoi.adapters.soft_prompt import set_prefix
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError
 from malmoi.model import Network

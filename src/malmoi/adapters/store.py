@@ -38,6 +38,7 @@ from malmoi.model.heads import HEADS, VOCABULARY_HEADS
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
+from malmoi.system.result import plain
 from malmoi.system.untrusted import JsonObject
 from malmoi.system.untrusted import named as explained
 from malmoi.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def base_fingerprint(base: Checkpoint) -> dict[str, Any]:
     tied = network.config.tied
     weights = {k: v for k, v in network.state_dict().items() if not (tied and is_tied(k))}
     checksums = {k: checksum(v) for k, v in weights.items()}
-    return {"model": function_of(network.config), "weights": checksums}
+    return {"model": plain(function_of(network.config)), "weights": checksums}
 
 
 def checksum(tensor: Tensor) -> int:
@@ -65,7 +66,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     """What differs between two fingerprints, in words; empty if they are equal."""
     model = then.object("model")
     weights = then.object("weights")
-    fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
+    fields = [k for k, v in model.items() if now["model"].get(k) != v]
     if fields:
         name = fields[0]
         return msg(
@@ -79,10 +80,6 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
         more = msg(" and {count} more tensors", count=len(changed) - 1) if changed[1:] else ""
         return msg("{name}{more} changed", name=shown(changed[0]), more=more)
     return ""
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -125,9 +122,9 @@ def write_adapter(
 
 def _learnt(network: Network) -> set[str]:
     """Names of the network's own trained weights: a task's new layer, not the adapter."""
-    learning = {name for name, p in network.named_parameters() if p.requires_grad}
-    learning -= {"trunk.soft_prompt", "trunk.prefix_kv"}
-    return {name for name in learning if ".patches." not in name}
+    own = ("trunk.soft_prompt", "trunk.prefix_kv")
+    learning = (name for name, p in network.named_parameters() if p.requires_grad)
+    return {name for name in learning if name not in own and ".patches." not in name}
 
 
 def _card(config: Mapping[str, Any]) -> str:

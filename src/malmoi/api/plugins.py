@@ -77,9 +77,9 @@ def register_schedule(function: "Schedule") -> "Schedule":
         >>> malmoi.recipes()["gpt-char"].override({"train.schedule": "square_root"}).train.schedule
         'square_root'
     """
-    from malmoi.training.schedule import SCHEDULES
+    from malmoi.training.recipe import SCHEDULES
 
-    SCHEDULES.register(function.__name__, function)  # type: ignore[arg-type]  # TrainConfig has these settings
+    SCHEDULES.register(function.__name__, function)
     return function
 
 

@@ -20,8 +20,8 @@ from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
-from malmoi.model.features import BiLSTM
 from malmoi.model.heads import HEADS, POOLED_HEADS
+from malmoi.model.trunks import BiLSTM
 from malmoi.system.files import replace_file, scratch_folder
 from malmoi.system.progress import Progress, report_progress
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.kernels.int8 import TINY, QuantizedLinear, plain_state
-from malmoi.kernels.int8_row import Packed, bf16, fits, kernels
+from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, kernels, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import shown

@@ -157,7 +157,7 @@ def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
 
 def _remark(out: Path, *others: str) -> None:
     """Prints notes about the smaller model on stderr."""
-    from malmoi.compression.models import remarks
+    from malmoi.compression.result import remarks
 
     for remark in (*remarks(out), *others):
         note(remark)

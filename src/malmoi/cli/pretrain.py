@@ -176,10 +176,14 @@ def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool)
 
 
 def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
-    from malmoi.training.budget import FEW_UPDATES, smallest_batch
-    from malmoi.training.estimate import EXPECTED_UTILISATION, estimate_run
+    from malmoi.training.budget import (
+        EXPECTED_UTILISATION,
+        FEW_UPDATES,
+        SMALLER_RECIPES,
+        estimate_run,
+        smallest_batch,
+    )
     from malmoi.training.recipes import resolve_recipe
-    from malmoi.training.trainer import SMALLER_RECIPES
 
     recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:

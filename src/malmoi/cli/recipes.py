@@ -97,7 +97,7 @@ def approximate_parameters(c: ModelConfig) -> float:
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:
     """A recipe's exact size."""
-    from malmoi.training.estimate import exact_parameters
+    from malmoi.training.budget import exact_parameters
 
     c = with_vocab(recipe)
     sizes = {name: getattr(c, name) for name in ("depth", "width", "heads", "context", "vocab")}

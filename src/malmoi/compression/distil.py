@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.compression.models import open_whole
+from malmoi.compression.options import DistilOptions
 from malmoi.compression.prune import with_layers
-from malmoi.compression.result import CompressionResult
+from malmoi.compression.result import CompressionResult, open_whole
 from malmoi.errors import UsageError
 from malmoi.evaluation.evaluate import check_task_fits, judge
 from malmoi.evaluation.kinds import head_kind
@@ -27,9 +27,9 @@ from malmoi.system.files import make_folder
 from malmoi.system.run_folder import RunFolder
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
-from malmoi.training.data.encode import Stores
-from malmoi.training.data.store import Store
+from malmoi.training.data.encode import open_stores
 from malmoi.training.device import choose_execution
+from malmoi.training.feed import make_feeds
 from malmoi.training.loss_module import LossModule, validate
 from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
@@ -37,7 +37,6 @@ from malmoi.training.parallel import join_process_group
 from malmoi.training.prepare import DISTIL
 from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, read_recipe
-from malmoi.training.samples import make_feeds
 
 # DistilBERT's 5 · KL + 2 · MLM + 1 · cosine (Sanh et al. 2019, their code): the share of the
 # teacher's scores, and of the hidden states against those
@@ -50,36 +49,28 @@ TextObjective = Literal["mlm", "lm", "both"]  # without a task
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilConfig:
+class DistilConfig(DistilOptions):
     """The student, its loss, and where to train it."""
 
     task: str | Task | None = None
     dev: TextFiles | None = None
-    layers: int | Sequence[int] | None = None  # of the student; None: every second one
-    student: str | Path | None = None  # an existing student with its own architecture
-    temperature: float = 2.0
-    # weight of the teacher's scores in the loss; None: 5/7 for text, 1/2 for a task
-    soft: float | None = None
     device: str | None = None
     overwrite: bool = False  # discard the run in the folder and start over
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A teacher, its student, and the output folder and device."""
+    """A teacher, its student, and the output folder."""
 
     teacher: Checkpoint
     student: Checkpoint
     distillation: Distillation
     out: Path
-    device: str | None
-    overwrite: bool
+    config: DistilConfig
 
-    def result(
-        self, trained: Checkpoint, metrics: Mapping[str, tuple[float, float]]
-    ) -> CompressionResult:
+    def result(self, trained: Checkpoint, *metrics: Mapping[str, float]) -> CompressionResult:
         before = (self.teacher.network, self.teacher.source or self.out)
-        return CompressionResult.of(before, (trained.network, self.out), metrics)
+        return CompressionResult.of(before, (trained.network, self.out), *metrics)
 
 
 def distil_model(
@@ -101,14 +92,11 @@ def distil_model(
         if config.student is None
         else _given(teacher, open_teacher(config.student, out), config.layers)
     )
-    by_text = config.task is None
-    usual = TEXT_SOFT if by_text else TASK_SOFT
+    usual, cosine = (TEXT_SOFT, COSINE_WEIGHT) if config.task is None else (TASK_SOFT, 0.0)
     soft = usual if config.soft is None else config.soft
-    distillation = Distillation(
-        teacher.network, soft, config.temperature, COSINE_WEIGHT if by_text else 0.0
-    )
+    distillation = Distillation(teacher.network, soft, config.temperature, cosine)
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
-    lesson = Lesson(teacher, student, distillation, out, config.device, config.overwrite)
+    lesson = Lesson(teacher, student, distillation, out, config)
     if config.task is None:
         if config.dev is not None:
             raise UsageError(
@@ -117,7 +105,7 @@ def distil_model(
             )
         return _of_text(lesson, files, changes)
     chosen = named_task(config.task) if isinstance(config.task, str) else config.task
-    return _of_task(lesson, chosen, (files, config.dev), changes)
+    return _of_task(lesson, chosen, files, changes)
 
 
 def open_teacher(source: str | Path, out: Path) -> Checkpoint:
@@ -197,7 +185,7 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
 
 
 def _of_task(
-    lesson: Lesson, task: Task, rows: tuple[TextFiles, TextFiles | None], changes: Mapping[str, Any]
+    lesson: Lesson, task: Task, data: TextFiles, changes: Mapping[str, Any]
 ) -> CompressionResult:
     teacher = lesson.teacher
     reading = Predictor.of(teacher)
@@ -207,19 +195,22 @@ def _of_task(
             "This teacher answers with label words or with vectors; distillation needs one with a "
             "head for its task."
         )
-    device = join_process_group(lesson.device).device
+    device = join_process_group(lesson.config.device).device
     settings = default_budget(_settings(teacher, changes), changes, head_kind(task), device.type)
     settings = replace(settings, frozen_first=False)  # its teacher is the better start
-    work = load_data(task, *rows, settings, lesson.student, device)
+    work = load_data(task, data, lesson.config.dev, settings, lesson.student, device)
     work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
-    _check_segments(work, teacher)
+    pairs = any(e.pair is not None or e.choices for e in work.train)
+    if pairs and teacher.network.config.segments and not work.start.network.config.segments:
+        raise UsageError(
+            "The teacher uses segment embeddings to tell two texts apart, and the student has "
+            "none: use another student."
+        )
     teacher.network.to(work.device)
     with work.computing(settings):
         before = judge(task, work, replace(reading, encode=work.encode)).metrics
-    result = run_all(work, settings, lesson.out, overwrite=lesson.overwrite)
-    after = {name: value for name, value in result.metrics.items() if name in before}
-    metrics = {name: (before[name], value) for name, value in after.items()}
-    return lesson.result(result.model.checkpoint, metrics)
+    result = run_all(work, settings, lesson.out, overwrite=lesson.config.overwrite)
+    return lesson.result(result.model.checkpoint, before, result.metrics)
 
 
 def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
@@ -253,15 +244,6 @@ def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     return teacher.labels if work.labels else ()
 
 
-def _check_segments(work: FinetuneData, teacher: Checkpoint) -> None:
-    pairs = any(e.pair is not None or e.choices for e in work.train)
-    if pairs and teacher.network.config.segments and not work.start.network.config.segments:
-        raise UsageError(
-            "The teacher uses segment embeddings to tell two texts apart, and the student has "
-            "none: use another student."
-        )
-
-
 # ------------------------------------------------------------------ text
 
 
@@ -286,7 +268,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             vocab=teacher.network.config.vocab,
         )
     recipe = _recipe(teacher, student, kind)
-    if lesson.overwrite:
+    if lesson.config.overwrite:
         discard_run(out)
     make_folder(out)
     # it resumes only with the teacher it started with
@@ -299,12 +281,12 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             data=data,
             out=out,
             start=beside,
-            device=lesson.device,
+            device=lesson.config.device,
             distillation=lesson.distillation,
             **changes,
         )
     metrics = _held_out(teacher.network, model.checkpoint.network, kind, out)
-    return lesson.result(model.checkpoint, metrics)
+    return lesson.result(model.checkpoint, *metrics)
 
 
 def _text_objective(teacher: Network, student: Network) -> TextObjective | None:
@@ -317,23 +299,20 @@ def _text_objective(teacher: Network, student: Network) -> TextObjective | None:
 
 def _held_out(
     teacher: Network, student: Network, kind: TextObjective, out: Path
-) -> dict[str, tuple[float, float]]:
+) -> list[dict[str, float]]:
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
-    stores = [
-        Stores(Store.open(out / "data" / "train"), Store.open(out / "data" / "valid"), "reused")
-    ]
+    stores = [open_stores(out / "data")]
     _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
     if not valid:
-        return {}
+        return []
     machine = choose_execution(device, recipe.train)
     shares = [recipe.data.causal_share] if kind == "both" else []
-    old, new = (
+    return [
         validate(LossModule(one, objective(kind, *shares)), valid[-1], recipe.train, machine)
         for one in (teacher.eval(), student.to(device).eval())
-    )
-    return {name: (value, new[name]) for name, value in old.items()}
+    ]
 
 
 def _recipe(teacher: Checkpoint, student: Checkpoint, kind: TextObjective) -> Recipe:

@@ -1,30 +1,52 @@
 """Pruning: zeroes single weights, or removes whole layers, heads or neurons, least important first.
 
-D width, H heads, G key/value heads, E head width, F neurons of an MLP, I inputs, O outputs.
+The importance of a head or a neuron to a loss is |∂L / ∂gate| over rows or text: a gate multiplies
+a part's output, so its gradient is the sum of activation · gradient over the part (Michel et al.
+2019 eq. 2; Molchanov et al. 2017 for neurons). One forward and backward pass finds all of them.
+
+B rows, T tokens, N parts, D width, H heads, G key/value heads, E head width, F neurons of an MLP,
+I inputs, O outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
-from malmoi.compression.importance import part_importance
-from malmoi.compression.models import check_rows, measures, open_whole, paired
-from malmoi.compression.options import JudgedOptions
-from malmoi.compression.result import CompressionResult
+from malmoi.compression.result import (
+    CompressionResult,
+    folder_measures,
+    judged_options,
+    open_whole,
+)
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.tasks import Task
+from malmoi.errors import UsageError, require_known
+from malmoi.evaluation.examples import load_examples, require_labels
+from malmoi.evaluation.features import FeatureView
+from malmoi.evaluation.kinds import encode_examples, head_kind
+from malmoi.evaluation.tasks import Task, named_task
+from malmoi.finetuning.batches import collate
+from malmoi.inference.predict import Predictor
 from malmoi.messages import msg
 from malmoi.model import Network
+from malmoi.text.documents import read_documents
+from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective, lm
 from malmoi.training.parallel import join_process_group
 
+# limits: rows in total, rows per batch, tokens of each text
+MAX_SAMPLE_ROWS = 512
+ROWS_PER_BATCH = 8
+MAX_SAMPLE_TOKENS = 512
+SampleBatch = Mapping[str, Tensor]
 # (name in the block, tensor) → what remains of that tensor
 PrunedPart = Callable[[str, Tensor], Tensor]
 
@@ -38,15 +60,10 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
     (text, or rows of the task). The pruned model should be trained further.
     """
     train = options.pop("train", None)
-    judge = JudgedOptions(**{name: options.pop(name, None) for name in ("task", "data", "device")})
+    judged = {name: options.pop(name, None) for name in ("task", "data", "device")}
     chosen = {name: value for name, value in options.items() if value is not None}
     for name in chosen:
-        if name not in PRUNE_METHODS:
-            raise UsageError(
-                "There is no method {name!r} to prune.{hint}",
-                name=name,
-                hint=nearest(name, PRUNE_METHODS),
-            )
+        require_known(name, PRUNE_METHODS, "There is no method {name!r} to prune.{hint}")
     if len(chosen) != 1:
         problem = (
             msg("these are {chosen}: {chosen2}", chosen=len(chosen), chosen2=", ".join(chosen))
@@ -57,7 +74,7 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
             "Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}.",
             problem=problem,
         )
-    check_rows(judge.task, train, judge.data)
+    judge = judged_options(judged, train)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
@@ -66,10 +83,10 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
         smaller = _by_loss(checkpoint, way, how, (judge.task, train), judge.device)
     else:
         smaller = PRUNE_METHODS[way](checkpoint.network, how)
-    before = {"zeros": zeros(checkpoint.network)} | measures(source, judge)
+    before = {"zeros": zeros(checkpoint.network)} | folder_measures(source, judge)
     write_checkpoint(replace(checkpoint, network=smaller), out)
-    after = {"zeros": zeros(smaller)} | measures(out, judge)
-    return CompressionResult.of((checkpoint.network, source), (smaller, out), paired(before, after))
+    after = {"zeros": zeros(smaller)} | folder_measures(out, judge)
+    return CompressionResult.of((checkpoint.network, source), (smaller, out), before, after)
 
 
 def _by_loss(
@@ -208,7 +225,7 @@ def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None 
     config = network.config
     stay = _count(share, config.mlp_width, "neurons")
     sizes = sizes or [_neuron_sizes(block.mlp) for block in network.trunk.blocks]
-    parts: list[PrunedPart] = [_neuron_part(_largest(one, stay), config.mlp_width) for one in sizes]
+    parts = [partial(_kept_neurons, config.mlp_width, _largest(one, stay)) for one in sizes]
     return _rebuilt(network, replace(config, hidden=stay), range(config.distinct), parts)
 
 
@@ -219,14 +236,10 @@ def _neuron_sizes(mlp: Any) -> Tensor:
     return cast(Tensor, read * write)
 
 
-def _neuron_part(chosen: Tensor, hidden: int) -> PrunedPart:
-    def part(name: str, tensor: Tensor) -> Tensor:
-        if name.startswith("mlp.up."):
-            kept: Tensor = tensor.unflatten(0, (-1, hidden))[:, chosen].flatten(0, 1)
-            return kept
-        return tensor[:, chosen] if name == "mlp.down.weight" else tensor
-
-    return part
+def _kept_neurons(hidden: int, chosen: Tensor, name: str, tensor: Tensor) -> Tensor:
+    if name.startswith("mlp.up."):
+        return cast(Tensor, tensor.unflatten(0, (-1, hidden))[:, chosen].flatten(0, 1))
+    return tensor[:, chosen] if name == "mlp.down.weight" else tensor
 
 
 def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
@@ -247,11 +260,10 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
         )
     stay = _count(share, config.key_heads, "heads")
     sizes = sizes or [_head_sizes(block.attend, config) for block in network.trunk.blocks]
-    parts: list[PrunedPart] = [_head_part(_largest(one, stay), config) for one in sizes]
-    each = config.heads // config.key_heads
+    parts = [partial(_kept_heads, config, _largest(one, stay)) for one in sizes]
     changed = replace(
         config,
-        heads=stay * each,
+        heads=stay * config.heads // config.key_heads,
         kv_heads=stay if config.kv_heads else 0,
         head_width=config.size_per_head,
     )
@@ -265,28 +277,21 @@ def _head_sizes(attend: Any, config: ModelConfig) -> Tensor:
     value = attend.qkv.weight[-config.key_heads * config.size_per_head :].unflatten(0, shape)
     out = attend.out.weight.unflatten(1, (shape[0], -1, shape[1]))  # [D, G, H / G, E]
     written = torch.einsum("dgne,gei->gndi", out.float(), value.float())
-    norms: Tensor = written.flatten(1).norm(dim=1)
-    return norms
+    return cast(Tensor, written.flatten(1).norm(dim=1))
 
 
-def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
+def _kept_heads(config: ModelConfig, chosen: Tensor, name: str, tensor: Tensor) -> Tensor:
     groups = config.key_heads
-    size = config.size_per_head
-    each = config.heads // groups
-
-    def part(name: str, tensor: Tensor) -> Tensor:
-        if name.startswith("attend.qkv."):
-            sizes = (config.heads * size, groups * size, groups * size)
-            parts = (one.unflatten(0, (groups, -1)) for one in tensor.split(sizes))
-            return torch.cat([one[chosen].flatten(0, 1) for one in parts])
-        if name == "again.value.weight":
-            return tensor.view(groups, size, -1)[chosen].flatten(0, 1)
-        if name == "attend.out.weight":
-            kept: Tensor = tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
-            return kept
-        return tensor
-
-    return part
+    if name.startswith("attend.qkv."):
+        size = config.size_per_head
+        sizes = (config.heads * size, groups * size, groups * size)
+        parts = (one.unflatten(0, (groups, -1)) for one in tensor.split(sizes))
+        return torch.cat([one[chosen].flatten(0, 1) for one in parts])
+    if name == "again.value.weight":
+        return cast(Tensor, tensor.unflatten(0, (groups, -1))[chosen].flatten(0, 1))
+    if name == "attend.out.weight":
+        return cast(Tensor, tensor.unflatten(1, (groups, -1))[:, chosen].flatten(1))
+    return tensor
 
 
 def _count(share: float, whole: int, what: str) -> int:
@@ -331,3 +336,89 @@ PRUNE_METHODS: dict[str, Callable[[Network, Any], Network]] = {
     "heads": with_heads,
     "neurons": with_neurons,
 }
+
+
+# ------------------------------------------------------------------ importance to a loss
+
+
+def part_importance(
+    checkpoint: Checkpoint, part: str, task: str | Task | None, data: Path, device: torch.device
+) -> list[Tensor]:
+    """The importance [N] of each block's "heads" (groups, if they share keys) or "neurons"."""
+    network = checkpoint.network.to(device)
+    objective, batches = (
+        _of_text(checkpoint, data) if task is None else _of_rows(checkpoint, task, data)
+    )
+    count = network.config.key_heads if part == "heads" else network.config.mlp_width
+    found = torch.zeros(network.config.distinct, count, device=device)
+    for batch in batches:
+        sent = {name: tensor.to(device) for name, tensor in batch.items()}
+        for block, change in gradients(network, part, objective, sent):
+            found[block] += change.unflatten(1, (count, -1)).sum(-1).abs().sum(0)
+    network.to("cpu")
+    return list(found.cpu())
+
+
+@torch.enable_grad()
+def gradients(
+    network: Network, part: str, objective: Objective, batch: SampleBatch
+) -> list[tuple[int, Tensor]]:
+    """Activation · gradient of each block's heads or neurons, summed over tokens: [B, width]."""
+    seen: list[tuple[int, Tensor]] = []
+
+    def see(block: int, module: Any, given: tuple[Tensor]) -> None:
+        seen.append((block, given[0]))
+
+    writers: list[Any] = [
+        b.attend.out if part == "heads" else b.mlp.down  # type: ignore[union-attr]
+        for b in network.trunk.blocks
+    ]
+    hooks = [writer.register_forward_pre_hook(partial(see, i)) for i, writer in enumerate(writers)]
+    try:
+        done = ForwardPass.of(network, batch)
+        loss = torch.stack([term.total(done) for term in objective.terms]).sum()
+        slopes = torch.autograd.grad(loss, [active for _, active in seen])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    pairs = zip(seen, slopes, strict=True)
+    return [(block, (active.detach() * slope).float().sum(1)) for (block, active), slope in pairs]
+
+
+def _of_rows(
+    checkpoint: Checkpoint, task: str | Task, data: Path
+) -> tuple[Objective, Iterator[SampleBatch]]:
+    task = named_task(task) if isinstance(task, str) else task
+    reading = Predictor.of(checkpoint)
+    kind = head_kind(task)
+    if kind.head not in checkpoint.network.heads:
+        raise UsageError(
+            "This model has no {head} head, which the task {task} needs.",
+            head=kind.head,
+            task=task.name,
+        )
+    examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
+    require_labels(examples)
+    view = FeatureView.of(reading, reading.labels)
+    items = encode_examples(task, examples, view)
+    batches = (
+        collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
+        for i in range(0, len(items), ROWS_PER_BATCH)
+    )
+    return kind.objective(None), batches
+
+
+def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:
+    if "lm" not in checkpoint.network.heads or checkpoint.tokenizer is None:
+        raise UsageError(
+            "Ranking by plain text needs a GPT and its tokenizer; for this model give the --task "
+            "of the rows."
+        )
+    text = "\n\n".join(document.text for document in read_documents(data))
+    tokens = torch.tensor(checkpoint.tokenizer.encode(text, specials=False).tokens)
+    rows = tokens.split(min(checkpoint.network.config.context, MAX_SAMPLE_TOKENS))
+    return lm(), (
+        {"tokens": row[None], "lm_labels": F.pad(row[None, 1:], (0, 1), value=IGNORE_LABEL)}
+        for row in islice(rows, MAX_SAMPLE_ROWS)
+        if len(row) > 1
+    )

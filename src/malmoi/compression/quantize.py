@@ -1,22 +1,43 @@
-"""Quantization: linear maps as integers with scales, in a correspondingly smaller folder."""
+"""Quantization: linear maps as integers with scales, in a correspondingly smaller folder.
+
+GPTQ (Frantar et al. 2023) rounds a linear map [O, I] one column at a time. The error of a column,
+weighted by the inputs of a calibration text, is subtracted from the remaining columns, so that Ŵx
+is close to Wx rather than Ŵ to W. O outputs, I inputs, G groups, N rows of activations.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint import write_checkpoint
-from malmoi.checkpoint.quantized import Packing
-from malmoi.compression.cost import Cost, cost_of
-from malmoi.compression.gptq import round_calibrated
-from malmoi.compression.models import check_rows, measured, open_whole, paired
+import torch
+from torch import Tensor, nn
+
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
+from malmoi.checkpoint.weights import Quantized
 from malmoi.compression.options import JudgedOptions
-from malmoi.compression.result import CompressionResult, folder_size
+from malmoi.compression.result import (
+    CompressionResult,
+    Cost,
+    cost_of,
+    folder_size,
+    judged_options,
+    measures,
+    open_whole,
+    paired,
+)
 from malmoi.errors import UsageError
 from malmoi.inference import load
-from malmoi.model import count_parameters
-from malmoi.system.machine import pick_device
+from malmoi.kernels.int8 import STRIDE
+from malmoi.model import Network, count_parameters
+from malmoi.system.machine import float64_device, pick_device
+from malmoi.text.documents import read_documents
 
 DEFAULT_GROUP_SIZE = 32  # inputs per scale at 4 bits
 SUPPORTED_BITS = (8, 4)
+MAX_CALIBRATION_TOKENS = 16_384  # all of them pass through the network at once
+MAX_ROW_TOKENS = 512
+DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it (Frantar et al. 2023 §3.3)
+COLUMNS_AT_ONCE = 128  # columns whose errors are applied in one product ("lazy batch")
 
 
 def quantize_model(
@@ -43,8 +64,7 @@ def quantize_model(
             "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
             group=group,
         )
-    judge = JudgedOptions(**judged)
-    check_rows(judge.task, judge.data)
+    judge = judged_options(judged)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
@@ -52,8 +72,7 @@ def quantize_model(
     count = count_parameters(checkpoint.network)
     packing = Packing(bits, group or (DEFAULT_GROUP_SIZE if bits == 4 else 0))
     if calibration is not None:
-        device = pick_device(judge.device)
-        round_calibrated(checkpoint, packing, Path(calibration), device)
+        round_calibrated(checkpoint, packing, Path(calibration), pick_device(judge.device))
     write_checkpoint(checkpoint, out, packing=packing)
     after, less = _judged(out, judge)
     sizes = folder_size(source), folder_size(out)
@@ -63,5 +82,125 @@ def quantize_model(
 def _judged(folder: Path, judge: JudgedOptions) -> tuple[dict[str, float], Cost]:
     """Metrics and cost of a model, loaded as `malmoi.load` does."""
     opened = load(folder, device=judge.device)
-    found = {} if judge.data is None else measured(opened, judge.task, judge.data)
-    return found, cost_of(opened)
+    return measures(opened, judge), cost_of(opened)
+
+
+# ------------------------------------------------------------------ GPTQ
+
+
+@torch.no_grad()
+def round_calibrated(
+    checkpoint: Checkpoint, packing: Packing, calibration: Path, device: torch.device
+) -> None:
+    """Replaces the blocks' linear maps by 4- or 8-bit ones, fitted to the calibration text.
+
+    Takes one forward pass: each map is rounded when its input arrives, so that the input includes
+    the errors of earlier maps.
+    """
+    network = checkpoint.network
+    _check_gptq(network, packing)
+    tokens = calibration_tokens(checkpoint, calibration)
+    found: dict[nn.Linear, Quantized] = {}
+
+    def round_on_arrival(part: nn.Linear, given: tuple[Tensor]) -> None:
+        rows = given[0].reshape(-1, part.in_features).float()
+        group = packing.group or part.in_features
+        rounded = gptq(part.weight, rows.T @ rows, packing.bits, group)
+        part.weight.copy_(rounded.dense())
+        found[part] = rounded.cpu()
+
+    network.float().to(device).eval()
+    maps = [part for part in network.trunk.blocks.modules() if isinstance(part, nn.Linear)]
+    hooks = [part.register_forward_pre_hook(round_on_arrival) for part in maps]
+    network.trunk(tokens.to(device))
+    for hook in hooks:
+        hook.remove()
+    network.to("cpu")
+    names = {part: name for name, part in network.named_modules()}
+    for part, rounded in found.items():
+        assert place_quantized(network, names[part], rounded, part.bias)
+
+
+def _check_gptq(network: Network, packing: Packing) -> None:
+    if network.config.distinct < network.config.depth:
+        raise UsageError(
+            "GPTQ does not support layers that share weights, as in this model: use --method round."
+        )
+    if packing.group % STRIDE:
+        raise UsageError(
+            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
+            "--group.",
+            stride=STRIDE,
+            group=packing.group,
+        )
+
+
+def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
+    """The text as full rows [B, T], each with the special tokens that the model expects."""
+    words = checkpoint.tokenizer
+    if words is None:
+        raise UsageError("A calibration text needs a tokenizer; put its tokenizer.json there.")
+    frame = words.encode("").tokens
+    body = min(checkpoint.network.config.context, MAX_ROW_TOKENS) - len(frame)
+    ids: list[int] = []
+    for document in read_documents(calibration):
+        ids += words.ids([document.text])[0]
+        if len(ids) >= MAX_CALIBRATION_TOKENS:
+            break
+    count = min(len(ids), MAX_CALIBRATION_TOKENS) // body
+    if count < 1:
+        raise UsageError(
+            "{calibration} has {ids:,} tokens, too few for a row of {body}; give more text.",
+            calibration=calibration,
+            ids=len(ids),
+            body=body,
+        )
+    starts = range(0, count * body, body)
+    return torch.tensor([[*frame[:1], *ids[i : i + body], *frame[1:]] for i in starts])
+
+
+def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
+    """Rounds a weight [O, I] for inputs x with the Hessian Σ x xᵀ [I, I].
+
+    The scales are computed from the original weights, so that columns can be processed by
+    importance (largest diagonal entry first) and still be stored in order.
+    """
+    importance = hessian.diagonal()
+    groups = weight.float().unflatten(1, (-1, group))
+    scale = clipped_scales(groups, bits, importance.view(-1, group))
+    order = importance.argsort(descending=True)
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    steps = scale.float().repeat_interleave(group, 1)[:, order]
+    numbers[:, order] = _rounded_in_order(
+        weight.float()[:, order], steps, _error_weights(hessian[order][:, order]), bits
+    )
+    return Quantized(numbers, scale, bits)
+
+
+def _error_weights(hessian: Tensor) -> Tensor:
+    """Upper Cholesky factor of the damped inverse Hessian: row i weights the error of column i."""
+    damped = hessian.to(float64_device(hessian.device)).double()
+    diagonal = damped.diagonal()
+    diagonal += DAMPING * diagonal.mean() + torch.finfo(torch.float32).tiny
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float().to(hessian.device)
+
+
+def _rounded_in_order(weight: Tensor, steps: Tensor, factor: Tensor, bits: int) -> Tensor:
+    """Integers for the columns from left to right (Frantar et al. 2023, algorithm 1)."""
+    high = (1 << bits - 1) - 1
+    left = weight.clone()
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    for start in range(0, weight.size(1), COLUMNS_AT_ONCE):
+        end = min(start + COLUMNS_AT_ONCE, weight.size(1))
+        errors = torch.empty_like(left[:, start:end])
+        for i in range(start, end):
+            column = left[:, i]
+            number = (column / steps[:, i]).round().clamp(-high - 1, high)
+            numbers[:, i] = number.to(torch.int8)
+            error = (column - number * steps[:, i]) / factor[i, i]
+            left[:, i:end] -= error[:, None] * factor[i, i:end]
+            errors[:, i - start] = error
+        left[:, end:] -= errors @ factor[start:end, end:]
+    return numbers

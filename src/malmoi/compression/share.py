@@ -6,6 +6,7 @@ V vocabulary, D width, E width of an embedding.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -135,5 +136,4 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
 def _centred(width: int) -> Tensor:
     """An orthonormal basis [E, E − 1] of the vectors whose mean is zero."""
     plain = torch.cat((torch.ones(width, 1), torch.eye(width)[:, 1:]), 1).double()
-    directions: Tensor = torch.linalg.qr(plain)[0][:, 1:]
-    return directions
+    return cast(Tensor, torch.linalg.qr(plain)[0][:, 1:])

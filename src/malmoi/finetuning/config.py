@@ -6,12 +6,11 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
-from malmoi.adapters import AdapterConfig
+from malmoi.adapters.config import AdapterConfig
 from malmoi.errors import UsageError, require
 from malmoi.messages import msg, plural
 from malmoi.settings import Config, find_problem, option, setting
-from malmoi.training.recipe import TrainConfig
-from malmoi.training.schedule import SCHEDULES
+from malmoi.training.recipe import SCHEDULES, TrainConfig
 
 _require = partial(require, "Invalid settings")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.adapters import check_target, read_with_adapter
+from malmoi.adapters.store import check_target, read_with_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import by_metric, head_kind

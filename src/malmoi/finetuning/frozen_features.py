@@ -27,8 +27,8 @@ from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
 from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network
-from malmoi.model.features import STATE_DTYPE
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
+from malmoi.model.trunks import STATE_DTYPE
 from malmoi.system.files import scratch_folder
 from malmoi.system.limits import format_size
 from malmoi.system.progress import Progress, report_progress

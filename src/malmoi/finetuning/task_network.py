@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from malmoi.adapters import attach_adapter
+from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError

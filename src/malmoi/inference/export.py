@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from malmoi.adapters import read_with_adapter
+from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from malmoi.model import Network
-from malmoi.model.relative import SegmentMemory
+from malmoi.model.recurrent import SegmentMemory
 from malmoi.system.machine import per_device
 from malmoi.system.progress import tracked
 from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad

@@ -38,13 +38,13 @@ def open_for_use(
 def _read(path: str | Path, *, packed: bool) -> Checkpoint:
     if not is_adapter(path):
         return read_checkpoint(path, packed=packed)
-    from malmoi.adapters import read_with_adapter
+    from malmoi.adapters.store import read_with_adapter
 
     return read_with_adapter(path, packed=packed)
 
 
 def _in_int8(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
-    from malmoi.kernels.encode_texts import encode_texts
+    from malmoi.kernels.decode_step import encode_texts
     from malmoi.kernels.int8 import quantize_int8
 
     network = quantize_int8(checkpoint.network.to(where, torch.float32))
@@ -76,8 +76,7 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     """Keeps the weights quantized if there is a kernel, else dequantizes them with a note."""
-    from malmoi.kernels.int8 import is_quantized
-    from malmoi.kernels.int8_row import why_not
+    from malmoi.kernels.int8 import is_quantized, why_not
 
     bits = checkpoint.bits
     if is_quantized(checkpoint.network):

@@ -11,7 +11,7 @@ from malmoi.inference.likelihood import ScoredRow, score_hidden
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.model import KVCache, Network
-from malmoi.model.relative import SegmentMemory
+from malmoi.model.recurrent import SegmentMemory
 from malmoi.system.result import Result
 from malmoi.tokenizer import Tokenizer
 

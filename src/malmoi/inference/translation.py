@@ -17,7 +17,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.generation.beam_search import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
-from malmoi.model.encoder_decoder import CrossActivations, EncoderDecoder, Memory
+from malmoi.model.trunks import CrossActivations, EncoderDecoder, Memory
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import pad_to_width
 

@@ -1,19 +1,30 @@
-"""One decoding step of a quantised network as a single call of C (`decode_step.c`).
+"""All layers of a quantised network as a single call of C, in decoding and in reading texts.
 
 For few rows the calls between two products take longer than the products: of SmolLM2's 43 ms a
-token on an ARM server, the products are 9. B rows, D width, G key/value heads, S places, E head
-width.
+token on an ARM server, the products are 9 (`decode_step.c`). In whole texts padding is left out,
+and activations are rounded to 8 bits, 128 of them with one step: reading is bound by dot products,
+and 15 bits take twice as many (`encode_texts.c`). B rows or texts, T tokens, D width, G key/value
+heads, S places, E head width.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from malmoi.kernels.int8 import MANY, QuantizedLinear, QuickRMS
-from malmoi.kernels.int8_row import LinearArgument, kernels, linear_argument
+from malmoi.kernels.int8 import (
+    MANY,
+    LinearArgument,
+    QuantizedLinear,
+    QuickRMS,
+    kernels,
+    linear_argument,
+)
+from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.transformer import Block, Transformer
 from malmoi.system.machine import this_machine
 
@@ -66,13 +77,14 @@ def fused_step(
     activations are rounded to 15 bits, at times the other way.
     """
     library = kernels()
-    if library is None or not this_machine().fused or not supports(trunk, keys[0]):
+    if library is None or not this_machine().fused or not _decodes(trunk, keys[0]):
         return None
-    layers = _layers(trunk, keys, values)
+    layers = layer_arguments(trunk)
+    for layer, k, v in zip(layers, keys, values, strict=True):
+        layer.keys = k.data_ptr()
+        layer.values = v.data_ptr()
     argument = trunk_argument(trunk, layers, keys[0].size(2))
     address = ctypes.addressof(argument)
-    call = library.malmoi_decode_step
-    first = trunk.blocks[0]
 
     def step(
         tokens: Tensor,
@@ -80,27 +92,32 @@ def fused_step(
         live: Tensor,
         held: object = (layers, argument, trunk, keys, values),
     ) -> Tensor:
-        for hook in first._forward_pre_hooks.values():  # once a step: the server yields there
-            hook(first, ())
+        run_hooks(trunk)
         x = trunk.embed(tokens[:, None], positions[:, None], None)[:, 0].contiguous()
         places = (x.data_ptr(), positions.data_ptr(), live.data_ptr())
-        if call(address, *places, len(x)):
+        if library.malmoi_decode_step(address, *places, len(x)):
             raise MemoryError("There is no memory for a row of activations.")
         return cast(Tensor, x)
 
     return step
 
 
-def supports(trunk: Transformer, keys: Tensor) -> bool:
+def _decodes(trunk: Transformer, keys: Tensor) -> bool:
     """Whether the C code supports decoding with this trunk and cache."""
-    c = trunk.config
-    rotary = trunk.rotary is not None
+    reaches = trunk.local_rotary is None and keys.size(2) - 1 <= trunk.config.context
     return (
         all(pattern.text == "causal" for pattern in trunk.patterns)
         and keys.dtype == torch.float32
-        and (not rotary or (trunk.local_rotary is None and keys.size(2) - 1 <= c.context))
+        and (trunk.rotary is None or reaches)
         and is_plain(trunk)
     )
+
+
+def run_hooks(trunk: Transformer) -> None:
+    """What is due before a pass: the server yields there."""
+    first = trunk.blocks[0]
+    for hook in first._forward_pre_hooks.values():
+        hook(first, ())
 
 
 def is_plain(trunk: Transformer) -> bool:
@@ -120,16 +137,6 @@ def _norm_argument(norm: nn.Module | None) -> _Norm:
     bias = getattr(norm, "bias", None)
     weight = cast(Tensor, norm.weight)
     return _Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
-
-
-def _layers(
-    trunk: Transformer, keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> "ctypes.Array[Layer]":
-    layers = layer_arguments(trunk)
-    for layer, k, v in zip(layers, keys, values, strict=True):
-        layer.keys = k.data_ptr()
-        layer.values = v.data_ptr()
-    return layers
 
 
 def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":
@@ -160,3 +167,72 @@ def trunk_argument(trunk: Transformer, layers: "ctypes.Array[Layer]", places: in
         c.norm == "post",
         c.eps,
     )
+
+
+HEAD_UNIT = 16  # the width of a head is a multiple of this
+WIDEST_HEAD = 256
+Encode = Callable[[Tensor, Tensor, Tensor], None]
+_ENCODERS: "WeakKeyDictionary[Transformer, Encode]" = WeakKeyDictionary()
+
+
+def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tensor) -> Tensor | None:
+    """Embedded tokens [B, T, D] → hidden states [B, T, D], or None if only the modules have it.
+
+    The states of padding are zero. `MALMOI_MACHINE=no-fused` switches it off.
+    """
+    if not this_machine().fused or not _reads(trunk, x, layout, positions):
+        return None
+    if trunk not in _ENCODERS:
+        _ENCODERS[trunk] = _encoder(trunk)
+    run_hooks(trunk)
+    keep = layout.keep
+    if keep is None:
+        keep = torch.ones(x.shape[:2], dtype=torch.bool)
+    rows = x[keep]
+    _ENCODERS[trunk](rows, positions.expand(keep.shape)[keep], F.pad(keep.sum(1).cumsum(0), (1, 0)))
+    return torch.zeros_like(x).masked_scatter_(keep[..., None], rows)
+
+
+def _reads(trunk: Transformer, x: Tensor, layout: Layout, positions: Tensor) -> bool:
+    """Whether the C code reads such texts with this trunk."""
+    c = trunk.config
+    return (
+        x.dtype == torch.float32
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and layout.query_documents is None
+        and layout.queries == layout.keys
+        and c.size_per_head % HEAD_UNIT == 0
+        and c.size_per_head <= WIDEST_HEAD
+        and bool((positions.diff(dim=1) >= 0).all() & (positions < c.context).all())
+        and all(_window(pattern) is not None for pattern in trunk.patterns)
+        and is_plain(trunk)
+    )
+
+
+def _window(pattern: Pattern) -> int | None:
+    """How near tokens must be to see each other; 0: all do; None: another pattern."""
+    if pattern.text == "full":
+        return 0
+    name, _, window = pattern.text.partition(":")
+    return int(window) if name == "local" and window.isdecimal() else None
+
+
+def _encoder(trunk: Transformer) -> Encode:
+    call = kernels().malmoi_encode_texts  # type: ignore[union-attr]  # quantised: there is one
+    layers = layer_arguments(trunk)
+    for i, layer in enumerate(layers):
+        pattern = trunk.patterns[i % len(trunk.patterns)]
+        layer.window = cast(int, _window(pattern))
+        if pattern.is_local and trunk.local_rotary is not None:
+            layer.cos, layer.sin = (table.data_ptr() for table in cast(Tensor, trunk.local_rotary))
+    argument = trunk_argument(trunk, layers)
+    address = ctypes.addressof(argument)
+
+    def encode(
+        rows: Tensor, positions: Tensor, starts: Tensor, held: object = (layers, argument)
+    ) -> None:
+        places = (rows.data_ptr(), positions.contiguous().data_ptr(), starts.data_ptr())
+        if call(address, *places, len(starts) - 1):
+            raise MemoryError("There is no memory for the activations of these texts.")
+
+    return encode

@@ -66,9 +66,10 @@ def fast_argmax_for(network: Network) -> FastArgmax | None:
     head = network.heads["lm"]
     if not isinstance(head, VocabularyHead) or head.bias is not None or head.cap:
         return None
-    if not _plain(head.weight) or head.weight.numel() < MIN_HEAD_WEIGHTS:
-        return None
-    return FastArgmax(head) if this_machine().bf16_screening_pays else None
+    weight = head.weight
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    pays = weight.numel() >= MIN_HEAD_WEIGHTS and this_machine().bf16_screening_pays
+    return FastArgmax(head) if plain and pays else None
 
 
 def greedy_tokens(network: Network, fast_argmax: FastArgmax | None, hidden: Tensor) -> list[int]:
@@ -77,10 +78,6 @@ def greedy_tokens(network: Network, fast_argmax: FastArgmax | None, hidden: Tens
     if screened and fast_argmax is not None and fast_argmax.is_current:
         return fast_argmax.argmax(fast_argmax.head.features(hidden)).tolist()
     return network.read("lm", hidden).argmax(-1).tolist()
-
-
-def _plain(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _version(weight: Tensor) -> int:

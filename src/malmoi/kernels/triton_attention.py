@@ -123,7 +123,7 @@ def decode_step(  # noqa: PLR0913  # a custom operator takes tensors
 
     Reads the first `positions` [B] places of each row and stores k, v at `slots` [B]. Returns
     [B, H, 1, E]. On the way it can add `extra` [B, G · E] to v, and normalise q and k (layer, rms)
-    and rotate them by a table [2, context, E/2]. `overlap`: see `fused_step.py`.
+    and rotate them by a table [2, context, E/2]. `overlap`: see `triton_step.py`.
     """
     B, H, _, E = q.shape
     out = torch.empty(B, H, 1, E, dtype=q.dtype, device=q.device)

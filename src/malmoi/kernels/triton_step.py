@@ -3,7 +3,7 @@
 For few rows a step is one reading of the weights, in kernels so short that starting them takes
 longer than running them. Here one kernel is a linear layer with the norm before it, its bias, the
 activation, and the residual after it; attention also normalises and rotates queries and keys
-(`decode_kernel.py`). Intermediate results are rounded where the modules round them.
+(`triton_attention.py`). Intermediate results are rounded where the modules round them.
 
 A program reads a few whole rows of the matrix, all of it in flight at once, and normalises its
 input itself: 768 numbers from the L2 cache cost less than another kernel.

@@ -15,8 +15,7 @@ from torch import Tensor
 from malmoi.model.patterns import Layout, Pattern
 
 if TYPE_CHECKING:
-    from malmoi.model.block_parts import BlockParts
-    from malmoi.model.tiled import Tiling
+    from malmoi.model.sparse import BlockParts, Tiling
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +71,12 @@ def build_mask(
     if layout.queries == layout.keys >= MIN_SPARSE_KEYS:
         if dropout:
             _note_dropout()
+        elif device.type == "cuda" and layout.plain:
+            return _plain_sparse(pattern, layout.keys, str(device))
         elif device.type == "cuda":
-            long = layout.keys >= MIN_REORDERED_KEYS and layout.plain and not layout.prefix
-            parts = _plain_parts(pattern, layout.keys, str(device)) if long else None
-            if parts is not None:
-                return Mask(parts=parts)
-            return Mask(blocks=_blocks(pattern, layout, device))
+            return Mask(blocks=_block_mask(pattern, layout, layout.batch, device))
         elif device.type == "cpu" and layout.plain and not layout.prefix:
-            from malmoi.model.tiled import make_tiling
+            from malmoi.model.sparse import make_tiling
 
             tiles = make_tiling(pattern, layout.keys)
             if tiles is not None:
@@ -95,22 +92,17 @@ def _note_dropout() -> None:
     )
 
 
-def _blocks(pattern: Pattern, layout: Layout, device: torch.device) -> Any:
-    if layout.plain:
-        return _plain_blocks(pattern, layout.queries, str(device))
-    return _block_mask(pattern, layout, layout.batch, device)
-
-
 @lru_cache(maxsize=16)
-def _plain_blocks(pattern: Pattern, length: int, device: str) -> Any:
-    return _block_mask(pattern, Layout(1, length, length), None, torch.device(device))
+def _plain_sparse(pattern: Pattern, length: int, device: str) -> Mask:
+    """The blocks of unpadded text, in another order where that leaves most of them empty."""
+    place = torch.device(device)
+    if length >= MIN_REORDERED_KEYS:
+        from malmoi.model.sparse import make_parts
 
-
-@lru_cache(maxsize=16)
-def _plain_parts(pattern: Pattern, length: int, device: str) -> "BlockParts | None":
-    from malmoi.model.block_parts import make_parts
-
-    return make_parts(pattern, length, torch.device(device))
+        parts = make_parts(pattern, length, place)
+        if parts is not None:
+            return Mask(parts=parts)
+    return Mask(blocks=_block_mask(pattern, Layout(1, length, length), None, place))
 
 
 def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: torch.device) -> Any:

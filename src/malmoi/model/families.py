@@ -1,4 +1,4 @@
-"""Model families as values: each function returns one `ModelConfig`; any field can be overridden.
+"""Model families as values: each, when called, is one `ModelConfig`; any field can be overridden.
 
 Sizes are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
 2020; Sanh 2019; Turc 2019 for the small BERTs; Liu 2019; Conneau 2020; Warner 2024; Zaremba 2014,
@@ -12,156 +12,141 @@ from typing import Any
 from malmoi.config import ModelConfig
 from malmoi.errors import require_known
 
-
-def _config(changes: dict[str, Any], **values: Any) -> ModelConfig:
-    return ModelConfig(**(values | changes))
-
-
-def bert(**changes: Any) -> ModelConfig:
-    """BERT: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler."""
-    return _config(
-        changes,
-        vocab=30_522,
-        context=512,
-        segments=2,
-        attention=("full",),
-        norm="post",
-        embed_norm=True,
-        final_norm=False,
-        eps=1e-12,
-        activation="gelu",
-        pool="first",
-        pooler="tanh",
-        init="truncated",
-    )
-
-
-def distilbert(**changes: Any) -> ModelConfig:
-    """BERT with every second layer and no segments; classifies through a ReLU layer."""
-    return bert(**(dict(depth=6, segments=0, pooler="relu") | changes))
-
-
-def roberta(**changes: Any) -> ModelConfig:
-    """BERT trained longer (Liu et al. 2019), with one segment.
-
-    Positions start after the padding id, which is 1. The MLM head uses GELU regardless of the
-    blocks' activation.
-    """
-    return bert(
-        **(
-            dict(vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu")
-            | changes
-        )
-    )
-
-
-def modernbert(**changes: Any) -> ModelConfig:
-    """A modernised BERT encoder (Warner et al. 2024).
-
-    Rotary positions, pre-norm, GeGLU, no biases; two of every three layers attend within 64 tokens.
-    """
-    return _config(
-        changes,
-        vocab=50_368,
-        context=8192,
-        depth=22,
-        hidden=1152,
-        attention=("full", "local:65", "local:65"),
-        positions="rotary",
-        rotary_base=160_000.0,
-        local_rotary_base=10_000.0,
-        norm_bias=False,
-        first_norm=False,
-        embed_norm=True,
-        activation="geglu",
-        bias=False,
-        mlm_activation="gelu",
-        pool="first",
-        pooler="gelu",
-        head_transform=True,
-        dropout=0.0,
-        attention_dropout=0.0,
-        init="truncated",
-        residual_init="scaled",
-    )
-
-
-def electra(**changes: Any) -> ModelConfig:
-    """BERT's trunk trained to detect replaced tokens.
-
-    Embeddings may be narrower than the trunk. The generator's head uses GELU regardless of the
-    blocks.
-    """
-    values = dict(
-        embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu"
-    )
-    return bert(**(values | changes))
-
-
-def albert(**changes: Any) -> ModelConfig:
-    """One block's weights shared by all layers, and factorised embeddings."""
-    values = dict(
-        vocab=30_000,
-        embed_width=128,
-        groups=1,
-        activation="gelu_tanh",
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-    return bert(**(values | changes))
-
-
-def gpt1(**changes: Any) -> ModelConfig:
-    """The original GPT decoder: post-norm, as in Vaswani et al."""
-    return _config(changes, vocab=40_478, context=512, norm="post", final_norm=False)
-
-
-def gpt2(**changes: Any) -> ModelConfig:
-    """Pre-norm with a final norm; residual output weights are scaled by 1/√(2·depth)."""
-    return _config(changes, vocab=50_257, residual_init="scaled")
-
-
-def gpt3(**changes: Any) -> ModelConfig:
-    """GPT-2 with twice the context and every second layer banded; its dropout is unpublished."""
-    values = dict(
-        context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0
-    )
-    return gpt2(**(values | changes))
-
-
-def lstm(**changes: Any) -> ModelConfig:
-    """An LSTM language model with tied embeddings; `hidden` is its units if not its width."""
-    return _config(
-        changes,
-        vocab=10_000,
-        context=256,
-        width=650,
-        depth=2,
-        heads=1,
-        mixer="lstm",
-        positions="none",
-        final_norm=False,
-        dropout=0.5,
-        attention_dropout=0.0,
-        init_std=0.05,
-    )
-
-
-def elmo(**changes: Any) -> ModelConfig:
-    """ELMo: an LSTM language model each way, whose layers tasks mix (Peters et al. 2018).
-
-    Its tokens are this project's vocabularies' instead of convolutions over characters.
-    """
-    values = dict(
-        width=1024,
-        embed_width=512,
-        hidden=4096,
-        mixer="bilstm",
-        attention=("full",),
-        pool="mean",
-        dropout=0.1,
-    )
-    return lstm(**(values | changes))
+# BERT: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler
+bert = partial(
+    ModelConfig,
+    vocab=30_522,
+    context=512,
+    segments=2,
+    attention=("full",),
+    norm="post",
+    embed_norm=True,
+    final_norm=False,
+    eps=1e-12,
+    activation="gelu",
+    pool="first",
+    pooler="tanh",
+    init="truncated",
+)
+# BERT with every second layer and no segments; classifies through a ReLU layer
+distilbert = partial(bert, depth=6, segments=0, pooler="relu")
+# BERT trained longer (Liu et al. 2019), with one segment. Positions start after the padding id,
+# which is 1. The MLM head uses GELU regardless of the blocks' activation.
+roberta = partial(
+    bert, vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu"
+)
+# A modernised BERT encoder (Warner et al. 2024): rotary positions, pre-norm, GeGLU, no biases; two
+# of every three layers attend within 64 tokens
+modernbert = partial(
+    ModelConfig,
+    vocab=50_368,
+    context=8192,
+    depth=22,
+    hidden=1152,
+    attention=("full", "local:65", "local:65"),
+    positions="rotary",
+    rotary_base=160_000.0,
+    local_rotary_base=10_000.0,
+    norm_bias=False,
+    first_norm=False,
+    embed_norm=True,
+    activation="geglu",
+    bias=False,
+    mlm_activation="gelu",
+    pool="first",
+    pooler="gelu",
+    head_transform=True,
+    dropout=0.0,
+    attention_dropout=0.0,
+    init="truncated",
+    residual_init="scaled",
+)
+# BERT's trunk trained to detect replaced tokens. Embeddings may be narrower than the trunk. The
+# generator's head uses GELU regardless of the blocks.
+electra = partial(
+    bert, embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu"
+)
+# One block's weights shared by all layers, and factorised embeddings
+albert = partial(
+    bert,
+    vocab=30_000,
+    embed_width=128,
+    groups=1,
+    activation="gelu_tanh",
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+# The original GPT decoder: post-norm, as in Vaswani et al.
+gpt1 = partial(ModelConfig, vocab=40_478, context=512, norm="post", final_norm=False)
+# Pre-norm with a final norm; residual output weights are scaled by 1/√(2·depth)
+gpt2 = partial(ModelConfig, vocab=50_257, residual_init="scaled")
+# GPT-2 with twice the context and every second layer banded; its dropout is unpublished
+gpt3 = partial(
+    gpt2,
+    context=2048,
+    attention=("causal", "causal & local:256"),
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+# An LSTM language model with tied embeddings; `hidden` is its units if not its width
+lstm = partial(
+    ModelConfig,
+    vocab=10_000,
+    context=256,
+    width=650,
+    depth=2,
+    heads=1,
+    mixer="lstm",
+    positions="none",
+    final_norm=False,
+    dropout=0.5,
+    attention_dropout=0.0,
+    init_std=0.05,
+)
+# ELMo: an LSTM language model each way, whose layers tasks mix (Peters et al. 2018). Its tokens are
+# this project's vocabularies' instead of convolutions over characters.
+elmo = partial(
+    lstm,
+    width=1024,
+    embed_width=512,
+    hidden=4096,
+    mixer="bilstm",
+    attention=("full",),
+    pool="mean",
+    dropout=0.1,
+)
+# Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)
+llama = partial(
+    ModelConfig,
+    vocab=32_000,
+    context=2048,
+    positions="rotary",
+    norm_kind="rms",
+    activation="swiglu",
+    bias=False,
+    tied=False,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+# A small LLaMA (Allal et al. 2025 §5): deep and thin, three query heads per key head, tied
+smollm2 = partial(llama, vocab=49_152, context=8192, rotary_base=100_000.0, tied=True)
+# The encoder and decoder of Vaswani et al. 2017: post-norm, sinusoidal positions, ReLU. One matrix
+# embeds the source and the target and scores the target (§3.4).
+transformer = partial(
+    ModelConfig,
+    vocab=37_000,
+    context=512,
+    width=512,
+    depth=6,
+    encoder_depth=6,
+    heads=8,
+    positions="sinusoidal_halves",
+    embed_scale=True,
+    norm="post",
+    final_norm=False,
+    activation="relu",
+    init="xavier",
+)
 
 
 def transformer_xl(**changes: Any) -> ModelConfig:
@@ -171,8 +156,7 @@ def transformer_xl(**changes: Any) -> ModelConfig:
     code), so that a text read in segments gives what it gives at once.
     """
     memory = changes.get("memory", 150)
-    return _config(
-        changes,
+    values: dict[str, Any] = dict(
         vocab=50_257,
         context=150,
         width=410,
@@ -187,49 +171,7 @@ def transformer_xl(**changes: Any) -> ModelConfig:
         activation="relu",
         attention_dropout=0.0,
     )
-
-
-def llama(**changes: Any) -> ModelConfig:
-    """Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)."""
-    return _config(
-        changes,
-        vocab=32_000,
-        context=2048,
-        positions="rotary",
-        norm_kind="rms",
-        activation="swiglu",
-        bias=False,
-        tied=False,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-
-
-def smollm2(**changes: Any) -> ModelConfig:
-    """A small LLaMA (Allal et al. 2025 §5): deep and thin, three query heads per key head, tied."""
-    return llama(**(dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True) | changes))
-
-
-def transformer(**changes: Any) -> ModelConfig:
-    """The encoder and decoder of Vaswani et al. 2017: post-norm, sinusoidal positions, ReLU.
-
-    One matrix embeds the source and the target and scores the target (§3.4).
-    """
-    return _config(
-        changes,
-        vocab=37_000,
-        context=512,
-        width=512,
-        depth=6,
-        encoder_depth=6,
-        heads=8,
-        positions="sinusoidal_halves",
-        embed_scale=True,
-        norm="post",
-        final_norm=False,
-        activation="relu",
-        init="xavier",
-    )
+    return ModelConfig(**(values | changes))
 
 
 PRESETS: dict[str, Callable[..., ModelConfig]] = {

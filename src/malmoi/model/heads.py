@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.embedding import Embedding, make_norm
-from malmoi.model.transformer import ACTIVATIONS, Transformer
+from malmoi.model.transformer import ACTIVATIONS, Embedding, Transformer, make_norm
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
 
@@ -33,18 +32,15 @@ class VocabularyHead(nn.Module):
 
     def scores(self, features: Tensor) -> Tensor:
         if features.is_cuda and self.bias is None and self.weight.size(0) % ALIGNED_COLUMNS:
-            logits = matmul_transposed(features, self.weight)
+            # written by columns: 5x faster than F.linear for unaligned rows of 50,257
+            product = self.weight @ features.flatten(0, -2).t()
+            logits = cast(Tensor, product.t().unflatten(0, features.shape[:-1]))
         else:
             logits = F.linear(features, self.weight, self.bias)
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.scores(self.features(hidden))
-
-
-def matmul_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ, written by columns: 5x faster than F.linear for unaligned rows of 50,257."""
-    return cast(Tensor, (weight @ x.flatten(0, -2).t()).t().unflatten(0, x.shape[:-1]))
 
 
 class LMHead(VocabularyHead):
@@ -140,14 +136,6 @@ class LinearHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.linear(self.drop(x)))
-
-
-class NextSentenceHead(LinearHead):
-    """BERT's NSP scores: unlike a classifier's, without dropout on the pooled vector."""
-
-    def __init__(self, c: ModelConfig) -> None:
-        super().__init__(c, 2)
-        self.drop = nn.Dropout(0.0)
 
 
 class TokenHead(LinearHead):
@@ -257,7 +245,8 @@ HEADS = {
         vocabulary=True,
         usage='fill("The {mask} of the union")',
     ),
-    "nsp": HeadSpec(build=lambda c, token, n: NextSentenceHead(c), pooled=True),
+    # unlike a classifier's, without dropout on the pooled vector
+    "nsp": HeadSpec(build=lambda c, token, n: LinearHead(replace(c, dropout=0.0), 2), pooled=True),
     "detect": HeadSpec(build=lambda c, token, n: DetectHead(c)),
 }
 POOLED_HEADS = frozenset(name for name, head in HEADS.items() if head.pooled)

@@ -4,7 +4,7 @@ B batch, T tokens, G key/value heads, E head width, N numbers of a recurrent sta
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Union
 
 import torch
 from torch import Tensor
@@ -13,22 +13,8 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout
 
-
-class KVStore(Protocol):
-    """Stores new keys and values and returns every one to attend to."""
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
-
-
-class StateStore(Protocol):
-    """Keeps the state of recurrent layers, one vector [B, N] each."""
-
-    def read_state(self, layer: int) -> Tensor: ...
-
-    def write_state(self, layer: int, state: Tensor) -> None: ...
+# what stores a layer's new keys and values and returns every one to attend to, and its index there
+LayerCache = tuple[Union["KVCache", "PrefixKV", "KVRecorder"], int] | None
 
 
 class FusedDecodeCache(ABC):
@@ -94,6 +80,7 @@ class KVCache:
         return whole
 
     def read_state(self, layer: int) -> Tensor:
+        """The state of a recurrent layer, one vector [B, N]."""
         return self.states[layer]
 
     def write_state(self, layer: int, state: Tensor) -> None:

@@ -26,7 +26,7 @@ from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from malmoi.model.features import FeatureConfig, FeatureReader
+    from malmoi.model.trunks import FeatureConfig, FeatureReader
 
 
 class Network(nn.Module):
@@ -50,9 +50,15 @@ class Network(nn.Module):
         self.features = features
         with _NotDrawn():
             self.trunk = _trunk(config, features)
-            self.reader, self.pooler = _reader(config, features)
-            if pooler and features is None:
-                self.pooler = Pooler(config)
+            self.reader: FeatureReader | None = None
+            self.pooler: Pooler | None = Pooler(config) if pooler and features is None else None
+            if features is not None:
+                from malmoi.model import trunks
+
+                self.reader = trunks.FeatureReader(config, features)
+                # a frozen [CLS] was not trained to represent its sequence
+                mean = replace(config, pool="mean", pooler="none", head_transform=False)
+                self.pooler = Pooler(mean)
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -105,20 +111,17 @@ class Network(nn.Module):
         if name in LABEL_HEADS and classes < 1:
             raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
-            self._add_to_reader(name, classes)
+            if name not in LABEL_HEADS:
+                raise UsageError(
+                    "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
+                    name=name,
+                    heads=" or ".join(sorted(LABEL_HEADS)),
+                )
+            self.heads[name] = LinearHead(self.config, classes, width=self.width)
             return
         if name in POOLED_HEADS and self.pooler is None:
             self.pooler = Pooler(self.config)
         self.heads[name] = HEADS[name].build(self.config, self.trunk.embed.token, classes)
-
-    def _add_to_reader(self, name: str, classes: int) -> None:
-        if name not in LABEL_HEADS:
-            raise UsageError(
-                "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
-                name=name,
-                heads=" or ".join(sorted(LABEL_HEADS)),
-            )
-        self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
@@ -249,30 +252,13 @@ class Network(nn.Module):
 
 def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer:
     """The trunk of a config; the rarer ones are imported when a model has them."""
+    if not (features or config.encoder_depth or config.feature_count):
+        return Transformer(config)
+    from malmoi.model import trunks
+
     if features:
-        from malmoi.model.features import LayeredTransformer
-
-        return LayeredTransformer(config, features)
-    if config.encoder_depth:
-        from malmoi.model.encoder_decoder import EncoderDecoder
-
-        return EncoderDecoder(config)
-    if config.feature_count:
-        from malmoi.model.feature_prefix import FeaturePrefix
-
-        return FeaturePrefix(config)
-    return Transformer(config)
-
-
-def _reader(
-    config: ModelConfig, features: "FeatureConfig | None"
-) -> "tuple[FeatureReader | None, nn.Module | None]":
-    """The small model that reads frozen layers, and its pooler."""
-    if features is None:
-        return None, None
-    from malmoi.model.features import FeatureReader, MeanPooler
-
-    return FeatureReader(config, features), MeanPooler()
+        return trunks.LayeredTransformer(config, features)
+    return (trunks.EncoderDecoder if config.encoder_depth else trunks.FeaturePrefix)(config)
 
 
 def count_parameters(network: nn.Module) -> int:

@@ -10,6 +10,7 @@ slot to a position and a document, so that padding, packing and KV caches need n
 own.
 """
 
+import ast
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,11 +157,6 @@ def document(at: Layout) -> Predicate:
     return lambda b, h, q, k: query[b, q] == key[b, k]
 
 
-def prefix_keys(at: Layout) -> Predicate:
-    """Prefix keys (soft tokens) are visible to every query."""
-    return lambda b, h, q, k: k < at.prefix
-
-
 def all_of(*predicates: Predicate) -> Predicate:
     return lambda b, h, q, k: reduce(lambda x, y: x & y, (p(b, h, q, k) for p in predicates))
 
@@ -186,6 +182,10 @@ def _within(distance: Any, window: int) -> Any:
 
 
 # ------------------------------------------------------------------ text → predicate
+
+NAME = re.compile(r"(?<!\w)[a-z_]\w*(?::[\d,\s]*\d)?")  # with its numbers
+MAX_NAMES = 100  # of a head group: their predicates call one another
+JOINS: dict[type[ast.operator], Callable[..., Predicate]] = {ast.BitAnd: all_of, ast.BitOr: any_of}
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,10 @@ class Pattern:
         terms = [self._read(layout)]
         terms += [padding(layout)] if layout.keep is not None else []
         terms += [document(layout)] if layout.query_documents is not None else []
-        return any_of(prefix_keys(layout), all_of(*terms)) if layout.prefix else all_of(*terms)
+        if not layout.prefix:
+            return all_of(*terms)
+        # prefix keys (soft tokens) are visible to every query
+        return any_of(lambda b, h, q, k: k < layout.prefix, all_of(*terms))
 
     def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
         """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for plots."""
@@ -242,7 +245,7 @@ class Pattern:
         return cast(Tensor, self.at(layout)(b if not layout.plain else 0, h, q, k))
 
     def _read(self, layout: Layout) -> Predicate:
-        groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]
+        groups = [_parse(text, partial(_named, layout)) for text in self.text.split(";")]
         if len(groups) > self.heads:
             raise UsageError(
                 "The pattern {text!r} has {groups} head groups for {heads} heads.",
@@ -265,60 +268,28 @@ def _may_see_later(text: str) -> bool:
     def allows(token: str) -> Predicate:
         return lambda b, h, q, k: token != "causal"
 
-    return bool(_Parser(text, allows).parse()(0, 0, 0, 0))
+    return bool(_parse(text, allows)(0, 0, 0, 0))
 
 
-class _Parser:
-    """Recursive descent; `named` resolves a name to its predicate.
+def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
+    """The predicate of names joined by & and |, which bind as in Python; `named` resolves one."""
+    names = iter(NAME.findall(text)[:MAX_NAMES])
 
-    or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'
-    """
+    def join(node: ast.expr) -> Predicate:
+        if isinstance(node, ast.BinOp) and type(node.op) in JOINS:
+            return JOINS[type(node.op)](join(node.left), join(node.right))
+        if isinstance(node, ast.Name) and node.id == "x":
+            return named(next(names))
+        raise SyntaxError
 
-    def __init__(self, text: str, named: Callable[[str], Predicate]) -> None:
-        self.text = text
-        self.named = named
-        self.tokens = re.findall(r"[a-z_]\w*(?::[\d,\s]*\d)?|\S", text)
-
-    def parse(self) -> Predicate:
-        result = self._or()
-        if self.tokens:
-            raise UsageError(
-                "The attention pattern {text!r} is invalid: unexpected {tokens!r}.",
-                text=self.text,
-                tokens=self.tokens[0],
-            )
-        return result
-
-    def _or(self) -> Predicate:
-        return self._joined(self._and, "|", any_of)
-
-    def _and(self) -> Predicate:
-        return self._joined(self._term, "&", all_of)
-
-    def _joined(
-        self, part: Callable[[], Predicate], sign: str, join: Callable[..., Predicate]
-    ) -> Predicate:
-        parts = [part()]
-        while self.tokens and self.tokens[0] == sign:
-            self.tokens.pop(0)
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else join(*parts)
-
-    def _term(self) -> Predicate:
-        if not self.tokens:
-            raise UsageError(
-                "The attention pattern {text!r} ends where a name such as 'causal' is expected.",
-                text=self.text,
-            )
-        token = self.tokens.pop(0)
-        if token == "(":
-            inner = self._or()
-            if not self.tokens or self.tokens.pop(0) != ")":
-                raise UsageError(
-                    "The attention pattern {text!r} lacks a closing parenthesis.", text=self.text
-                )
-            return inner
-        return self.named(token)
+    try:
+        return join(ast.parse(NAME.sub("x", text).strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration):
+        raise UsageError(
+            "The attention pattern {text!r} is invalid: names such as 'causal' are joined by & "
+            "and |, and grouped by parentheses.",
+            text=text,
+        ) from None
 
 
 def _named(layout: Layout, token: str) -> Predicate:

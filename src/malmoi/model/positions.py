@@ -157,16 +157,12 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the schemes
 
 
-def _no_embedding(c: ModelConfig) -> nn.Module | None:
-    return None
-
-
 @dataclass(frozen=True)
 class PositionScheme:
     """The parts of a model that depend on positions; by default, none does."""
 
     # positions [B, T] → vectors that are added to those of the tokens
-    embedding: Callable[[ModelConfig], nn.Module | None] = _no_embedding
+    embedding: Callable[[ModelConfig], nn.Module] | None = None
     attention: Callable[[ModelConfig], nn.Module] | None = None  # instead of the usual one
     rotary: bool = False  # whether queries and keys are rotated
 
@@ -181,7 +177,7 @@ def sinusoidal(c: ModelConfig) -> nn.Module:
 
 
 def relative(c: ModelConfig) -> nn.Module:
-    from malmoi.model.relative import RelativeAttention
+    from malmoi.model.recurrent import RelativeAttention
 
     return RelativeAttention(c)
 

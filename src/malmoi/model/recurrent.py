@@ -1,6 +1,10 @@
-"""LSTM layers in place of attention: a language model's, and ELMo's in both directions.
+"""Layers that carry a state on: LSTMs, linear attention, and Transformer-XL's memory of segments.
 
-B batch, T tokens, D width, U units (memory cells) of a layer.
+LSTMs are a language model's, and ELMo's in both directions. Linear attention (Katharopoulos et al.
+2020) has φ(q)·φ(k) instead of exp(q·k), so that a sum over the keys replaces them. Transformer-XL
+(Dai et al. 2019) has relative positions and remembers earlier segments. B batch, T tokens (of a
+segment), D width, U units (memory cells) of a layer, H heads, E width of a head, n chunks of C
+tokens, M remembered tokens, K = M + T keys.
 """
 
 import warnings
@@ -8,12 +12,19 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.model.attention import LayerInputs
-from malmoi.model.kv_cache import LayerCache, StateStore
+from malmoi.errors import UsageError
+from malmoi.model.attention import Attention, LayerInputs
+from malmoi.model.attention_mask import Mask, visible
+from malmoi.model.kv_cache import KVCache, LayerCache
+from malmoi.model.positions import sinusoid_table
+
+CHUNK_TOKENS = 64  # within a chunk products are quadratic, between chunks linear
+EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -116,9 +127,170 @@ class LSTMBlock(nn.Module):
 
     def _read(self, x: Tensor, keep: Tensor | None, cache: LayerCache) -> Tensor:
         if len(self.directions) == 1 and cache is not None:
-            store, layer = cast(StateStore, cache[0]), cache[1]
+            store, layer = cast(KVCache, cache[0]), cache[1]
             read, state = self.directions[0](x, keep, store.read_state(layer))
             store.write_state(layer, state)
             return cast(Tensor, read)
         parts = zip(self.directions, x.chunk(len(self.directions), -1), strict=True)
         return torch.cat([lstm(part, keep)[0] for lstm, part in parts], -1)
+
+
+# ------------------------------------------------------------------ linear attention
+
+
+def feature_map(x: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1 (eq. 7): positive, like the exponential."""
+    return F.elu(x) + 1
+
+
+def full_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Eq. 5: φ(qᵢ)ᵀ Σⱼ φ(kⱼ) vⱼᵀ / φ(qᵢ)ᵀ Σⱼ φ(kⱼ), over all keys; q and k are mapped already."""
+    total = k.transpose(-1, -2) @ v
+    norm = (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+    return (q @ total) / (norm + EPSILON)
+
+
+def causal_linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Eq. 9 over the keys up to each query, after those summed up in `state` [B, H, E, E + 1].
+
+    Returns the outputs [B, H, T, E] and the new state: Σ φ(k) vᵀ, and Σ φ(k) as its last column.
+    """
+    T = q.size(2)
+    size = min(CHUNK_TOKENS, T)
+    surplus = -T % size
+    # v with a column of ones: the norm is one more value to read
+    v = F.pad(F.pad(v, (0, 1), value=1.0), (0, 0, 0, surplus))
+    q, k = (F.pad(x, (0, 0, 0, surplus)) for x in (q, k))
+    q, k, v = (x.unflatten(2, (-1, size)) for x in (q, k, v))  # [B, H, n, C, E]
+    sums = k.transpose(-1, -2) @ v
+    seen = sums.cumsum(2)
+    before = seen - sums
+    if state is not None:
+        before = before + state[:, :, None]
+    within = (q @ k.transpose(-1, -2)).tril()
+    read = (within @ v + q @ before).flatten(2, 3)[:, :, :T]
+    final = seen[:, :, -1] if state is None else seen[:, :, -1] + state
+    return read[..., :-1] / (read[..., -1:] + EPSILON), final
+
+
+class LinearAttention(Attention):
+    """Attention of linear cost: full, or causal with a state of constant size."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__(c)
+        self.causal = c.attention == ("causal",)
+
+    def mix(self, qkv: tuple[Tensor, Tensor, Tensor], inputs: LayerInputs) -> Tensor:
+        if inputs.attention_out is not None:
+            raise UsageError("Linear attention has no matrix of weights to show.")
+        # sums over many keys need fp32
+        with torch.autocast(qkv[0].device.type, enabled=False):
+            q, k, v = (x.float() for x in qkv)
+            each = self.heads // self.key_heads
+            if each > 1:
+                k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
+            q, k = feature_map(q), feature_map(k)
+            if inputs.mask.tokens is not None:
+                k = k * inputs.mask.tokens[:, None, :, None]
+            y = self._read(q, k, v, inputs.cache)
+        return y.to(qkv[0].dtype)
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
+        if not self.causal:
+            return full_linear_attention(q, k, v)
+        if cache is None:
+            return causal_linear_attention(q, k, v)[0]
+        store, layer = cast(KVCache, cache[0]), cache[1]
+        held = store.read_state(layer)
+        shape = (len(q), self.heads, self.size, self.size + 1)
+        y, state = causal_linear_attention(q, k, v, held.view(shape).float())
+        store.write_state(layer, state.flatten(1).to(held.dtype))
+        return y
+
+
+# ------------------------------------------------------------------ Transformer-XL
+
+
+class SegmentMemory(KVCache):
+    """The last M inputs of every layer's attention, without gradient (§3.2).
+
+    A forward pass reads what the passes before it left. What it leaves itself takes effect with the
+    next one, so that gradient checkpointing may run a block twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.past: dict[int, Tensor] = {}  # by layer: [B, M, D]
+        self.coming: dict[int, Tensor] = {}
+        self.padded = False
+
+    @property
+    def used(self) -> int:  # type: ignore[override]
+        states = self.coming or self.past
+        return states[0].size(1) if states else 0
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        self.past = self.coming or self.past
+        self.coming = {}
+
+    def exchange(self, layer: int, x: Tensor) -> Tensor:
+        """The remembered inputs and the new ones [B, M + T, D]; the last M are kept."""
+        past = self.past.get(layer)
+        whole = x if past is None else torch.cat((past.to(x.dtype), x), 1)
+        self.coming[layer] = whole.detach()[:, max(0, whole.size(1) - self.size) :]
+        return whole
+
+    def clear(self) -> None:
+        self.past = {}
+        self.coming = {}
+
+
+class RelativeAttention(Attention):
+    """Attention whose scores depend on distances instead of positions.
+
+    §3.3: (q + u)·k + (q + v)·W R(i − j), with a sinusoid R and learned u and v in every layer.
+    """
+
+    needs_distances = True
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__(c)
+        self.width = c.width
+        self.distance = nn.Linear(c.width, c.heads * self.size, bias=False)  # W
+        self.content_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # u
+        self.distance_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # v
+
+    def forward(self, x: Tensor, inputs: LayerInputs, extra_values: Tensor | None = None) -> Tensor:
+        B, T, _ = x.shape
+        cache = inputs.cache
+        if cache is not None and isinstance(cache[0], SegmentMemory):
+            x = cache[0].exchange(cache[1], x)
+            cache = None
+        parts = self.qkv(x).view(B, x.size(1), -1, self.size).transpose(1, 2)
+        q, k, v = parts.chunk(3, dim=1)
+        q = q[:, :, -T:]
+        if cache is not None:
+            k, v = cache[0].write(cache[1], k, v)
+        bias = self._distance_scores(q, k.size(2), inputs.mask)
+        if inputs.attention_out is not None:
+            scores = (q + self.content_bias) @ k.transpose(-1, -2) * self.size**-0.5
+            inputs.attention_out.append((scores + bias).softmax(-1))
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            (q + self.content_bias).to(v.dtype), k, v, bias.to(v.dtype), dropout
+        )
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
+
+    def _distance_scores(self, q: Tensor, keys: int, mask: Mask) -> Tensor:
+        """(q + v)·W R(i − j) / √E [B, H, T, K]; pairs that do not see one another get −∞."""
+        assert mask.distances is not None
+        # no visible key is farther than there are keys; made on the device, as CUDA graphs need it
+        table = sinusoid_table(keys, self.width, device=q.device).to(q.dtype)
+        r = self.distance(table).view(keys, self.heads, self.size).permute(1, 2, 0)
+        by_distance = (q + self.distance_bias) @ r.to(q.dtype)
+        at = mask.distances.clamp(0, keys - 1).expand(*q.shape[:3], keys)
+        scores: Tensor = by_distance.gather(-1, at) * self.size**-0.5
+        seen = visible(mask, scores)
+        return scores if seen is None else scores.masked_fill(~seen, float("-inf"))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from malmoi.model import Network, count_parameters
-from malmoi.training.estimate import activation_bytes, optimizer_bytes
+from malmoi.training.budget import activation_bytes, optimizer_bytes
 from malmoi.training.recipe import Recipe
 
 GATHERED_BLOCKS = 2  # blocks that FSDP2 holds unsharded: the current, and the next or previous

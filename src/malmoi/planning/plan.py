@@ -11,7 +11,7 @@ from malmoi.model import Network, count_parameters
 from malmoi.planning.flops import Flops, Optimal, flops, optimal
 from malmoi.planning.gpus import GPU, PlanSettings
 from malmoi.planning.memory import MemoryUse, activations, device_layout, device_layouts
-from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
+from malmoi.training.budget import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
 from malmoi.training.recipe import Recipe
 
 PARAMETER_PARTS = ("embedding", "blocks", "head")

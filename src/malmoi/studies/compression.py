@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from malmoi.compression.cost import cost_of
 from malmoi.compression.distil import distil_model
 from malmoi.compression.prune import prune_model
 from malmoi.compression.quantize import quantize_model
-from malmoi.compression.result import folder_size
+from malmoi.compression.result import cost_of, folder_size
 from malmoi.compression.share import share_layers
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import metric_names

@@ -1,16 +1,28 @@
-"""Training speed: the clock of a budget in minutes, its number of updates, a batch that fits.
+"""What a run costs: estimated before it starts, and its pace while it runs.
 
-B is a batch's sequences; an update takes `optimizer + B × sequence` seconds on this machine.
+The clock of a budget in minutes, its number of updates, a batch that fits: B is a batch's
+sequences; an update takes `optimizer + B × sequence` seconds on this machine. Weights, tokens,
+memory and time are estimated before the text is read.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import torch
+
+from malmoi.config import ModelConfig
 from malmoi.messages import joined, msg, plural
+from malmoi.model import Network, count_parameters
+from malmoi.system.machine import per_device, pick_device
+from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
+from malmoi.training.losses import objective
+from malmoi.training.losses.linear_xent import MAX_LOGITS
 from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
 from malmoi.training.state import RunState
@@ -25,7 +37,8 @@ LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothi
 FEW_UPDATES = 100  # with fewer, little is learned with any batch size
 SMALLEST_BATCH = 8  # sequences
 
-Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
+# objective → the recipe that learns in few minutes
+SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 
 
 @dataclass(frozen=True)
@@ -108,10 +121,6 @@ class WorkClock:
         """Seconds of a typical step, as far as known."""
         return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
 
-    @property
-    def steps_per_second(self) -> float:
-        return self.taken / max(1e-9, self.training)
-
     def step(self) -> None:
         """Counts a step that was taken, or at least submitted to the device."""
         self._steps += 1
@@ -149,16 +158,13 @@ class Pace:
 
     optimizer: float  # seconds of one update of the weights
     sequence: float  # seconds of one sequence of the first phase, forward and backward
-    seconds: float  # of the budget
-    phases: Phases
+    recipe: Recipe
+    budget: Budget  # it ends after its samples, even if time is left
     world: int = 1  # processes that share a batch
-    sized: str = "gpt"  # the recipe to suggest when the size is free
-    smallest: int = SMALLEST_BATCH
-    samples: float = math.inf  # after which the run ends, even if time is left
 
     def updates(self, batch: int) -> int:
         """Updates of `batch` sequences until the time or the text is used up."""
-        return math.ceil(min(self.samples / batch, self._timed_updates(batch)))
+        return math.ceil(min(self.budget.samples / batch, self._timed_updates(batch)))
 
     def seconds_of(self, batch: int) -> float:
         """Seconds of an update of `batch` sequences of the first phase."""
@@ -169,16 +175,18 @@ class Pace:
 
     def _exact_updates(self, batch: int) -> float:
         """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
-        first = self.phases[0][0]
+        first = self.recipe.phases[0][0]
         here = batch / self.world * self.sequence
-        each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
-        return sum(share * self.seconds / max(took, 1e-9) for took, share in each)
+        each = [
+            (self.optimizer + here * length / first, share) for length, share in self.recipe.phases
+        ]
+        return sum(share * self.budget.seconds / max(took, 1e-9) for took, share in each)
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
         while self.updates(batch) < USEFUL_UPDATES:
             half = batch // 2
-            if half < self.smallest or half % self.world:
+            if half < smallest_batch(self.recipe) or half % self.world:
                 break
             batch = half
         return batch
@@ -187,7 +195,7 @@ class Pace:
         """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
         timed = self._timed_updates(batch)
         steps = self.updates(batch)
-        took = f"{self.seconds / timed:.2g}"
+        took = f"{self.budget.seconds / timed:.2g}"
         expected = plural(steps, "step")
         if steps < timed:
             return msg(
@@ -199,13 +207,13 @@ class Pace:
             "{took} s per step: about {expected} in your {minutes}.",
             took=took,
             expected=expected,
-            minutes=plural(self.seconds / 60, "minute"),
+            minutes=plural(self.budget.seconds / 60, "minute"),
         )
 
-    def sentence(self, name: str, requested: int, chosen: int) -> str:
+    def sentence(self, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
         message = (
-            self._smaller_batch(name, requested, chosen)
+            self._smaller_batch(requested, chosen)
             if chosen < requested
             else self.expectation(chosen)
         )
@@ -213,7 +221,7 @@ class Pace:
         if now >= USEFUL_UPDATES and chosen == requested:
             return message
         smaller = self.fitting(chosen)
-        if smaller < chosen and name not in SIZED:
+        if smaller < chosen and self.recipe.name not in SIZED:
             more = f"{self.updates(smaller):,}"
             return msg(
                 "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
@@ -223,9 +231,9 @@ class Pace:
             )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
-        return joined(" ", (message, self._advice(name, chosen)))
+        return joined(" ", (message, self._advice(chosen)))
 
-    def _smaller_batch(self, name: str, requested: int, chosen: int) -> str:
+    def _smaller_batch(self, requested: int, chosen: int) -> str:
         """Says what a smaller batch than the requested one gains."""
         before = plural(self.updates(requested), "update")
         now = self.updates(chosen)
@@ -233,17 +241,17 @@ class Pace:
             return msg(
                 "{name}'s batch of {requested} would give {before} until the text is used "
                 "up; using {chosen}: about {now:,}.",
-                name=name,
+                name=self.recipe.name,
                 requested=requested,
                 before=before,
                 chosen=chosen,
                 now=now,
             )
-        minutes = plural(self.seconds / 60, "minute")
+        minutes = plural(self.budget.seconds / 60, "minute")
         return msg(
             "{name}'s batch of {requested} would give {before} in {minutes} here; using "
             "{chosen}: about {now:,}.",
-            name=name,
+            name=self.recipe.name,
             requested=requested,
             before=before,
             minutes=minutes,
@@ -251,19 +259,20 @@ class Pace:
             now=now,
         )
 
-    def _advice(self, name: str, batch: int) -> str:
+    def _advice(self, batch: int) -> str:
         """What to do where the time holds too few updates."""
-        minutes = plural(self.seconds / 60, "minute")
-        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
+        minutes = plural(self.budget.seconds / 60, "minute")
+        enough = math.ceil(self.budget.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
         advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
-        if name == self.sized:
+        sized = SMALLER_RECIPES.get(self.recipe.samples, "bert")
+        if self.recipe.name == sized:
             return advice + "."
-        if self.sized not in SIZED:
-            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=self.sized)
+        if sized not in SIZED:
+            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=sized)
         return msg(
             "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
             advice=advice,
-            sized=self.sized,
+            sized=sized,
             minutes=minutes,
         )
 
@@ -350,3 +359,135 @@ def verdict(
         enough=enough,
         smaller=smaller,
     )
+
+
+# of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each
+BOOKS_TOKENS = 1_180_000_000
+EXPECTED_UTILISATION = 0.4  # of the measured peak: what a typical run reaches
+
+
+# ------------------------------------------------------------------ before it starts
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected cost of a run; bytes and seconds are rough."""
+
+    parameters: int
+    steps: int  # 0: as many as the minutes allow
+    tokens: int
+    seconds: float
+    weights: int  # bytes, as are the next three
+    gradients: int
+    optimizer: int
+    activations: int
+    ceiling: float  # FLOP/s of a matrix product, measured here
+
+    @property
+    def memory(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"memory": self.memory}
+
+
+def estimate_run(
+    recipe: Recipe,
+    *,
+    tokenizer: Path | None = None,
+    start: str | Path | None = None,
+    device: str | None = None,
+) -> tuple[Recipe, Estimate]:
+    """Estimates a recipe's cost before the text is read; writes nothing."""
+    recipe = resolve_for_estimate(recipe, tokenizer, start)
+    network = meta_network(recipe)
+    execution = choose_execution(pick_device(device), recipe.train)
+    count = count_parameters(network)
+    rate = measured_flops(execution)
+    per_token = flops_per_token(recipe.model, count, int(recipe.mean_length))
+    steps, tokens, seconds = budget_of(recipe, per_token, EXPECTED_UTILISATION * rate)
+    longest = max(length for length, _ in recipe.phases)
+    micro = recipe.train.micro or first_micro(
+        recipe.model, longest, recipe.train.batch, execution.device
+    )
+    made = Estimate(
+        parameters=count,
+        steps=steps,
+        tokens=tokens,
+        seconds=seconds,
+        weights=4 * count,
+        gradients=4 * count,
+        optimizer=optimizer_bytes(network, recipe),
+        activations=activation_bytes(
+            recipe, micro, half=execution.half, device=execution.device.type
+        ),
+        ceiling=rate,
+    )
+    return recipe, made
+
+
+def resolve_for_estimate(
+    recipe: Recipe, tokenizer: Path | None = None, start: str | Path | None = None
+) -> Recipe:
+    """The recipe with the model of `start`, or with the vocabulary size of its tokenizer."""
+    if start is not None:
+        from malmoi.checkpoint import read_checkpoint
+
+        return replace(recipe, model=read_checkpoint(start).network.config).check()
+    vocab = recipe.tokenizer.vocab
+    if tokenizer is not None:
+        from malmoi.tokenizer import Tokenizer
+
+        vocab = Tokenizer.load(tokenizer).vocab_size
+    return replace(recipe, model=replace(recipe.model, vocab=vocab))
+
+
+def meta_network(recipe: Recipe) -> Network:
+    """Builds the network on the meta device, without memory for its weights."""
+    with torch.device("meta"):
+        return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
+
+
+def exact_parameters(c: ModelConfig) -> int:
+    """The weights as papers count them: an encoder's without the heads it is pre-trained with."""
+    encoder = c.pool != "last"
+    with torch.device("meta"):
+        network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
+    return count_parameters(network)
+
+
+def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
+    """Steps, tokens and seconds of the budget at this speed; a budget in minutes has no steps."""
+    length = recipe.mean_length
+    budget = Budget.of(recipe, BOOKS_TOKENS / length)
+    if not budget.steps:
+        return 0, int(budget.seconds * speed / per_token), budget.seconds
+    tokens = budget.tokens or math.ceil(budget.steps / steps_per_sample(recipe.train) * length)
+    return budget.steps, tokens, tokens * per_token / speed
+
+
+def optimizer_bytes(
+    network: Network, recipe: Recipe, size: Callable[[torch.Tensor], int] = torch.Tensor.numel
+) -> int:
+    """Two fp32 moments per weight, one with Muon; `size` is the share of weights held here."""
+    matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
+    return 8 * sum(map(size, network.parameters())) - (
+        4 * matrices if recipe.train.optimizer == "muon" else 0
+    )
+
+
+def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:
+    """Bytes kept for the backward pass: activations, a chunk of logits, the head's gradient."""
+    config = recipe.model
+    length = max(length for length, _ in recipe.phases)
+    number = 2 if half else 4
+    whole = 20 * config.width + 3 * config.mlp_width
+    if device == "cuda" and recipe.train.compile is not False:
+        # the compiler recomputes what is cheap; fitted to BERT-base and GPT-2 on an H200
+        whole = (19 * config.width + 4 * config.mlp_width) // 2
+    layers = config.depth * whole
+    if recipe.train.gradient_checkpointing:
+        layers = config.depth * 2 * config.width + whole
+    piece = min(per_device(MAX_LOGITS, device), micro * length * config.vocab)
+    slope = (4 + number) * config.vocab * config.token_width
+    return micro * length * number * (layers + 20 * config.width) + 2 * number * piece + slope

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from statistics import median
 
 import torch
@@ -48,10 +48,8 @@ class Execution:
 
     def synchronize(self) -> None:
         """Waits until the device has finished its queue, so that timings are right."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def free_cache(self) -> None:
         """Releases memory that torch caches."""
@@ -216,40 +214,32 @@ def release_compiled(network: Network) -> None:
         block._compiled_call_impl = None
 
 
-@dataclass(frozen=True)
-class StepTimer:
-    """Times a trainer's passes and updates; the trainer restores the state they change."""
+def step_seconds(
+    run_pass: Callable[[int], object],
+    update: Callable[[], object],
+    micro: int,
+    threads: ThreadTuner,
+    *,
+    compiled: bool,
+) -> tuple[float, float]:
+    """Returns the seconds of one update and of one sequence.
 
-    execution: Execution
-    run_pass: Callable[[int], None]  # forward and backward pass over this many sequences
-    update: Callable[[], None]  # clipping and optimizer step with the current gradients
-    threads: ThreadTuner
+    `run_pass` goes forward and backward over so many sequences, `update` clips and steps; both wait
+    for the device, and the trainer restores the state they change. Passes are repeated until the
+    number of threads is chosen: one hiccup of a busy machine must not decide on the batch.
+    """
 
-    def measure(self, micro: int, *, compiled: bool) -> tuple[float, float]:
-        """Returns the seconds of one update and of one sequence.
-
-        Passes are repeated until the number of threads is chosen: one hiccup of a busy machine must
-        not decide on the batch.
-        """
-        size = micro if compiled else 1  # a compiled pass has a fixed size
-        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
-            self._pass(size)  # warm-up: allocations and compilation
-            took = _seconds(partial(self._pass, size))
-            while took < PROBE_SECONDS and 2 * size <= micro:
-                size *= 2
-                took = _seconds(partial(self._pass, size))
-            rate = size / took if took > MAX_PROBE_SECONDS else self._rate(size)
-        self._update()  # the first update allocates the moments
-        return median(_seconds(self._update) for _ in range(3)), 1 / rate
-
-    def _rate(self, size: int) -> float:
-        return self.threads.measure(partial(self._pass, size))
-
-    def _pass(self, size: int) -> float:
-        self.run_pass(size)
-        self.execution.synchronize()
+    def timed_pass() -> float:
+        run_pass(size)
         return size
 
-    def _update(self) -> None:
-        self.update()
-        self.execution.synchronize()
+    size = micro if compiled else 1  # a compiled pass has a fixed size
+    with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+        run_pass(size)  # warm-up: allocations and compilation
+        took = _seconds(timed_pass)
+        while took < PROBE_SECONDS and 2 * size <= micro:
+            size *= 2
+            took = _seconds(timed_pass)
+        rate = size / took if took > MAX_PROBE_SECONDS else threads.measure(timed_pass)
+    update()  # the first update allocates the moments
+    return median(_seconds(update) for _ in range(3)), 1 / rate

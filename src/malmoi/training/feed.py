@@ -1,33 +1,51 @@
-"""The data of each step: a pure function of the step and the samples used, prefetched."""
+"""The data of each step: a pure function of the step and the samples used, prefetched.
+
+The samples of a run's phases and of its validation are made from its token stores.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import StatusLog
 from malmoi.model import Bounds
+from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
-from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.captions import CaptionBatches, feature_rows, open_features
+from malmoi.training.data.encode import Stores
+from malmoi.training.data.loader import (
+    IGNORE_LABEL,
+    PACKED_MULTIPLE,
+    ArrayBatch,
+    BertBatches,
+    LMBatches,
+    MaskedWindows,
+    Masking,
+    SpanBatches,
+)
+from malmoi.training.data.pairs import LanguageRows, Pairs, PairUnits, TranslationBatches
+from malmoi.training.data.store import Store
+from malmoi.training.data.windows import Mixture, Stretches, Windows
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
 
 Tensors = dict[str, Any]  # inputs and labels of one pass
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """The tensors of one pass, and how many of their tokens are not padding."""
 
     tensors: Tensors
     tokens: int
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Where a batch of a contiguous text lies: its first row, and the number of its segment."""
 
     row: int
@@ -104,7 +122,7 @@ def kind_counts(shares: Sequence[float], size: int) -> list[int]:
 
 def _real_tokens(batch: ArrayBatch) -> int:
     if "lm_labels" in batch:
-        return int((batch["lm_labels"] != UNMASKED_LABEL).sum())
+        return int((batch["lm_labels"] != IGNORE_LABEL).sum())
     if "keep" in batch:
         return int(batch["keep"].sum())
     if "bounds" in batch:
@@ -115,7 +133,12 @@ def _real_tokens(batch: ArrayBatch) -> int:
 
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
-    tensors: Tensors = {name: _send(torch.from_numpy(a), device) for name, a in batch.items()}
+    cuda = device.type == "cuda"
+    sources = {name: torch.from_numpy(array) for name, array in batch.items()}
+    tensors: Tensors = {
+        name: (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
+        for name, source in sources.items()
+    }
     if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
@@ -126,11 +149,6 @@ def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     if "bounds" in tensors:
         tensors["bounds"] = Bounds(tensors["bounds"], max(length, PACKED_MULTIPLE))
     return tensors
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    cuda = device.type == "cuda"
-    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=cuda)
 
 
 def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:
@@ -150,3 +168,159 @@ def batch_sizes(c: TrainConfig, seen: int, samples: float, world: int) -> Iterat
         size = max(world, int(start + share * (c.batch - start)) // world * world)
         yield size
         seen += size
+
+
+logger = StatusLog(__name__)
+
+VALID_SEGMENTS = 8  # at least this many in a validation row, if the text is long enough
+PROMPT_WORDS = 3  # words of the text that prompt a language model's samples
+GAP_SENTENCE_TOKENS = range(5, 25)  # lengths of sentences that suit a fill-in sample
+
+
+def make_feeds(
+    recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
+) -> tuple[list[PhaseFeed], list[PhaseFeed]]:
+    """Makes the samples of every phase and its validation (none if the text is too short)."""
+    packed = recipe.data.packed if recipe.data.packed is not None else packed
+    train = [s.train for s in stores]
+    feeds = [_feed(recipe, train, words, length, packed=packed) for length, _ in recipe.phases]
+    held = [s.valid for s in stores]
+    try:
+        return feeds, [
+            _feed(recipe, held, words, length, packed=False, others=train)
+            for length, _ in recipe.phases
+        ]
+    except MalmoiError:
+        return feeds, []
+
+
+def _feed(
+    recipe: Recipe,
+    stores: list[Store],
+    words: Tokenizer,
+    length: int,
+    *,
+    packed: bool,
+    others: list[Store] | None = None,
+) -> PhaseFeed:
+    seed = recipe.train.seed
+    d = recipe.data
+    if d.features:
+        return _captions(recipe, stores[0], words, valid=others is not None)
+    if recipe.objective == "translation":
+        return _translations(recipe, stores[0], words, length)
+    if recipe.model.memory:
+        return _contiguous(recipe, stores[0], length, valid=others is not None)
+    parts = [
+        _source(recipe, store, words, length, others[i] if others else None)
+        for i, store in enumerate(stores)
+    ]
+    source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
+    pad = words.specials.pad or 0
+    if recipe.samples == "span":
+        spans = SpanBatches(source, d.mask_rate, words.vocab_size, _end_of(words), pad, seed)
+        return PhaseFeed(spans, length, len(source))
+    if recipe.causal:
+        causal = LMBatches(source)
+        if recipe.samples != "both":
+            return PhaseFeed(causal, length, len(source))
+        cuts = length // (d.masked_length or length)
+        masked = MaskedWindows(source, Masking.of(words, d), seed, cuts)
+        kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
+        return PhaseFeed(causal, length, len(source), kinds)
+    batches = BertBatches(source, Masking.of(words, d), pad, seed, packed)
+    return PhaseFeed(batches, length, len(source))
+
+
+def _contiguous(recipe: Recipe, store: Store, length: int, *, valid: bool) -> PhaseFeed:
+    rows = recipe.train.batch
+    if valid:  # few rows, so that each can remember
+        rows = max(1, min(rows, (len(store.tokens) - 1) // (VALID_SEGMENTS * length)))
+    source = Stretches(store, length, rows)
+    return PhaseFeed(source, length, len(source), rows=rows)
+
+
+def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) -> PhaseFeed:
+    features = open_features(recipe.data.features)
+    rows = feature_rows(store, len(features), recipe.data.valid, valid=valid)
+    room = recipe.model.context - recipe.model.feature_count
+    pad = words.specials.pad or 0
+    batches = CaptionBatches(store, rows, features, room, pad, recipe.train.seed)
+    return PhaseFeed(batches, recipe.model.context, len(store))
+
+
+def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
+    end = _end_of(words)
+    units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
+    if units.left_out:
+        logger.warning(
+            "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
+            left_out=units.left_out,
+            length=length - 1,
+        )
+    return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
+
+
+def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
+    """The same samples for another batch: pairs of similar length come a batch at a time."""
+    if not isinstance(feed.samples, TranslationBatches):
+        return feed
+    units = replace(feed.samples.units, group=batch)
+    return replace(feed, samples=replace(feed.samples, units=units), epoch=len(units))
+
+
+def _end_of(words: Tokenizer) -> int:
+    if words.specials.eos is None:
+        raise UsageError("This tokenizer has no end-of-text token, which a decoder needs.")
+    return words.specials.eos
+
+
+def _source(
+    recipe: Recipe, store: Store, words: Tokenizer, length: int, others: Store | None
+) -> Any:
+    seed = recipe.train.seed
+    d = recipe.data
+    if d.pairs:
+        return LanguageRows(store, length, seed, words.specials, d.together)
+    if recipe.in_windows:
+        shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
+        return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
+    following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)
+    return Pairs(
+        store, length, seed, specials=words.specials, next=following, short=d.short, others=others
+    )
+
+
+# ------------------------------------------------------------------ sample prompts
+
+
+def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
+    """The prompt to continue or fill: the recipe's, or a piece of the run's text."""
+    if recipe.train.prompt:
+        return recipe.train.prompt
+    store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
+    if store is None or recipe.data.features or recipe.samples == "span":
+        return ""
+    if recipe.objective == "translation" and store.sentences is not None:
+        return words.decode(store.tokens[: store.sentences[1]].tolist())
+    if not recipe.causal:
+        return _gap(store, words)
+    text = words.decode(store.tokens[:60].tolist()).lstrip()
+    return " ".join(text.split(maxsplit=PROMPT_WORDS)[:PROMPT_WORDS])
+
+
+def _gap(store: Store, words: Tokenizer) -> str:
+    """The first sentence of suitable length, with [MASK] for a word in its middle."""
+    starts = store.sentences if store.sentences is not None else store.documents
+    lengths = np.diff(starts[:1000])
+    fair = np.flatnonzero(np.isin(lengths, GAP_SENTENCE_TOKENS))
+    if not len(fair) or words.specials.mask is None:
+        return ""
+    ids = store.tokens[starts[fair[0]] : starts[fair[0] + 1]].tolist()
+    whole = [not words.token(i).startswith("##") for i in [*ids, ids[0]]]
+    half = len(ids) // 2
+    places = (i for i in range(half, len(ids)) if whole[i] and whole[i + 1])
+    middle = next((i for i in places if words.token(ids[i]).isalpha()), half)
+    before, after = words.decode(ids[:middle]), words.decode(ids[middle + 1 :])
+    parts = (before, words.token(words.specials.mask), after)
+    return " ".join(filter(None, parts))

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,8 +77,6 @@ TRACKERS = {make.__name__: make for make in (tensorboard, wandb, mlflow, trackio
 
 def run_id(out: Path) -> str:
     """A name for the run that depends on its folder alone."""
-    from hashlib import sha256
-
     return sha256(str(out.absolute()).encode()).hexdigest()[:12]
 
 
@@ -97,8 +96,8 @@ def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[T
 
 def _open(name: str, out: Path, settings: Settings) -> Tracker:
     try:
-        with _off_stdout():
-            log, close = TRACKERS[name](out, settings)
+        with redirect_stdout(sys.stderr):  # only results go to stdout
+            return TRACKERS[name](out, settings)
     except Exception as error:  # each library has its own errors: no login, no server…
         why = msg(
             "--track {name} cannot start: {error}.", name=name, error=str(error).strip().rstrip(".")
@@ -106,14 +105,6 @@ def _open(name: str, out: Path, settings: Settings) -> Tracker:
         if name in OFFLINE:
             why += msg(" Without its server: {offline}.", offline=OFFLINE[name])
         raise MalmoiError(why) from error
-    return Tracker(log, _off_stdout()(close))
-
-
-@contextmanager
-def _off_stdout() -> Iterator[None]:
-    """What a library prints goes to stderr: only results go to stdout."""
-    with redirect_stdout(sys.stderr):
-        yield
 
 
 # ------------------------------------------------------------------ metrics.jsonl and the console
@@ -176,8 +167,9 @@ class RunLog:
             report_progress(event)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+        with redirect_stdout(sys.stderr):
+            for tracker in self._trackers:
+                tracker.close()
 
 
 def _line(row: Mapping[str, Any]) -> str:

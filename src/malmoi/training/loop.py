@@ -34,8 +34,7 @@ from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
-from malmoi.training.recipe import TrainConfig
-from malmoi.training.schedule import rate_at
+from malmoi.training.recipe import TrainConfig, rate_at
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (
     RunState,
@@ -62,11 +61,7 @@ class StepBatch(NamedTuple):
 
 
 class BadLoss(Exception):
-    """A loss or a weight that training cannot continue with."""
-
-    def __init__(self, loss: float) -> None:
-        super().__init__(loss)
-        self.loss = loss
+    """A loss or a weight that training cannot continue with; its argument is the loss."""
 
 
 class Loop(ABC):
@@ -189,24 +184,21 @@ class Loop(ABC):
         """Trains until the budget is used; a signal saves and raises `Stopped`."""
         with self._signals:
             self._resume()
-            s = self.state
-            threads = thread_count(self.group.device, s.threads, s.threads_used, self.log.line)
+            used = (self.state.threads, self.state.threads_used)
+            threads = thread_count(self.group.device, *used, self.log.line)
             with threads as self.threads, closing(self.batches()) as batches:
                 self.prepare()
-                self._start()
+                self.state.threads = self.threads.limit
+                self.clock = WorkClock(self.state.seconds, share=self._share)
+                self._saved_at = time.monotonic()
+                self._mark = (self.state.tokens, 0.0)
+                self.network.train()
+                if self.progress < 1:
+                    self.announce("Running the first step …")
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()
         release_compiled(self.network)
-
-    def _start(self) -> None:
-        self.state.threads = self.threads.limit
-        self.clock = WorkClock(self.state.seconds, share=self._share)
-        self._saved_at = time.monotonic()
-        self._mark = (self.state.tokens, 0.0)
-        self.network.train()
-        if self.progress < 1:
-            self.announce("Running the first step …")
 
     def _share(self) -> float:
         """How much of a second counts: all of it, or less while other programs take their share."""
@@ -228,7 +220,7 @@ class Loop(ABC):
                 if self._watch():
                     return
             except BadLoss as bad:
-                self.recover(bad.loss, batch.phase)
+                self.recover(bad.args[0], batch.phase)
 
     def _mention_others(self) -> None:
         expected = self.expected if self.timed else 0
@@ -299,6 +291,7 @@ class Loop(ABC):
         s = self.state
         if not self.config.ema or self.progress <= 1 - self.config.ema:
             s.averaged = 0
+            self.average = None
             return
         self.average = self.average or WeightAverage(self.network)
         s.averaged += 1
@@ -306,13 +299,11 @@ class Loop(ABC):
 
     def averaged(self) -> AbstractContextManager[None]:
         """Swaps in the averaged weights within the context, if there are any."""
-        if self.average is None or not self.state.averaged:
-            return nullcontext()
-        return self.average.in_place()
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def keep_average(self) -> None:
         """Replaces the weights by their average for good, if there is one."""
-        if self.average is not None and self.state.averaged:
+        if self.average is not None:
             self.average.keep()
 
     def shrink(self, error: RuntimeError) -> None:
@@ -348,7 +339,10 @@ class Loop(ABC):
 
     def _watch(self) -> bool:
         """After a step: logs, evaluates and saves when due; returns whether it was the last."""
-        if self._look_is_due():
+        # on a GPU the losses are read only now and then, because reading waits for it
+        waits = self.group.device.type != "cpu" and self.clock.started
+        looked = self.state.seconds - self._looked < LOOK_SECONDS
+        if not (waits and looked) or self._row_is_due():
             self._read_losses()
         signal, late = self._agree()
         done = self.progress >= 1 or signal == EARLY_STOP
@@ -358,7 +352,10 @@ class Loop(ABC):
         snapping = self.config.snapshots and is_snapshot_step(step)
         evaluating = not done and self.evaluation_is_due()
         if done or saving or snapping:
-            self._check_weights()
+            self._read_losses()
+            # the loss of a step was computed before its update, which may have spoilt the weights
+            if not weights_are_finite(self.network, self.group):
+                raise BadLoss(math.nan)
         self._write(snapping=snapping, evaluating=evaluating, saving=saving)
         if signal and not done:
             self.settle()
@@ -383,18 +380,6 @@ class Loop(ABC):
         if saving:
             self.save()
             self.clock.lap("save")
-
-    def _check_weights(self) -> None:
-        """The loss of a step was computed before its update, which may have spoilt the weights."""
-        self._read_losses()
-        if not weights_are_finite(self.network, self.group):
-            raise BadLoss(math.nan)
-
-    def _look_is_due(self) -> bool:
-        """Whether to read the losses: on a GPU only now and then, because reading waits for it."""
-        if self.group.device.type == "cpu" or not self.clock.started:
-            return True
-        return self._row_is_due() or self.state.seconds - self._looked >= LOOK_SECONDS
 
     def _row_is_due(self) -> bool:
         every = min(self.config.log_every, max(1, self.expected // MIN_METRIC_ROWS))
@@ -494,7 +479,7 @@ class Loop(ABC):
 
     def _save_state(self) -> Path:
         tensors = tensors_of(self.network, self.optimizers)
-        if self.average is not None and self.state.averaged:
+        if self.average is not None:
             tensors |= self.average.tensors
         if self.group.world == 1:
             tensors |= self.own_tensors()

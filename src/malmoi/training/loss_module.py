@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.model import Network
-from malmoi.model.relative import SegmentMemory
+from malmoi.model.recurrent import SegmentMemory
 from malmoi.training.device import Execution
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective

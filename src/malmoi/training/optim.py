@@ -31,10 +31,6 @@ def _lean_adamw() -> type[torch.optim.AdamW]:
     return type("AdamW", (torch.optim.AdamW,), {"step": step})
 
 
-def _in_block(name: str) -> bool:
-    return name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
-
-
 def make_optimizers(
     network: Network, c: TrainConfig, *, capturable: bool = False
 ) -> list[torch.optim.Optimizer]:
@@ -44,11 +40,13 @@ def make_optimizers(
     keeps its rate on the GPU, so that a captured step can be replayed with another rate.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    matrices = [
-        p for name, p in named if c.optimizer == "muon" and _in_block(name) and p.dim() == 2
-    ]
-    taken = {id(p) for p in matrices}
-    rest = [p for _, p in named if id(p) not in taken]
+
+    def by_muon(name: str, p: nn.Parameter) -> bool:
+        inside = name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
+        return c.optimizer == "muon" and inside and p.dim() == 2
+
+    matrices = [p for name, p in named if by_muon(name, p)]
+    rest = [p for name, p in named if not by_muon(name, p)]
     groups = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},

@@ -54,10 +54,9 @@ class ProcessGroup:
 
     def broadcast(self, value: int) -> int:
         """The first process's value, on all processes."""
-        if self.world == 1:
-            return value
         tensor = torch.tensor([value], device=self.device)
-        dist.broadcast(tensor, 0)
+        if self.world > 1:
+            dist.broadcast(tensor, 0)
         return int(tensor.item())
 
     def broadcast_text(self, text: str) -> str:
@@ -65,9 +64,8 @@ class ProcessGroup:
         if self.world == 1:
             return text
         size = self.broadcast(len(text.encode()))
-        buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        if self.first:
-            buffer.copy_(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        sent = list(text.encode()) if self.first else [0] * size
+        buffer = torch.tensor(sent, dtype=torch.uint8, device=self.device)
         dist.broadcast(buffer, 0)
         return bytes(buffer.tolist()).decode()
 
@@ -104,7 +102,9 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
         group.close()
         raise
     except RuntimeError as error:
-        if group.world == 1 or not _left_alone(error):
+        # Gloo reports only in the message that processes could not reach one another
+        alone = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+        if group.world == 1 or not alone:
             raise
         raise MalmoiError(
             "Process {rank} stopped because another process of this run ended; see its "
@@ -112,11 +112,6 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
             rank=group.rank,
         ) from error
     group.close()
-
-
-def _left_alone(error: RuntimeError) -> bool:
-    """Whether processes could not reach one another: Gloo reports it only in the message."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def wrap_model(

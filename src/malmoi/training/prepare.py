@@ -1,7 +1,6 @@
 """A prepared run, and how its folder is made: text, vocabulary, stores, network, recipe.json."""
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
-from malmoi.system.files import make_folder, scratch_folder
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import read_pairs, split_pair
@@ -25,19 +23,16 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.budget import Budget
 from malmoi.training.data.captions import TextPerRow, open_features
-from malmoi.training.data.encode import Stores, build_stores
-from malmoi.training.data.spans import SENTINELS
-from malmoi.training.data.split import draw
-from malmoi.training.data.store import Store
-from malmoi.training.feed import PhaseFeed, samples_per_epoch
+from malmoi.training.data.encode import Stores, build_stores, draw, open_stores
+from malmoi.training.data.loader import SENTINELS
+from malmoi.training.feed import PhaseFeed, make_feeds, prompt_of, samples_per_epoch
 from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
-from malmoi.training.samples import make_feeds, prompt_of
 
 if TYPE_CHECKING:
-    from malmoi.inference import Model
+    pass
 
 
 @dataclass
@@ -59,46 +54,12 @@ class TrainingRun:
         return self.checkpoint.network
 
     @property
-    def _sharded(self) -> bool:
+    def sharded(self) -> bool:
         return self.recipe.train.parallel == "fsdp" and self.group.world > 1
 
-    def model(self) -> "Model":
-        """The trained model; one sharded over processes is read back from its folder."""
-        from malmoi.inference import Model
-
-        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
-
-    def save(self) -> None:
-        """Writes the checkpoint at the top of the run folder."""
-        checkpoint = self._gathered()
-        if self.group.first:
-            write_checkpoint(checkpoint, self.out)
-
-    def save_snapshot(self, step: int) -> None:
-        """Writes the model after a step to its own folder, atomically."""
-        checkpoint = self._gathered()
-        if not self.group.first:
-            return
-        folder = self.snapshot_root / f"{step:06d}"
-        make_folder(self.snapshot_root)
-        with scratch_folder(self.snapshot_root) as scratch:
-            write_checkpoint(checkpoint, scratch / folder.name)
-            shutil.rmtree(folder, ignore_errors=True)
-            (scratch / folder.name).replace(folder)
-
-    def drop_snapshots_after(self, step: int) -> None:
-        """Removes snapshots that a resumed or rolled back run has not reached yet."""
-        for folder in self.snapshot_root.glob("[0-9]*") if self.group.first else ():
-            if folder.name.isdecimal() and int(folder.name) > step:
-                shutil.rmtree(folder)
-
-    @property
-    def snapshot_root(self) -> Path:
-        return self.out / "snapshots"
-
-    def _gathered(self) -> Checkpoint:
+    def gathered(self) -> Checkpoint:
         """The checkpoint; gathered by the first process if the model is sharded."""
-        if not self._sharded:
+        if not self.sharded:
             return self.checkpoint
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -169,7 +130,13 @@ class RunSources:
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
         if data.features:
-            return [self._text_per_row(data.features)]
+            if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
+                raise UsageError(
+                    "Features need one text file with a line for each row, not {sources}.",
+                    sources=", ".join(self.sources),
+                )
+            rows = len(open_features(data.features))
+            return [DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")]
         if data.pairs:
             return [read_pairs(self.sources, (data.source, data.target))]
         kinds = dict(documents=data.documents, text=data.text)
@@ -182,15 +149,6 @@ class RunSources:
                 sources=len(self.sources),
             )
         return [read_documents([source], **kinds) for source in self.sources]
-
-    def _text_per_row(self, features: str) -> DocumentReader:
-        if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
-            raise UsageError(
-                "Features need one text file with a line for each row, not {sources}.",
-                sources=", ".join(self.sources),
-            )
-        rows = len(open_features(features))
-        return DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
@@ -211,15 +169,18 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         # span corruption has embeddings of its own for the gaps
         vocab = words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
         recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
-    recipe = _with_features(recipe)
+    if recipe.data.features:
+        _, count, width = open_features(recipe.data.features).shape
+        seen = (f"causal | prefix:{count}",)
+        shape = dict(feature_count=count, feature_width=width, attention=seen)
+        recipe = replace(recipe, model=replace(recipe.model, **shape))
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
     if group.first:
         pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
         _encode(recipe, readers, words, out)
     group.barrier()
-    places = _places(recipe, out)
-    stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in places]
+    stores = [open_stores(place) for place in _places(recipe, out)]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
     entropy = _frequency_loss(stores)
     if group.first:
@@ -251,15 +212,6 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
             batch=c.batch,
             world=group.world,
         )
-
-
-def _with_features(recipe: Recipe) -> Recipe:
-    """The recipe with the number and width of the feature vectors in the file."""
-    if not recipe.data.features:
-        return recipe
-    _, count, width = open_features(recipe.data.features).shape
-    shape = dict(feature_count=count, feature_width=width, attention=(f"causal | prefix:{count}",))
-    return replace(recipe, model=replace(recipe.model, **shape))
 
 
 # ------------------------------------------------------------------ tokenizer

@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from malmoi.checkpoint import read_checkpoint
 from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, plural
 from malmoi.system.files import folder_lock
-from malmoi.training.estimate import estimate_run
+from malmoi.training.budget import estimate_run
+from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, RunSources, TrainingRun, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
 from malmoi.training.signals import Stopped
@@ -21,7 +23,6 @@ from malmoi.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
-    from malmoi.training.losses.distil import Distillation
 
 logger = StatusLog(__name__)
 
@@ -31,24 +32,25 @@ RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
 RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
 
 
-def run_pretraining(
+def run_pretraining(  # noqa: PLR0913  # the options of a run
     recipe: str | Recipe,
     *,
     data: str | Path | Sequence[str | Path],
     out: str | Path,
-    distillation: "Distillation | None" = None,
-    **options: Any,
+    tokenizer: str | Path | None = None,
+    start: str | Path | None = None,
+    device: str | None = None,
+    overwrite: bool = False,
+    distillation: Distillation | None = None,
+    **overrides: Any,
 ) -> "Model":
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
 
-    `recipe` is a name, a recipe.json or a Recipe; `distillation` is a teacher with the same
-    vocabulary. Options are `device`, `tokenizer` (an existing vocabulary), `start` (a model to
-    start from), `overwrite` (discard the run in the folder and start over), and fields of the
-    recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    `recipe` is a name, a recipe.json or a Recipe; `tokenizer` an existing vocabulary, `start` a
+    model to start from; `overwrite` discards the run in the folder and starts over; `distillation`
+    is a teacher with the same vocabulary. Overrides are fields of the recipe (`minutes=3`,
+    `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
-    beside = ("tokenizer", "start", "device", "overwrite")
-    tokenizer, start, device, overwrite = (options.get(name) for name in beside)
-    overrides = {name: value for name, value in options.items() if name not in beside}
     chosen = resolve_recipe(recipe, overrides)
     named = recipe if isinstance(recipe, str) else ""
     out = Path(out)
@@ -66,21 +68,22 @@ def run_pretraining(
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
-            return _train(prepare_run(chosen, origin, out, group), distillation)
+            run = prepare_run(chosen, origin, out, group)
+            _train(Trainer(run, distillation))
+            from malmoi.inference import Model  # only at the end
+
+            # one sharded over processes is read back from its folder
+            return Model(read_checkpoint(out) if run.sharded else run.checkpoint)
 
 
-def _train(run: TrainingRun, distillation: "Distillation | None") -> "Model":
+def _train(trainer: Trainer) -> None:
     """Trains a prepared run and writes its report, also when a signal stops it."""
-    if distillation is not None:
-        distillation.teacher.to(run.group.device)
-    trainer = Trainer(run, distillation)
     try:
         trainer.fit()
     except Stopped:
         _report(trainer)
         raise
     _report(trainer)
-    return run.model()
 
 
 def discard_run(out: Path) -> None:

@@ -1,6 +1,7 @@
 """A run as one frozen record: model, objective, tokenizer, data and training settings."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ from malmoi.settings import Config, find_problem, option, setting
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.untrusted import read_object
-from malmoi.training.schedule import INVERSE_SQRT, SCHEDULES
 
 BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one of them set
 _require = partial(require, "Invalid recipe")
@@ -85,9 +85,11 @@ class DataConfig(Config):
     masked_length: int = setting(
         0, "Tokens of its masked rows; 0: as many as of the causal ones.", ge=0
     )
-    mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).")
-    mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].")
-    mask_random: float = setting(0.1, "Share that becomes a random token; the rest is kept.")
+    mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).", gt=0, lt=1)
+    mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].", ge=0, le=1)
+    mask_random: float = setting(
+        0.1, "Share that becomes a random token; the rest is kept.", ge=0, le=1
+    )
     whole_word: bool = setting(False, "Mask all tokens of a word together.")
     packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
 
@@ -179,6 +181,78 @@ class TrainConfig(Config):
             SCHEDULES.find(self.schedule)
 
 
+# ------------------------------------------------------------------ the learning rate
+
+# share of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
+MOST_WARMUP = 0.1
+INVERSE_SQRT = "inverse_sqrt"  # the one schedule without an end: by steps, not by progress
+
+
+# (progress after the warm-up in [0, 1], settings) → [floor, 1]
+Schedule = Callable[[float, TrainConfig], float]
+
+
+def linear_decay(progress: float, c: TrainConfig) -> float:
+    """BERT and GPT-1's fine-tuning: linear decay."""
+    return 1 - (1 - c.floor) * progress
+
+
+def cosine_decay(progress: float, c: TrainConfig) -> float:
+    """GPT-1 §4.1, GPT-3 appendix B: half a cosine down to the floor."""
+    return c.floor + (1 - c.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def wsd(progress: float, c: TrainConfig) -> float:
+    """Warm-up, stable, decay: flat, then straight down in the last `cooldown` of the budget."""
+    return 1 - (1 - c.floor) * max(0.0, 1 - (1 - progress) / c.cooldown)
+
+
+def constant_rate(progress: float, c: TrainConfig) -> float:
+    return 1.0
+
+
+def inverse_sqrt(step: int, warmup: float) -> float:
+    """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
+    return min(step / warmup, math.sqrt(warmup / step))
+
+
+SCHEDULES: Registry[Schedule] = Registry(
+    "schedule",
+    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": constant_rate},
+)
+
+
+def warmup_steps(c: TrainConfig, expected: int) -> float:
+    """Warm-up steps: the recipe's, but at most a tenth of the expected updates."""
+    return min(c.warmup_steps, max(1.0, MOST_WARMUP * expected)) if expected else c.warmup_steps
+
+
+def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
+    """The learning rate's share of its peak at this step: warm-up, then the schedule.
+
+    The warm-up is a share of the budget with a minimum of steps. `expected` updates fit into the
+    budget (0: not known). If that estimate was too high, the used share of the budget ends the
+    warm-up instead of the count of steps.
+    """
+    steps = warmup_steps(c, expected)
+    if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end
+        # post-norm does not bear the whole rate after a warm-up that a small budget shortened
+        peak = math.sqrt(steps / c.warmup_steps) if c.warmup_steps else 1.0
+        return peak * inverse_sqrt(step + 1, max(1.0, steps))
+    share = steps / expected if expected else 0.0
+    warm = min(
+        1.0,
+        max((step + 1) / steps, progress / share if share else 0.0) if steps else 1.0,
+        (progress + 1e-9) / c.warmup if c.warmup else 1.0,
+    )
+    start = max(c.warmup, share)
+    after = max(0.0, progress - start) / max(1e-9, c.decay_until - start)
+    return max(warm, 1e-3) * SCHEDULES[c.schedule](min(1.0, after), c)
+
+
+# ------------------------------------------------------------------ a whole run
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Config):
     """Everything `pretrain` needs but the text; a run's recipe.json is one.
@@ -241,7 +315,14 @@ class Recipe(Config):
     def check(self) -> "Recipe":
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
-        self._check_budget()
+        budgets = [n for n in BUDGETS if getattr(self.train, n)]
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
+        _require(
+            bool(budgets),
+            "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
+        )
         problem = find_problem(self)
         _require(not problem, problem)
         self._check_objective()
@@ -272,16 +353,6 @@ class Recipe(Config):
             context=self.model.context,
         )
 
-    def _check_budget(self) -> None:
-        budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        _require(
-            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
-        )
-        _require(
-            bool(budgets),
-            "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
-        )
-
     def _check_objective(self) -> None:
         _require(
             bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
@@ -293,6 +364,12 @@ class Recipe(Config):
             "data.masked_length={length} does not divide the {phases} tokens of a row.",
             length=self.data.masked_length,
             phases=max(length for length, _ in self.phases),
+        )
+        _require(
+            self.data.mask_token + self.data.mask_random <= 1,
+            "data.mask_token={mask} and data.mask_random={random} are more than 1 together.",
+            mask=self.data.mask_token,
+            random=self.data.mask_random,
         )
         _require(
             self.model.both_ways == (self.samples == "both"),

@@ -12,13 +12,13 @@ from malmoi.model import preset
 from malmoi.training.recipe import (
     BUDGETS,
     OBJECTIVE_SAMPLES,
+    SCHEDULES,
     DataConfig,
     Recipe,
     TokenizerConfig,
     TrainConfig,
     read_recipe,
 )
-from malmoi.training.schedule import SCHEDULES
 
 WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
 GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)

@@ -1,7 +1,7 @@
 """The size of `pretrain gpt|bert|both`: measure the text and the machine, choose, say why.
 
 `choose_size` takes, of shapes from small to large, the first that sees neither too many tokens per
-weight nor the text too often. The limits were measured: `MeasuredRun` has them, docs/lab.md the
+weight nor the text too often. The limits were measured: `SMALL_GPT` and others, docs/lab.md the
 tables they come from. N weights, D tokens a run processes, T tokens of the text, C floating-point
 operations of the budget.
 """
@@ -22,9 +22,8 @@ from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.budget import FEW_UPDATES
+from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
-from malmoi.training.estimate import meta_network
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import RunSources
@@ -58,7 +57,8 @@ class TextSize:
 
     def tokens(self, tokenizer: Tokenizer) -> int:
         """Estimates the tokens of the text from the sample."""
-        return max(1, round(self._total(map(len, tokenizer.ids(list(self.sample))))))
+        counts = map(len, tokenizer.ids(list(self.sample)))
+        return max(1, round(math.fsum(map(operator.mul, counts, self.weights))))
 
     def row_tokens(self, tokenizer: Tokenizer, context: int) -> int:
         """Tokens of a BERT's row on average, [CLS] and [SEP] too (`training.data.pairs.Pairs`).
@@ -78,10 +78,6 @@ class TextSize:
         before = drawn[-1:] + drawn[:-1]
         mean = math.fsum(map(operator.mul, before, rows)) / max(1.0, math.fsum(before))
         return min(context, max(1, round(mean)))
-
-    def _total(self, counts: Iterable[float]) -> float:
-        """What is in the whole text, from counts of each in the sample."""
-        return math.fsum(map(operator.mul, counts, self.weights))
 
 
 @dataclass(frozen=True)
@@ -171,25 +167,12 @@ WIDTHS = (*range(64, 256, 32), *range(256, 4097, 64))
 MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B on 100M tokens)
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run that was the best, or on a par with the best, of the sizes tried at its budget."""
-
-    flops: float  # C
-    weights: float  # N
-    tokens: float  # D
-    about: str
-
-    @property
-    def tokens_per_weight(self) -> float:
-        return self.tokens / self.weights
-
-
-# Runs limited by compute, not by text: their D/N is interpolated in log C. A BERT predicts a
-# quarter of its tokens, and wants more of them a weight.
-SMALL_GPT = MeasuredRun(3e12, 0.92e6, 0.68e6, "two slow cores, 12 MB of speeches: 2 × 128")
-SMALL_BERT = MeasuredRun(5.5e12, 0.63e6, 1.92e6, "the same cores and speeches: 2 × 96, not 3 × 128")
-LARGE = MeasuredRun(9.6e16, 32.5e6, 500e6, "H100, 5 minutes of fresh text: 9 × 512 (autoresearch)")
+# (C, D/N) of runs that were the best, or on a par with the best, of the sizes tried at a budget
+# that limited compute, not text: D/N is interpolated in log C. A BERT predicts a quarter of its
+# tokens, and wants more of them a weight.
+SMALL_GPT = (3e12, 0.68e6 / 0.92e6)  # two slow cores, 12 MB of speeches: 2 × 128
+SMALL_BERT = (5.5e12, 1.92e6 / 0.63e6)  # the same cores and speeches: 2 × 96, not 3 × 128
+LARGE = (9.6e16, 500e6 / 32.5e6)  # H100, 5 minutes of fresh text: 9 × 512 (autoresearch)
 # Runs limited by text did best at the size that reads it at most this often
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M). A BERT's validation loss
 # still fell at 28 epochs. Of both, twice a GPT's: 11 × 640 with 19 epochs (docs/lab.md).
@@ -216,10 +199,10 @@ class SizeChoice:
 
 def tokens_per_weight(kind: Kind, flops: float) -> float:
     """The best tokens per weight for this compute, log-linear through two measured runs."""
-    low, high = SMALL_BERT if kind == "bert" else SMALL_GPT, LARGE
-    ratio = high.tokens_per_weight / low.tokens_per_weight
-    slope = math.log(ratio) / math.log(high.flops / low.flops)
-    return low.tokens_per_weight * float((flops / low.flops) ** slope)
+    small, low = SMALL_BERT if kind == "bert" else SMALL_GPT
+    large, high = LARGE
+    slope = math.log(high / low) / math.log(large / small)
+    return low * float((flops / small) ** slope)
 
 
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -311,8 +294,7 @@ def choose_size(
         else:
             return best
         best = replace(best, reason=reason)
-    if best is None:
-        raise UsageError("There is no size to choose from.")
+    assert best is not None  # there are shapes
     limit = given.get("max_epochs", USABLE_EPOCHS[kind])
     if not limit or best.epochs <= limit:
         return best
@@ -416,12 +398,22 @@ def size_recipe(
     from them.
     """
     given = frozenset(settings_by_path(requested, overrides))
-    _check_request(requested, given, origin)
+    if "train.minutes" not in given:
+        raise UsageError(
+            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
+            "a recipe with a fixed size (malmoi recipes).",
+            requested=requested.name,
+        )
+    if origin.start is not None:
+        raise UsageError(
+            "--start already has a size, which `pretrain {requested}` would choose: give the "
+            "recipe it was trained with.",
+            requested=requested.name,
+        )
     kind = cast(Kind, requested.name)
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
-    words = _vocabulary(requested, given, origin, text)
-    vocab = words.vocab_size if origin.tokenizer else _vocab(requested, given, text)
+    words, vocab = _vocabulary(requested, given, origin, text)
     speed = measure_speed(group, requested.train)
     share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
     tokens = text.tokens(words)
@@ -445,36 +437,16 @@ def size_recipe(
     return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
 
 
-def _check_request(requested: Recipe, given: frozenset[str], origin: RunSources) -> None:
-    if "train.minutes" not in given:
-        raise UsageError(
-            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
-            "a recipe with a fixed size (malmoi recipes).",
-            requested=requested.name,
-        )
-    if origin.start is not None:
-        raise UsageError(
-            "--start already has a size, which `pretrain {requested}` would choose: give the "
-            "recipe it was trained with.",
-            requested=requested.name,
-        )
-
-
-def _vocab(requested: Recipe, given: frozenset[str], text: TextSize) -> int:
-    """The tokens of a vocabulary that is still to be learnt."""
-    if "tokenizer.vocab" in given:
-        return requested.tokenizer.vocab
-    return vocabulary_size(text.bytes, text.sample)
-
-
 def _vocabulary(
     requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
-) -> Tokenizer:
-    """The given tokenizer, or one of the sample that counts tokens as the run's will."""
+) -> tuple[Tokenizer, int]:
+    """The given tokenizer, or one of the sample that counts tokens as the run's will; its size."""
     if origin.tokenizer:
-        return Tokenizer.load(origin.tokenizer)
-    settings = vars(requested.tokenizer) | {"vocab": _vocab(requested, given, text)}
-    return train_tokenizer(text.sample, **settings)
+        words = Tokenizer.load(origin.tokenizer)
+        return words, words.vocab_size
+    chosen = "tokenizer.vocab" in given
+    vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
+    return train_tokenizer(text.sample, **vars(requested.tokenizer) | {"vocab": vocab}), vocab
 
 
 def _fixed_sizes(requested: Recipe, given: frozenset[str]) -> dict[str, float]:
@@ -519,7 +491,7 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
     batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
     steps = max(1, size.tokens // (batch * size.row))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
-    settings = {
+    settings: dict[str, Any] = {
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
@@ -534,14 +506,10 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
     }
-    return model | settings | _packing(size, device)
-
-
-def _packing(size: SizeChoice, device: str) -> dict[str, Any]:
-    """On a processor rows are padded, unless most of each would be padding (docs/lab.md)."""
-    if device != "cpu" or 2 * size.row > size.model.context:
-        return {}
-    return {"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)}
+    # on a processor rows are padded, unless most of each would be padding (docs/lab.md)
+    if device == "cpu" and 2 * size.row <= size.model.context:
+        settings |= {"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)}
+    return model | settings
 
 
 def _short_rows(size: SizeChoice) -> bool:

@@ -10,8 +10,8 @@ import json
 import math
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -109,7 +109,8 @@ def save_state(
     """Writes train_state/step-N atomically: to a temporary folder, flushed, then renamed."""
     final = root / f"step-{state.step}"
     beside = root / f".step-{state.step}.tmp"
-    with explain_disk_errors(final), _removed_on_failure(beside):
+    with explain_disk_errors(final), ExitStack() as on_failure:
+        on_failure.callback(_remove, beside)
         if group.first:
             _remove(beside)
             beside.mkdir(parents=True)
@@ -122,18 +123,9 @@ def save_state(
         group.barrier()
         if group.first:
             _publish(beside, final, state, {name: list(t.shape) for name, t in tensors.items()})
+        on_failure.pop_all()
     group.barrier()
     return final
-
-
-@contextmanager
-def _removed_on_failure(beside: Path) -> Iterator[None]:
-    """Removes a half-written state if writing fails."""
-    try:
-        yield
-    except Exception:
-        _remove(beside)
-        raise
 
 
 def _remove(path: Path) -> None:
@@ -196,18 +188,15 @@ def load_state(
 def read_state(folder: Path) -> RunState:
     """The progress of a saved run."""
     saved = _read(folder)
-    if "judged" in saved.shapes:
-        _add_old_progress(saved.state, other_tensors(folder))
-    return saved.state
-
-
-def _add_old_progress(state: RunState, tensors: Mapping[str, Tensor]) -> None:
-    """Adds what fine-tuning once saved as tensors."""
-    state.evaluations_since = int(tensors["judged"][1])
-    losses = tensors["pending"].tolist()
-    state.row_steps = len(losses)
-    state.row_losses = {"loss": sum(losses)}
-    state.samples_seen = [0]
+    state = saved.state
+    if "judged" in saved.shapes:  # what fine-tuning once saved as tensors
+        tensors = other_tensors(folder)
+        losses = tensors["pending"].tolist()
+        state.evaluations_since = int(tensors["judged"][1])
+        state.row_steps = len(losses)
+        state.row_losses = {"loss": sum(losses)}
+        state.samples_seen = [0]
+    return state
 
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
@@ -268,23 +257,21 @@ def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]
     first = _first_row(like)
     if not local.dim():
         return torch.as_tensor(files[0].get_tensor(name))
-    pieces = []
+    pieces: dict[int, Tensor] = {}
     for file, starts in zip(files, rows, strict=True):
-        if name not in starts:
-            continue
-        part = file.get_slice(name)
-        start = starts[name]
-        a = max(first, start)
-        b = min(first + len(local), start + part.get_shape()[0])
-        if a < b:
-            pieces.append((a, part[a - start : b - start]))
-    found = [piece for _, piece in sorted(pieces, key=lambda piece: piece[0])]
-    return torch.cat(found) if found else local[:0]
+        if name in starts:
+            part = file.get_slice(name)
+            start = starts[name]
+            a = max(first, start)
+            b = min(first + len(local), start + part.get_shape()[0])
+            if a < b:
+                pieces[a] = part[a - start : b - start]
+    return torch.cat([pieces[a] for a in sorted(pieces)]) if pieces else local[:0]
 
 
 def latest_state(root: Path, note: Callable[[str], None], group: ProcessGroup) -> Path | None:
     """The newest intact state, the same for all processes; damaged ones are moved aside."""
-    number = group.broadcast(_newest(root, note) if group.first else 0)
+    number = group.broadcast(_newest(root, note) if group.first else -1)
     return None if number < 0 else root / f"step-{number}"
 
 
@@ -293,7 +280,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
     for old in root.glob(".step-*.old"):
         if not (place := root / old.name[1:].removesuffix(".old")).exists():
             old.rename(place)
-    for folder in sorted(_states(root), key=_number, reverse=True):
+    for folder in reversed(_states(root)):
         try:
             _read(folder, verify=True)
             return _number(folder)
@@ -307,7 +294,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
 
 def prune_states(root: Path, keep: int) -> None:
     """Keeps the last few states, and the one with the best validation loss."""
-    states = sorted(_states(root), key=_number)
+    states = _states(root)
     losses = {folder: _valid_loss(folder) for folder in states}
     best = min(reversed(states), key=lambda folder: losses[folder], default=None)
     for folder in states[:-keep]:
@@ -323,15 +310,16 @@ def discard_states(out: Path) -> None:
 
 
 def _valid_loss(folder: Path) -> float:
-    try:
+    loss = None
+    with suppress(CorruptState):
         loss = _read(folder).state.valid_loss
-    except CorruptState:
-        return math.inf
     return math.inf if loss is None else float(loss)
 
 
 def _states(root: Path) -> list[Path]:
-    return [p for p in root.glob("step-*") if p.is_dir() and p.name[5:].isdigit()]
+    """The folders of saved states, the newest last."""
+    found = (p for p in root.glob("step-*") if p.is_dir() and p.name[5:].isdigit())
+    return sorted(found, key=_number)
 
 
 def _number(folder: Path) -> int:
@@ -366,21 +354,17 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
 
 
 class _Saved:
-    """The contents of state.json."""
+    """The contents of state.json; each field of the position is parsed by its own type."""
 
     def __init__(self, values: JsonObject) -> None:
         shapes = values.object("shapes")
         files = values.object("files")
-        self.state = _state(values.object("position"))
+        position = values.object("position")
+        kinds = {name: kind for name, kind in field_types(RunState).items() if name in position}
+        self.state = RunState(**{name: _value(position, name, kinds[name]) for name in kinds})
         self.shapes = {name: shapes.list_of(name, int) for name in shapes}
         # bytes and checksum of each
         self.files = {name: files.list_of(name, int) for name in files}
-
-
-def _state(values: JsonObject) -> RunState:
-    """Parses every field by its own type, so that none is forgotten here."""
-    kinds = {name: kind for name, kind in field_types(RunState).items() if name in values}
-    return RunState(**{name: _value(values, name, kind) for name, kind in kinds.items()})
 
 
 def _value(values: JsonObject, name: str, kind: Any) -> Any:
@@ -389,11 +373,10 @@ def _value(values: JsonObject, name: str, kind: Any) -> Any:
     if get_origin(kind) is dict:
         return values.map_of(name, get_args(kind)[1])
     if NoneType in get_args(kind):
-        if values.get(name) is None:
-            return None
-        kind = next(one for one in get_args(kind) if one is not NoneType)
-        if kind is float and isinstance(values[name], float):
-            return values[name]  # the loss of a diverged run may be infinite
+        kind = get_args(kind)[0]
+        # the metric of a diverged run may be infinite
+        if values.get(name) is None or (kind is float and isinstance(values[name], float)):
+            return values.get(name)
     readers: Any = {int: values.whole, float: values.number, bool: values.flag}
     return readers[kind](name)
 

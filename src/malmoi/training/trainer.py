@@ -1,39 +1,37 @@
 """Pre-training: phases of a token store, a budget, validation, and a way back after a spike."""
 
 import math
+import shutil
 from collections.abc import Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.messages import msg
 from malmoi.model import count_parameters
-from malmoi.system.files import write_text
+from malmoi.system.files import make_folder, scratch_folder, write_text
 from malmoi.system.machine import this_machine
 from malmoi.system.progress import Progress
-from malmoi.training.budget import Budget, Pace, smallest_batch, steps_per_sample, verdict
+from malmoi.training.budget import Budget, Pace, steps_per_sample, verdict
 from malmoi.training.device import (
     COMPILED_PAYS,
-    StepTimer,
     choose_execution,
     first_micro,
     flops_per_token,
     known_flops,
     release_compiled,
+    step_seconds,
 )
-from malmoi.training.feed import batch_sizes, samples_per_epoch
+from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
+from malmoi.training.losses.distil import Distillation
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
-from malmoi.training.samples import regrouped
-
-if TYPE_CHECKING:
-    from malmoi.training.losses.distil import Distillation
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -41,8 +39,6 @@ ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further tha
 MIN_SECONDS_FOR_ONE_GRAPH = 120.0
 # deeper models are wide enough to keep a GPU busy block by block, and compile for minutes as one
 MAX_DEPTH_OF_ONE_GRAPH = 16
-# objective → the recipe that learns in few minutes
-SMALLER_RECIPES = {"lm": "gpt", "both": "both", "translation": "transformer-tiny"}
 
 
 class Trainer(Loop):
@@ -52,7 +48,7 @@ class Trainer(Loop):
     seconds_between_saves = 300.0
     keeps_initial = True
 
-    def __init__(self, run: TrainingRun, distillation: "Distillation | None" = None) -> None:
+    def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
         self.run = run
         self.recipe = recipe = run.recipe
         self.feeds = run.feeds
@@ -60,6 +56,8 @@ class Trainer(Loop):
         self.varied_shapes = not recipe.causal
         self.compiles_whole = self._one_graph()
         network = run.network.to(run.group.device)
+        if distillation is not None:
+            distillation.teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)
@@ -212,9 +210,10 @@ class Trainer(Loop):
 
     def _measure(self, *, compiled: bool) -> Pace:
         """Times a pass and an update with as few sequences as possible."""
-        timer = StepTimer(self.execution, self._probe, self.apply_gradients, self.threads)
         try:
-            update, sequence = timer.measure(self.micro, compiled=compiled)
+            update, sequence = step_seconds(
+                self._probe, self._probe_update, self.micro, self.threads, compiled=compiled
+            )
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -223,16 +222,7 @@ class Trainer(Loop):
         self.network.zero_grad()
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
-        return Pace(
-            update,
-            sequence,
-            self.budget.seconds,
-            self.recipe.phases,
-            world=self.group.world,
-            sized=SMALLER_RECIPES.get(self.recipe.samples, "bert"),
-            smallest=smallest_batch(self.recipe),
-            samples=self.budget.samples,
-        )
+        return Pace(update, sequence, self.recipe, self.budget, self.group.world)
 
     def _probe(self, size: int) -> None:
         """Forward and backward pass for timing only; the gradients are discarded."""
@@ -240,6 +230,11 @@ class Trainer(Loop):
         with self.execution.computing():
             loss, _ = self.call(tensors, self.count_labels([tensors]))
         loss.backward()
+        self.execution.synchronize()
+
+    def _probe_update(self) -> None:
+        self.apply_gradients()
+        self.execution.synchronize()
 
     def _fit_batch(self, pace: Pace) -> None:
         """Takes a smaller batch if the minutes would hold too few updates, unless one was set."""
@@ -254,7 +249,7 @@ class Trainer(Loop):
             if self.group.first:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.state.expected = pace.updates(batch)
-        self.log.line(pace.sentence(self.recipe.name, requested, batch))
+        self.log.line(pace.sentence(requested, batch))
 
     # ------------------------------------------------------------------ losses that go wrong
 
@@ -365,10 +360,22 @@ class Trainer(Loop):
     # ------------------------------------------------------------------ saving and resuming
 
     def save_model(self) -> None:
-        self.run.save()
+        """Writes the checkpoint at the top of the run folder."""
+        checkpoint = self.run.gathered()
+        if self.group.first:
+            write_checkpoint(checkpoint, self.out)
 
     def save_snapshot(self) -> None:
-        self.run.save_snapshot(self.state.step)
+        """Writes the model after this step to its own folder, atomically."""
+        checkpoint = self.run.gathered()
+        if not self.group.first:
+            return
+        folder = self.out / "snapshots" / f"{self.state.step:06d}"
+        make_folder(folder.parent)
+        with scratch_folder(folder.parent) as scratch:
+            write_checkpoint(checkpoint, scratch / folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).replace(folder)
 
     def own_tensors(self) -> Mapping[str, Tensor]:
         return self.loss_module.memory_tensors()
@@ -388,11 +395,14 @@ class Trainer(Loop):
                 folder=self.state_root / f"step-{s.step}",
                 phases=phases,
             )
-        if self.config.snapshots:
-            self.run.drop_snapshots_after(s.step)
+        # a resumed or rolled back run has not reached later snapshots yet
+        drops = self.config.snapshots and self.group.first
+        for folder in (self.out / "snapshots").glob("[0-9]*") if drops else ():
+            if folder.name.isdecimal() and int(folder.name) > s.step:
+                shutil.rmtree(folder)
 
 
-def _objective(recipe: Recipe, distillation: "Distillation | None") -> Objective:
+def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
     smoothing = recipe.train.label_smoothing
     settings = {"both": recipe.data.causal_share, "translation": smoothing, "span": smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []

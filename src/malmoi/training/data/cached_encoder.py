@@ -1,18 +1,16 @@
-"""Fast encoding of large corpora: every word, or character, is encoded once and cached.
+"""Fast encoding of large corpora: every word is encoded once and cached.
 
-WordPiece, GPT-1's BPE and byte-level BPE never merge across words, so the ids of a text are those
-of its words, each with its preceding space. A few thousand words cover most of a corpus, and a
-look-up costs a tenth of encoding the word again.
+WordPiece, GPT-1's BPE, byte-level BPE and characters never merge across words, so the ids of a text
+are those of its words, each with its preceding space. A few thousand words cover most of a corpus,
+and a look-up costs a tenth of encoding the word again.
 """
 
 import ctypes
 import re
-import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +41,8 @@ class NumberedWords:
     new: list[str]
 
 
-class WordNumbers(Protocol):
-    """Numbers words from 0 in the order in which they first appear."""
-
-    def number(self, texts: Sequence[str]) -> NumberedWords | None:
-        """The words of these texts; None if there is no room for the new ones."""
-        ...
-
-
-def word_numbers(max_words: int, max_bytes: int) -> WordNumbers:
-    """An empty table of at most this many words."""
+def word_numbers(max_words: int, max_bytes: int) -> "PythonWordNumbers | NativeWordNumbers":
+    """An empty table that numbers up to so many words in the order in which they first appear."""
     calls = (("malmoi_number_words", 6),)
     found = native_functions("malmoi.training.data", "word_numbers.c", calls, this_machine())
     if found is None:
@@ -67,6 +57,7 @@ class PythonWordNumbers:
         self._bytes_left = max_bytes
 
     def number(self, texts: Sequence[str]) -> NumberedWords | None:
+        """The words of these texts; None if there is no room for the new ones."""
         found = [WORD.findall(text) for text in texts]
         words = list(chain.from_iterable(found))
         new = list(set(words).difference(self._numbers))
@@ -122,33 +113,22 @@ TokenInts = NDArray[np.int64]
 # cached words take about 100 MB (200 without a compiler); beyond either limit the cache is cleared
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 1 << 25
-_KINDS = ("wordpiece", "bpe", "byte-bpe")
+_KINDS = ("wordpiece", "bpe", "byte-bpe", "char")
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
 _SPACES = [*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "]
 _SIGNS = [".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n"]
 
 
-class Coder(Protocol):
-    """Encodes texts to arrays of ids."""
-
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        """Returns the ids of all texts, concatenated, and the number of ids of each text."""
-        ...
-
-
-def make_encoder(tokenizer: Tokenizer) -> Coder:
-    """Caches words or characters if the tokenizer keeps them apart, else encodes text by text."""
+def make_encoder(tokenizer: Tokenizer) -> "CachedWords | CachedTexts":
+    """Caches words if the tokenizer keeps them apart, else encodes text by text."""
     plain = CachedTexts(tokenizer)
-    kind = getattr(tokenizer, "kind", None)
-    quick: Coder = plain
-    if kind in _KINDS:
-        quick = CachedWords(tokenizer)
-    elif kind == "char":
-        quick = CharacterEncoder(tokenizer)
-    return quick if quick is plain or _alike(quick, plain) else plain
+    if getattr(tokenizer, "kind", None) not in _KINDS:
+        return plain
+    quick = CachedWords(tokenizer)
+    return quick if _alike(quick, plain) else plain
 
 
-def _alike(one: Coder, other: Coder) -> bool:
+def _alike(one: "CachedWords", other: "CachedTexts") -> bool:
     """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
     between = _SPACES + _SIGNS
     texts = ["".join(parts) for parts in product(_SIDES, between, _SIDES)] + between
@@ -162,36 +142,10 @@ class CachedTexts:
     tokenizer: Tokenizer
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
+        """Returns the ids of all texts, concatenated, and the number of ids of each text."""
         ids = self.tokenizer.ids(list(texts))
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum())), lengths
-
-
-class CharacterEncoder:
-    """The tokenizer with a cache of characters: a table indexed by code point."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._texts = CachedTexts(tokenizer)
-        self._ids = np.full(sys.maxunicode + 1, -1, np.int64)
-
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        if not all(unicodedata.is_normalized("NFC", text) for text in texts):
-            return self._texts.encode(texts)  # the tokenizer may merge two of these characters
-        try:
-            codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-        except UnicodeEncodeError:
-            return self._texts.encode(texts)  # raises an error with the position
-        if not self._learn(np.unique(codes[self._ids[codes] < 0])):
-            return self._texts.encode(texts)
-        return self._ids[codes], np.fromiter(map(len, texts), np.int64, len(texts))
-
-    def _learn(self, codes: NDArray[Any]) -> bool:
-        """Caches these characters; returns whether each has exactly one id."""
-        ids, lengths = self._texts.encode([chr(code) for code in codes])
-        if not (lengths == 1).all():
-            return False
-        self._ids[codes] = ids
-        return True
 
 
 class CachedWords:
@@ -208,9 +162,15 @@ class CachedWords:
         self._ends = np.zeros(1, np.int64)
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        found = self._number(texts)
+        try:
+            found = self._words.number(texts)
+        except UnicodeEncodeError:  # a lone surrogate: the tokenizer says where
+            found = None
         if found is None:
+            self._forget()  # the cache is full
             return CachedTexts(self._tokenizer).encode(texts)
+        if found.new:
+            self._learn(found.new)
         begins = self._ends[found.numbers]
         lengths = self._ends[1:][found.numbers] - begins
         ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -218,24 +178,6 @@ class CachedWords:
         ids = self._ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])]
         texts_end = np.cumsum([0, *found.counts])
         return ids, np.diff(ends[texts_end])
-
-    def _number(self, texts: Sequence[str]) -> NumberedWords | None:
-        """The texts as known words; None if they cannot be cached, even in an empty cache."""
-        try:
-            found = self._words.number(texts)
-            if found is None:
-                self._forget()
-                found = self._words.number(texts)
-            if found is not None and found.new:
-                self._learn(found.new)
-        except UnicodeEncodeError:  # a lone surrogate: the tokenizer says where
-            return None
-        except BaseException:  # the words were numbered, but have no ids
-            self._forget()
-            raise
-        if found is None:
-            self._forget()
-        return found
 
     def _learn(self, new: list[str]) -> None:
         groups = self._tokenizer.ids_of_words(new)

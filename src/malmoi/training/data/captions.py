@@ -11,10 +11,9 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource
-from malmoi.training.data.loader import ArrayBatch, padded
-from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.encode import assign
+from malmoi.training.data.loader import IGNORE_LABEL, ArrayBatch, padded
 from malmoi.training.data.permute import permute_epochs
-from malmoi.training.data.split import assign
 from malmoi.training.data.store import Store
 
 Features = NDArray[np.floating[Any]]
@@ -124,6 +123,6 @@ class CaptionBatches:
         edges = self.store.documents
         texts = [self.store.tokens[edges[n] : edges[n + 1]].tolist() for n in chosen]
         tokens = padded([[text[-1], *text[:-1]] for text in texts], self.pad)
-        labels = padded(texts, UNMASKED_LABEL)
+        labels = padded(texts, IGNORE_LABEL)
         features = np.asarray(self.features[self.rows[chosen]], np.float32)
         return {"tokens": tokens, "lm_labels": labels, "features": features}

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.cached_encoder import Coder, make_encoder
-from malmoi.training.data.split import assign, cut, draw
+from malmoi.training.data.cached_encoder import CachedTexts, CachedWords, make_encoder
+from malmoi.training.data.permute import permutation_key
 from malmoi.training.data.store import (
     STORE_FORMAT,
     Appender,
-    Chunk,
     Store,
     StoreCounts,
     dtype_for,
@@ -35,6 +34,7 @@ from malmoi.training.data.store import (
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
 TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
+Chunk = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64] | None, int]  # see `Appender`
 Splitter = Callable[[str], list[str]]
 
 
@@ -96,27 +96,20 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     the training text is encoded. A killed build resumes where it stopped.
     """
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
-    with folder_lock(plan.out, wait=True):
-        how = _work(plan)
-    return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
-
-
-def _work(plan: EncodePlan) -> str:
     made = plan.made()
-    changed = _finished(plan.out, made)
-    if changed == "":
-        return "reused"
-    state = _State.load(plan, made)
-    how = state.describe(changed)
-    for part in ("train", "valid"):
-        (plan.out / part / "store.json").unlink(missing_ok=True)
-    _encode_all(plan, state)
-    if state.train.tokens == 0:
-        raise MalmoiError(
-            "There is no text to encode: the sources hold no document with a single token."
-        )
-    _publish(plan, state)
-    return how
+    how = "reused"
+    with folder_lock(plan.out, wait=True):
+        changed = _finished(plan.out, made)
+        if changed != "":
+            state = _State.load(plan, made)
+            how = state.describe(changed)
+            _encode_all(plan, state)
+            _publish(plan, state)
+    return open_stores(plan.out, how)
+
+
+def open_stores(folder: Path, how: str = "reused") -> Stores:
+    return Stores(Store.open(folder / "train"), Store.open(folder / "valid"), how)
 
 
 def _finished(out: Path, made: dict[str, str]) -> str | None:
@@ -162,8 +155,7 @@ class _State:
         return {"train": self.train, "valid": self.valid}
 
     def save(self, out: Path) -> None:
-        parts = {part: counts.as_dict() for part, counts in self.parts.items()}
-        write_json(out / "journal.json", {"made": self.made, "done": self.done, **parts})
+        write_json(out / "journal.json", asdict(self))
 
     def describe(self, changed: str | None) -> str:
         if changed:
@@ -181,6 +173,8 @@ class _State:
 def _encode_all(plan: EncodePlan, state: _State) -> None:
     """Encodes in this thread while another reads and splits; every batch is journalled."""
     began = time.monotonic()
+    for part in state.parts:
+        (plan.out / part / "store.json").unlink(missing_ok=True)
     coder = make_encoder(plan.tokenizer)
     train = plan.appender("train", state.train)
     valid = plan.appender("valid", state.valid)
@@ -190,7 +184,7 @@ def _encode_all(plan: EncodePlan, state: _State) -> None:
             encoded = _encode(batch, coder, plan.end)
             held_out = np.array([item.valid for item in batch])
             for appender, chosen in ((train, ~held_out), (valid, held_out)):
-                appender.append(encoded.chunk(chosen, sentences=plan.sentences is not None))
+                appender.append(*encoded.chunk(chosen, sentences=plan.sentences is not None))
                 appender.sync()
             state.done += len(batch)
             state.save(plan.out)
@@ -237,20 +231,22 @@ class _Encoded:
         return np.bincount(self.owners, self.lengths, len(self.bytes)).astype(np.int64)
 
     def chunk(self, chosen: NDArray[np.bool_], *, sentences: bool) -> Chunk:
-        """Returns the chosen documents as a chunk; documents without tokens are dropped."""
+        """Returns what to append of the chosen documents; those without tokens are dropped."""
         documents = self.documents()
         chosen = chosen & (documents > 0)
         pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
         ids = self.ids[np.repeat(chosen, documents)]
-        return Chunk(ids, documents[chosen], pieces, int(self.bytes[chosen].sum()))
+        return ids, documents[chosen], pieces, int(self.bytes[chosen].sum())
 
 
-def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
+def _encode(batch: list[_Item], coder: CachedWords | CachedTexts, end: int | None) -> _Encoded:
     """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
     pieces = [piece for item in batch for piece in item.pieces]
-    parts = [coder.encode(some) for some in _bounded(pieces)]
-    nothing = np.zeros(0, np.int64)
-    ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    calls = np.flatnonzero(np.diff(np.cumsum(sizes) // TOKENIZER_CHARACTERS_PER_CALL)) + 1
+    edges = [0, *calls.tolist(), len(pieces)]
+    parts = [coder.encode(pieces[a:b]) for a, b in pairwise(edges)]
+    ids, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
     encoded = _Encoded(ids, owners, lengths, np.array([item.bytes for item in batch]))
     return encoded if end is None else _ended(encoded, end)
@@ -269,26 +265,91 @@ def _ended(encoded: _Encoded, end: int) -> _Encoded:
     return replace(encoded, ids=ids, lengths=lengths)
 
 
-def _bounded(pieces: list[str]) -> Iterator[list[str]]:
-    first = 0
-    size = 0
-    for number, piece in enumerate(pieces):
-        size += len(piece)
-        if size >= TOKENIZER_CHARACTERS_PER_CALL:
-            yield pieces[first : number + 1]
-            first = number + 1
-            size = 0
-    if first < len(pieces):
-        yield pieces[first:]
-
-
 def _publish(plan: EncodePlan, state: _State) -> None:
     """Completes the arrays, writes store.json, then removes the journal."""
+    if state.train.tokens == 0:
+        raise MalmoiError(
+            "There is no text to encode: the sources hold no document with a single token."
+        )
     for part, counts in state.parts.items():
         with plan.appender(part, counts) as appender:
             appender.finish()
-        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **counts.as_dict()}
+        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **asdict(counts)}
         about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
         about |= {} if plan.sentences else {"sentences": None}
         write_json(plan.out / part / "store.json", about)
     (plan.out / "journal.json").unlink()
+
+
+MIN_CUT_CHARACTERS = 1 << 14  # a shorter last document of several validates as a whole
+MIN_STRETCH_CHARACTERS = 1 << 14  # a document of which a fraction is shorter is drawn as a whole
+DRAW = 14  # the purpose of a permutation's key
+MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
+
+
+def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str, bool]]:
+    """Pairs every document's text with whether it is for validation, by a hash of its number.
+
+    At least one of several validates, and the first always trains. If only the last could validate
+    and it is long, or if it is the only one, it is cut, and its last part validates.
+    """
+    held: str | None = None
+    number = 0
+    characters = 0
+    validated = share == 0
+    for text in texts:
+        if held is not None:
+            chosen = number > 0 and permutation_key(seed, number) < share * 2.0**64
+            validated |= chosen
+            yield held, chosen
+            number += 1
+        held = text
+        characters += len(text)
+    if held is None:
+        return
+    wanted = share * characters
+    if not validated and (number == 0 or len(held) > max(2 * wanted, MIN_CUT_CHARACTERS)):
+        at = _before_space(held, int(len(held) - wanted), len(held) // 2)
+        parts = ((held[:at], False), (held[at:], True))
+        yield from (part for part in parts if part[0])
+    else:
+        chosen = permutation_key(seed, number) < share * 2.0**64
+        yield held, number > 0 and (chosen or not validated)
+
+
+def draw(
+    documents: Iterable[tuple[str, bool]], fraction: float, seed: int
+) -> Iterator[tuple[str, bool]]:
+    """An even part of the training text: some short documents, and a stretch of each long one.
+
+    What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
+    """
+    for number, (text, valid) in enumerate(documents):
+        key = permutation_key(seed, number, DRAW)
+        if valid or fraction >= 1:
+            yield text, valid
+        elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:
+            size = int(len(text) * fraction)
+            start = _before_space(text, (key * (len(text) - size)) >> 64, 0)
+            yield text[start : _before_space(text, start + size, start)].lstrip(), valid
+        elif key < fraction * 2.0**64:
+            yield text, valid
+
+
+def cut(text: str, most: int = MAX_PIECE_CHARACTERS) -> list[str]:
+    """Cuts a long text before spaces, so that the pieces' ids join to those of the whole."""
+    pieces = []
+    start = 0
+    while len(text) - start > most:
+        stop = _before_space(text, start + most, start)
+        pieces.append(text[start:stop])
+        start = stop
+    return [*pieces, text[start:]]
+
+
+def _before_space(text: str, at: int, lowest: int) -> int:
+    """The last position ≤ `at` and > `lowest` after a word; `at` itself if there is none."""
+    place = max(text.rfind("\n", lowest + 1, at + 1), text.rfind(" ", lowest + 1, at + 1))
+    while place > lowest and text[place - 1].isspace():
+        place -= 1
+    return place if place > lowest else at

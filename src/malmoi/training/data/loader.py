@@ -1,18 +1,137 @@
 """Batches by number: the samples from number n on are a pure function of n.
 
-B sequences, T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
+BERT's masking: 80 % of the predicted tokens become [MASK], 10 % a random token. Span corruption
+(T5, Raffel et al. 2020 §3.1.4): an encoder reads text with gaps, 15 % of the tokens in spans of 3
+on average, each one sentinel; a decoder generates every sentinel followed by its span. B sequences,
+T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots, L tokens of a
+window.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import pad_to_width
-from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
-from malmoi.training.data.mixture import SampleSource
 from malmoi.training.data.permute import Draws, permutation_key
+from malmoi.training.data.windows import SampleSource
+from malmoi.training.recipe import DataConfig
+
+MaskInts = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+IGNORE_LABEL = -100  # of what is not predicted, in every loss
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How to corrupt tokens: the shares of the recipe, and properties of the vocabulary.
+
+    `special` marks the special ids, which are never chosen and never inserted. `starts` marks the
+    ids that start a word and enables whole-word masking.
+    """
+
+    mask_id: int
+    special: Bools
+    data: DataConfig
+    starts: Bools | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, data: DataConfig) -> "Masking":
+        """Masking for this vocabulary; a WordPiece token starts a word unless it begins with ##."""
+        if tokenizer.specials.mask is None:
+            raise MalmoiError(
+                "This tokenizer has no [MASK], which masked training needs: use a WordPiece one."
+            )
+        special = np.zeros(tokenizer.vocab_size, bool)
+        special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
+        starts = None
+        if data.whole_word:
+            starts = np.array(
+                [not tokenizer.token(id).startswith("##") for id in range(tokenizer.vocab_size)]
+            )
+        return cls(tokenizer.specials.mask, special, data, starts)
+
+    @cached_property
+    def ordinary(self) -> MaskInts:
+        """The ids that may replace a token."""
+        return np.flatnonzero(~self.special)
+
+    def slots(self, tokens: int) -> int:
+        """The maximum number of predictions among `tokens` maskable tokens of one sequence."""
+        return max(1, int(np.rint(self.data.mask_rate * tokens)))
+
+
+def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
+    """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
+
+    round(rate × maskable) tokens of each sequence are chosen, at least one: an exact number, as in
+    google's code.
+    """
+    shape = tokens.shape
+    flat = tokens.reshape(-1, shape[-1])
+    maskable = maskable.reshape(flat.shape)
+    total = maskable.sum(axis=1)
+    count = np.minimum(np.maximum(np.rint(how.data.mask_rate * total).astype(np.int64), 1), total)
+    if how.starts is None:
+        chosen = _tokens(maskable, count, rng)
+    else:
+        chosen = _words(maskable, how.starts[flat], count, rng)
+    labels = np.where(chosen, flat, IGNORE_LABEL)
+    dice = rng.random(flat.shape)
+    other = how.ordinary[(rng.random(flat.shape) * len(how.ordinary)).astype(np.int64)]
+    corrupted = np.where(chosen & (dice < how.data.mask_token), how.mask_id, flat)
+    random_below = how.data.mask_token + how.data.mask_random
+    replaced = chosen & (dice >= how.data.mask_token) & (dice < random_below)
+    return np.where(replaced, other, corrupted).reshape(shape), labels.reshape(shape)
+
+
+def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
+    """Chooses the `count` maskable tokens of each row with the smallest random numbers."""
+    scores = np.where(maskable, rng.random(maskable.shape), 2.0)
+    order = np.argsort(scores, axis=1)
+    chosen = np.zeros_like(maskable)
+    np.put_along_axis(chosen, order, np.arange(maskable.shape[1]) < count[:, None], axis=1)
+    return chosen
+
+
+def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools:
+    """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
+
+    W is the largest number of words in a row. The greedy choice runs in rounds over all rows: take
+    the words before the first that does not fit, drop that one.
+    """
+    heads = maskable & (starts | ~np.roll(maskable, 1, axis=1))
+    word = np.cumsum(heads, axis=1) - 1
+    rows = np.broadcast_to(np.arange(len(word))[:, None], word.shape)
+    sizes = np.zeros(word.shape, np.int64)
+    np.add.at(sizes, (rows[maskable], word[maskable]), 1)
+    order = np.argsort(np.where(sizes > 0, rng.random(sizes.shape), 2.0), axis=1)
+    taken = _greedy(np.take_along_axis(sizes, order, axis=1), count)
+    kept = np.zeros_like(maskable)
+    np.put_along_axis(kept, order, taken, axis=1)
+    chosen = maskable & np.take_along_axis(kept, np.maximum(word, 0), axis=1)
+    # a part of the first word, in rows whose every word exceeds the limit
+    first = maskable & (word == order[:, :1])
+    chosen |= first & (np.cumsum(first, axis=1) <= (count * ~chosen.any(axis=1))[:, None])
+    return chosen
+
+
+def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
+    """The words that fit into `count` tokens in this order, skipping those that do not."""
+    left = count.copy()
+    taken = np.zeros(sizes.shape, bool)
+    open_ = (sizes > 0) & (sizes <= left[:, None])
+    while open_.any():
+        fits = open_ & (np.cumsum(sizes * open_, axis=1) <= left[:, None])
+        taken |= fits
+        left -= (sizes * fits).sum(axis=1)
+        open_ &= ~fits & (sizes <= left[:, None])
+    return taken
+
 
 ArrayBatch = dict[str, NDArray[Any]]
 WIDTH_MULTIPLE = 8  # T is a multiple of this: the tensor cores' tile
@@ -57,14 +176,13 @@ class BertBatches:
         self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
     ) -> ArrayBatch:
         width = round_up(tokens.shape[1], WIDTH_MULTIPLE)
-        labels = _widen(labels, width, UNMASKED_LABEL)
+        labels = _widen(labels, width, IGNORE_LABEL)
         limit = len(tokens) * self.masking.slots(width - 2)
-        # of pairs whose positions restart in the second language
-        given = {"positions": samples["positions"]} if "positions" in samples else {}
+        # pairs have positions that restart in the second language
+        others = ("segments", "positions")
         return {
-            **{name: _widen(rows, width, 0) for name, rows in given.items()},
+            **{name: _widen(samples[name], width, 0) for name in others if name in samples},
             "tokens": _widen(tokens, width, self.pad),
-            "segments": _widen(samples["segments"], width, 0),
             "keep": _widen(keep, width, 0),
             **_slots(labels.reshape(-1), limit),
         }
@@ -78,7 +196,7 @@ class BertBatches:
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
-        limit = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
+        limit = int(self.masking.data.mask_rate * (size - 2 * len(tokens))) + len(tokens)
         return {
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
@@ -87,7 +205,7 @@ class BertBatches:
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
             **_slots(
-                _tail(labels[keep], size, UNMASKED_LABEL)[0],
+                _tail(labels[keep], size, IGNORE_LABEL)[0],
                 round_up(max(limit, 1), WIDTH_MULTIPLE),
             ),
         }
@@ -117,7 +235,7 @@ class MaskedWindows:
         maskable[:, 0] = False  # no position precedes it
         draws = Draws(permutation_key(self.seed, 7), indices)
         corrupted, labels = mask(tokens, maskable, draws, self.masking)
-        before = np.full_like(labels, UNMASKED_LABEL)
+        before = np.full_like(labels, IGNORE_LABEL)
         before[:, :-1] = labels[:, 1:]
         limit = len(tokens) * self.masking.slots(tokens.shape[1] - 1)
         return {**windows, "tokens": corrupted, **_slots(before.reshape(-1), limit)}
@@ -139,9 +257,9 @@ def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
 
 def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
     """Positions and labels of predictions, padded to `limit` (slot 0, label -100)."""
-    found = np.flatnonzero(labels != UNMASKED_LABEL)
+    found = np.flatnonzero(labels != IGNORE_LABEL)
     slots = np.zeros(limit, np.int64)
-    wanted = np.full(limit, UNMASKED_LABEL, np.int64)
+    wanted = np.full(limit, IGNORE_LABEL, np.int64)
     slots[: len(found)] = found
     wanted[: len(found)] = labels[found]
     return {"mlm_slots": slots, "mlm_labels": wanted}
@@ -150,3 +268,57 @@ def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
 def padded(rows: list[list[int]], fill: int) -> NDArray[np.int64]:
     """Rows in one array, as wide as the longest rounded up."""
     return pad_to_width(rows, round_up(max(map(len, rows)), WIDTH_MULTIPLE), fill)
+
+
+SENTINELS = 100  # embeddings after the vocabulary's, as in T5
+MEAN_SPAN_TOKENS = 3
+SpanInts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SpanBatches:
+    """source [B, S], and tokens [B, T] that begin with the end token, from windows of text."""
+
+    source: SampleSource
+    rate: float
+    first_sentinel: int
+    end: int
+    pad: int
+    seed: int
+
+    def at(self, first: int, size: int) -> ArrayBatch:
+        numbers = first + np.arange(size)
+        windows: SpanInts = self.source.batch(numbers)["tokens"][:, :-1]
+        draws = Draws(permutation_key(self.seed, 13), numbers).random((size, 2, windows.shape[1]))
+        rows = [self.corrupt(window, draw) for window, draw in zip(windows, draws, strict=True)]
+        source = padded([[*kept, self.end] for kept, _ in rows], self.pad)
+        lengths = np.array([len(kept) + 1 for kept, _ in rows])
+        return {
+            "source": source,
+            "source_keep": np.arange(source.shape[1]) < lengths[:, None],
+            "tokens": padded([[self.end, *gaps] for _, gaps in rows], self.pad),
+            "lm_labels": padded([[*gaps, self.end] for _, gaps in rows], IGNORE_LABEL),
+        }
+
+    def corrupt(self, window: SpanInts, draws: NDArray[np.float64]) -> tuple[list[int], list[int]]:
+        """The text with sentinels for its gaps, and the gaps; `draws` [2, L] place them."""
+        hidden = max(1, round(self.rate * len(window)))
+        spans = min(max(1, round(hidden / MEAN_SPAN_TOKENS)), len(window) - hidden, SENTINELS)
+        kept_runs = pieces(len(window) - hidden, spans, draws[0])
+        gap_runs = pieces(hidden, spans, draws[1])
+        kept: list[int] = []
+        gaps: list[int] = []
+        at = 0
+        for i, (run, gap) in enumerate(zip(kept_runs, gap_runs, strict=True)):
+            kept += [*window[at : at + run].tolist(), self.first_sentinel + i]
+            at += run
+            gaps += [self.first_sentinel + i, *window[at : at + gap].tolist()]
+            at += gap
+        return kept, gaps
+
+
+def pieces(total: int, count: int, draws: NDArray[np.float64]) -> list[int]:
+    """`total` cut into `count` parts of at least one, every way equally likely."""
+    cuts = np.sort(np.argsort(draws[: total - 1])[: count - 1]) + 1
+    parts: list[int] = np.diff([0, *cuts.tolist(), total]).tolist()
+    return parts

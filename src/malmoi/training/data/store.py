@@ -9,7 +9,7 @@ store.json      the format, the counts, the bytes of text, and what it was made 
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,7 @@ class Store:
     @property
     def end(self) -> int | None:
         """The end-of-text token after every document, if there is one."""
-        end: int | None = self.about["end"]
-        return end
+        return cast("int | None", self.about["end"])
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -73,7 +72,13 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = read_object(path)
         known = about.get("format") == STORE_FORMAT
         if known:
-            _check_about(about)
+            if about.text("dtype") not in ("uint16", "uint32"):
+                raise about.wrong("dtype", "uint16 or uint32")
+            for name in ("tokens", "documents", "bytes"):
+                about.whole(name)
+            about.whole("sentences", default=None)
+            about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
+            about.map_of("made", str)
     except MalmoiError as error:
         raise MalmoiError(
             "{path} does not describe a token store ({error}); build it again.",
@@ -88,16 +93,6 @@ def read_about(folder: Path) -> dict[str, Any]:
             format2=STORE_FORMAT,
         )
     return {"sentences": None, "end": None, **about}
-
-
-def _check_about(about: JsonObject) -> None:
-    if about.text("dtype") not in ("uint16", "uint32"):
-        raise about.wrong("dtype", "uint16 or uint32")
-    for name in ("tokens", "documents", "bytes"):
-        about.whole(name)
-    about.whole("sentences", default=None)
-    about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
-    about.map_of("made", str)
 
 
 def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
@@ -135,19 +130,6 @@ class StoreCounts:
     def read(cls, values: JsonObject) -> "StoreCounts":
         return cls(**{field.name: values.whole(field.name) for field in fields(cls)})
 
-    def as_dict(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Documents to append: their tokens, and the token counts of documents and sentences."""
-
-    tokens: NDArray[Any]
-    documents: NDArray[np.int64]
-    sentences: NDArray[np.int64] | None
-    bytes: int
-
 
 class Appender:
     """Appends to a store's arrays, after truncating what an interrupted build left."""
@@ -160,39 +142,44 @@ class Appender:
         if not sentences:  # an earlier store in this folder may have had sentences
             (folder / "sentences.bin").unlink(missing_ok=True)
         names = STORE_FILES if sentences else STORE_FILES[:2]
-        self._files = {name: (folder / f"{name}.bin").open("ab", buffering=0) for name in names}
+        self._files = {name: (folder / f"{name}.bin").open("ab") for name in names}
         for name, file in self._files.items():
             file.truncate(getattr(counts, name) * (dtype.itemsize if name == "tokens" else 8))
 
-    def append(self, chunk: Chunk) -> None:
-        """Appends documents; they count only once the journal includes them."""
-        self._write("tokens", chunk.tokens.astype(self.dtype, copy=False))
-        self._write("documents", self._starts(chunk.documents))
-        self.counts.documents += len(chunk.documents)
-        if chunk.sentences is not None:
-            self._write("sentences", self._starts(chunk.sentences))
-            self.counts.sentences += len(chunk.sentences)
-        self.counts.tokens += len(chunk.tokens)
-        self.counts.bytes += chunk.bytes
+    def append(
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.int64],
+        sentences: NDArray[np.int64] | None,
+        text_bytes: int,
+    ) -> None:
+        """Appends documents by their tokens, and the token counts of documents and sentences.
 
-    def _starts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.counts.tokens + np.cumsum(lengths) - lengths
+        They count only once the journal includes them.
+        """
+        self._files["tokens"].write(tokens.astype(self.dtype, copy=False).tobytes())
+        self._files["documents"].write(self._starts(documents))
+        self.counts.documents += len(documents)
+        if sentences is not None:
+            self._files["sentences"].write(self._starts(sentences))
+            self.counts.sentences += len(sentences)
+        self.counts.tokens += len(tokens)
+        self.counts.bytes += text_bytes
 
-    def _write(self, name: str, array: NDArray[Any]) -> None:
-        rest = memoryview(array.tobytes())
-        while rest:  # a raw write may accept fewer bytes than given
-            rest = rest[self._files[name].write(rest) :]
+    def _starts(self, lengths: NDArray[np.int64]) -> bytes:
+        return (self.counts.tokens + np.cumsum(lengths) - lengths).tobytes()
 
     def sync(self) -> None:
         """Flushes appended data to disk."""
         for file in self._files.values():
+            file.flush()
             os.fsync(file.fileno())
 
     def finish(self) -> None:
         """Appends the end after the last start, so that each item is a pair of neighbours."""
         for name in self._files:
             if name != "tokens":
-                self._write(name, np.array([self.counts.tokens], np.int64))
+                self._files[name].write(np.array([self.counts.tokens], np.int64).tobytes())
         self.sync()
 
     def __enter__(self) -> "Appender":

@@ -18,7 +18,8 @@ from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
-from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.training.data.loader import IGNORE_LABEL
+from malmoi.training.losses.base import ForwardPass, Objective, Term
 
 # scores of one network held at a time; about ten arrays of that size exist at once
 MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 22}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
-from malmoi.training.losses.base import IGNORE_LABEL
+from malmoi.training.data.loader import IGNORE_LABEL
 
 # logits held at once; on a CPU they should fit in its cache
 MAX_LOGITS = {"cuda": 1 << 29, "cpu": 1 << 22}

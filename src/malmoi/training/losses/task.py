@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.model.heads import pool_tokens
-from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.training.data.loader import IGNORE_LABEL
+from malmoi.training.losses.base import ForwardPass, Objective, Term
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 ClassWeights = Sequence[float] | None  # one per class; rare classes can count more
