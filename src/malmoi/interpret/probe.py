@@ -16,7 +16,8 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.inference.base import LoadedModel
-from malmoi.inference.embed import text_layers
+from malmoi.inference.batches import model_batches
+from malmoi.model import Activations
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.columns import guess_columns
@@ -188,9 +189,13 @@ def _vectors(
     """The mean hidden state of each span in every layer, in the order of the rows."""
     network = model.masked.network  # as `hidden_states` reads
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for i, layers in text_layers(network, rows, "read"):
-        means = [layers[:, start:end].mean(1) for start, end in places[i]]
-        found[i] = torch.stack(means, 1) if means else layers[:, :0]
+    for group, given in model_batches(network, rows, "read"):
+        seen = Activations()
+        network.trunk(**given, activations=seen)
+        states = torch.stack([layer.float().cpu() for layer in seen.hidden], 1)
+        for i, layers in zip(group, states, strict=True):
+            means = [layers[:, start:end].mean(1) for start, end in places[i]]
+            found[i] = torch.stack(means, 1) if means else layers[:, :0]
     if not found:
         return torch.empty(model.config.depth + 1, 0, model.config.width)
     return torch.cat(found, 1)
