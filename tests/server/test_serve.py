@@ -953,7 +953,7 @@ def test_without_the_extra_the_command_says_what_to_install(capsys: Any, tmp_pat
 
 
 def test_a_port_in_use_is_reported() -> None:
-    from malmoi.server.listener import listen
+    from malmoi.server.app import listen
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
