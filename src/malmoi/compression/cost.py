@@ -9,7 +9,7 @@ import torch
 from malmoi.inference import Model
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import GenerationConfig, Sampling
-from malmoi.inference.generation.token_selection import new_sequences
+from malmoi.inference.generation.sampling import new_sequences
 from malmoi.kernels.fast_argmax import fast_argmax_for
 from malmoi.kernels.int8 import memory_of
 
