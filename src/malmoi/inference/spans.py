@@ -132,18 +132,14 @@ class Candidate(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Answer(Result):
-    """The answer (empty if there is none), its candidates, and the margin of "no answer".
+class Answer(Candidate):
+    """The best candidate (an empty text if there is no answer), all, and the margin of "none".
 
     Examples:
         >>> malmoi.Answer("Paris", start=10, end=15, score=0.9, candidates=(), null=-3.0).text
         'Paris'
     """
 
-    text: str
-    start: int
-    end: int
-    score: float
     candidates: tuple[Candidate, ...]
     null: float
 
@@ -235,8 +231,7 @@ def _answer(
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)
-    best = candidates[0]
-    return Answer(best.text, best.start, best.end, best.score, candidates[:top], difference)
+    return Answer(**vars(candidates[0]), candidates=candidates[:top], null=difference)
 
 
 def _candidate(context: str, start: int, end: int, score: float) -> Candidate:

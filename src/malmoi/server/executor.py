@@ -305,6 +305,7 @@ class GenerationStream:
                 at, index, chunk = self.received.popleft()
                 self._observe(at, index, chunk)
                 some.append((index, chunk))
+            for index, chunk in some:
                 if chunk.finish == "error":
                     failed = ApiError(500, "The continuation failed.", code="failed")
                     raise self.streams[index].error or failed

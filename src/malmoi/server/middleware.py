@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -68,7 +68,9 @@ class RequestGuard:
         finally:
             self.state.in_flight -= 1
             seconds = perf_counter() - start
-            self.metrics.request(_address(scope), seen.status, seconds)
+            # the route's path, so that clients cannot create unbounded labels
+            path = str(getattr(scope.get("route"), "path", "other"))
+            self.metrics.request(path, seen.status, seconds)
             host = scope["client"][0] if scope.get("client") else "-"
             about = (host, _line(scope), seen.status, seconds, seen.request_id)
             access.info("%s %s %d %.3fs %s", *about)
@@ -144,11 +146,14 @@ class RequestGuard:
         limit = self.settings.max_body
         size = 0
         body = bytearray()
-        async for part in _parts(receive):
+        message: Message = {"more_body": True}
+        while message.get("more_body", False) and not (too_large and size > MAX_DRAINED_BYTES):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
             size += len(part)
             too_large = too_large or size > limit
-            if too_large and size > MAX_DRAINED_BYTES:
-                break
             body += b"" if too_large else part
         if too_large:
             raise ApiError(
@@ -226,16 +231,6 @@ def _until(superseded: asyncio.Event, receive: Receive) -> Receive:
     return next_message
 
 
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Gone
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
-
-
 def _check_text(body: bytes) -> None:
     """Refuses lone surrogates, which JSON can express (\\ud800) but UTF-8 cannot."""
     if not SURROGATE.search(body):
@@ -278,8 +273,3 @@ def _line(scope: Scope) -> str:
     """The method and the path as sent, with anything that could break a log line escaped."""
     path = scope.get("raw_path", b"")[:200].decode("ascii", "backslashreplace")
     return f"{scope['method']} {path}".encode("unicode_escape").decode()
-
-
-def _address(scope: Scope) -> str:
-    """The route's path, so that clients cannot create unbounded labels."""
-    return str(getattr(scope.get("route"), "path", "other"))
