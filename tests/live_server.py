@@ -15,8 +15,8 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, load
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.server.app import Server, address, listen
 from malmoi.server.config import ServeConfig
-from malmoi.server.listener import Server, address, listen
 from malmoi.server.model_registry import ModelRegistry, serve_model
 from malmoi.studio.app import create_studio
 from malmoi.tokenizer import Tokenizer, train_tokenizer

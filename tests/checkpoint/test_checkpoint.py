@@ -17,7 +17,7 @@ from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import GenerationConfig, Sampling
-from malmoi.inference.generation.token_selection import new_sequences
+from malmoi.inference.generation.sampling import new_sequences
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
 from malmoi.tokenizer import train_tokenizer

@@ -24,7 +24,7 @@ from malmoi.evaluation.tasks import metric_names
 from malmoi.finetuning import frozen_features
 from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, score_classes, token_scores
-from malmoi.inference.tagging import tag_words
+from malmoi.inference.spans import tag_words
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
 from malmoi.model.heads import token_mean
 from malmoi.model.trunks import BiLSTM, FeatureReader, LayeredTransformer

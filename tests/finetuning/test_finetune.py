@@ -29,8 +29,8 @@ from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.finetune import FinetuneResult
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference import Answer, Model
-from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
+from malmoi.inference.spans import answer_questions
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import BatchLimits

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from live_server import TEXTS, gpt_folder
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError
 from malmoi.inference import Model, load
-from malmoi.inference.generation import grammar_constraint as constraints
-from malmoi.inference.generation.grammar_constraint import grammar_constraint
+from malmoi.inference.generation.grammar import grammar_constraint
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.tokenizer import train_tokenizer
 
@@ -270,11 +269,3 @@ def test_exactly_the_tokens_that_can_be_completed_are_allowed(kind: str, pattern
             return
         state.push(token)
         written += texts[token]
-
-
-def test_without_the_library_a_sentence_says_what_to_install(
-    gpt: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constraints, "LLMatcher", None)
-    with pytest.raises(MalmoiError, match="regex needs the package llguidance: pip install"):
-        gpt.generate("a", regex="b")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.inference import Model, load
-from malmoi.inference.answer import _spans
 from malmoi.inference.engine import Engine
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
@@ -31,15 +30,13 @@ from malmoi.inference.generation.sampling import (
     SAMPLING_RULES,
     TokenHistory,
     apply_rules,
+    new_sequences,
     random_generators,
     sample_token,
 )
-from malmoi.inference.generation.token_selection import new_sequences
-from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.precision import column_major
-from malmoi.inference.score import score_windows
-from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.inference.tagging import merge_tags
+from malmoi.inference.score import ScoredRow, score_windows, token_logprobs
+from malmoi.inference.spans import _spans, merge_tags
 from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2

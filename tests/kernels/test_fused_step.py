@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.inference.generation.decode_steps import DecodeSteps, gpu_fused_step
-from malmoi.inference.generation.token_selection import TokenSelector
+from malmoi.inference.generation.batch import DecodeSteps, gpu_fused_step
+from malmoi.inference.generation.sampling import TokenSelector
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt1, gpt2, llama
@@ -102,7 +102,7 @@ def run_recorded(network: Network, lengths: list[int], *, fused: bool) -> list[T
     found = []
     for i in range(3):
         steps.last[:] = torch.arange(rows, device=DEVICE) + 3 + i
-        steps.graphs.run(rows, CAPACITY)
+        steps.run(rows, CAPACITY)
         found.append(steps.logits.float().clone())
     return found
 

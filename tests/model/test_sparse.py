@@ -9,7 +9,7 @@ from torch import Tensor
 from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import Sampling
-from malmoi.inference.generation.token_selection import SequenceState
+from malmoi.inference.generation.sampling import SequenceState
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import KVCache, Layout, Network, initialise, parse_pattern
 from malmoi.model.attention import attend, fastest_kernel

@@ -942,7 +942,7 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_port_in_use_is_reported() -> None:
-    from malmoi.server.listener import listen
+    from malmoi.server.app import listen
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

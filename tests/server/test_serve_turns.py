@@ -19,6 +19,7 @@ from torch import nn
 from live_server import Live, bert_with, gpt_folder, wait_until
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
+from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor, checkpoint
 from malmoi.tokenizer import train_tokenizer
 
@@ -59,11 +60,11 @@ class Serving:
 
     def __init__(self, live: Live, held: Held) -> None:
         self.live, self.held = live, held
-        self.desk: ModelExecutor = live.app.state.work.executors["gpt"]
+        self.desk: ModelExecutor = live.app.state.work["gpt"]
 
     @property
     def inside(self) -> int:
-        return int(self.live.app.state.work.waiting["gpt"])
+        return int(self.live.app.state.work["gpt"].pending)
 
     def ask(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
         """Sends a request and does not wait for its answer."""
@@ -154,7 +155,7 @@ def test_timed_out_work_stops(folder: Path) -> None:
         answer = httpx.post(f"{live.url}/v1/lens", json={"text": TEXT}, timeout=60)
         held.go.set()
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        assert wait_until(lambda: not live.app.state.work.executors["gpt"].begun)
+        assert wait_until(lambda: not live.app.state.work["gpt"].begun)
     assert len(held.threads) == 1
 
 
@@ -217,7 +218,7 @@ def test_clients_take_turns_then_their_requests_do() -> None:
         return name
 
     async def all_of_them() -> list[str]:
-        desk = ModelExecutor("test", nn.ModuleList())
+        desk = ModelExecutor("test", nn.ModuleList(), ServeConfig(time_slice=0))
         asked = [
             asyncio.ensure_future(desk.run(name[0], lambda name=name: task(name))) for name in order
         ]  # type: ignore[misc]

@@ -27,7 +27,7 @@ from malmoi.inference import Model, MultiLabelPrediction, load
 from malmoi.inference.generation.options import Sampling
 from malmoi.inference.generation.sampling import apply_rules
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
-from malmoi.interpret.attention_and_lens import attention, by_words, word_groups
+from malmoi.interpret.forward_pass import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
 from malmoi.studio import run_curves as curves
@@ -533,7 +533,7 @@ def test_a_busy_or_unreachable_server_is_reported(browser: Any, models: dict[str
     with Live({"bert": models["bert"]}, queue=1) as server:
         visitor = Visitor(browser, server.url, locale="ko-KR")
         visitor.visit("fill")
-        server.app.state.work.waiting["bert"] = 1
+        server.app.state.work["bert"].pending = 1
         visitor.page.locator("textarea").fill("the [MASK]")
         told(visitor, "기다리고 있습니다", "")
     visitor.page.locator("textarea").fill("the [MASK] is")

@@ -10,12 +10,10 @@ from malmoi.evaluation import similarity
 from malmoi.evaluation.features import FeatureView, answer_row
 from malmoi.evaluation.task import Example
 from malmoi.inference import predict
-from malmoi.inference.answer import answer_questions
 from malmoi.inference.embed import pair_cosines
-from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
-from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.inference.tagging import tag_words
+from malmoi.inference.score import ScoredRow, token_logprobs
+from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import write_answers
 from malmoi.metrics.answers import best_threshold
 from malmoi.metrics.calibration import apply_temperature, best_temperature

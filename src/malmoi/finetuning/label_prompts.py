@@ -29,7 +29,7 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.task_network import task_facts
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
 from malmoi.inference import Model
-from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
+from malmoi.inference.predict import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
 from malmoi.inference.zero_shot import prompt_language
 from malmoi.messages import msg
 from malmoi.system.progress import tracked

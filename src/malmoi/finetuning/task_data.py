@@ -1,6 +1,7 @@
 """Data that all runs of a fine-tuning share: checked examples and the initial model."""
 
 import logging
+import operator
 import random
 import time
 from collections import Counter
@@ -42,8 +43,7 @@ from malmoi.finetuning.protocol import (
 )
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
-from malmoi.inference.predict import EncodeFunctions, Predictor
-from malmoi.inference.verbalizer import Verbalizer
+from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.messages import joined, msg
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
@@ -99,9 +99,9 @@ class FinetuneData(Split):
         return word_baseline(self.train, self.dev, self.labels, words)
 
     @cached_property
-    def encode(self) -> EncodeFunctions:
+    def encode(self) -> Callable[..., Any]:
         """Cached encoding, since the same rows are evaluated after each epoch of each run."""
-        return EncodeFunctions().cached()
+        return lru_cache(maxsize=4)(operator.call)  # both orders of a pair, for two sets of rows
 
     def predictor(self, checkpoint: Checkpoint) -> Predictor:
         return replace(Predictor.of(checkpoint), encode=self.encode)

@@ -15,9 +15,8 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.task import Example, Task
-from malmoi.inference.predict import Predictor
+from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.score import encode_pairs, fit_context
-from malmoi.inference.verbalizer import Verbalizer
 from malmoi.tokenizer import TokenRow
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
 from malmoi.training.losses.base import Term

@@ -13,6 +13,7 @@ from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
+    from malmoi.inference.predict import Predictor
     from malmoi.inference.predictors import TaskHead
 
 # available without fine-tuning: see zero_shot.py
@@ -71,11 +72,17 @@ class LoadedModel:
     @cached_property
     def task_head(self) -> "TaskHead | None":
         """The head the model was fine-tuned with; None if it was not fine-tuned."""
-        from malmoi.inference.predict import Predictor
         from malmoi.inference.predictors import task_heads
 
-        found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
+        found = task_heads(self.predictor) if self.checkpoint.tokenizer else []
         return found[0] if found else None
+
+    @cached_property
+    def predictor(self) -> "Predictor":
+        """The network as it was fine-tuned to read its inputs."""
+        from malmoi.inference.predict import Predictor
+
+        return Predictor.of(self.checkpoint)
 
     @cached_property
     def masked(self) -> Self:
@@ -110,11 +117,10 @@ class LoadedModel:
     @property
     def input_columns(self) -> dict[str, str]:
         """The columns that a fine-tuned model reads of a row: text, pair, and any choices."""
-        from malmoi.inference.predict import Predictor
         from malmoi.inference.predictors import CHOICE
 
         names = ("text", "pair", "choices") if self.task_head is CHOICE else ("text", "pair")
-        known = Predictor.of(self.checkpoint).columns
+        known = self.predictor.columns
         return {name: known[name] for name in names if name in known}
 
     @property

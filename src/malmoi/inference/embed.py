@@ -1,9 +1,9 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.inference.batches import model_batches
-from malmoi.inference.predict import Prediction, Predictor, TextOrPair
+from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
 from malmoi.messages import msg
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean
 
-
 # of a text's hidden states [T, D]
-POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "mean": lambda states, _: states.mean(0),  # [CLS] and [SEP] included
-    "cls": lambda states, place: states[place],  # BERT's first token, GPT's last
-    "none": lambda states, _: states,
+POOLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda states: states.mean(0),  # [CLS] and [SEP] included
+    "first": lambda states: states[0],
+    "last": lambda states: states[-1],
+    "none": lambda states: states,
 }
 
 
@@ -44,26 +44,20 @@ def embed_texts(
 
     The pool "auto" is the pooling and normalization of `sentence`; without one, the mean.
     """
-    if pool not in (*POOLS, "auto"):
-        raise UsageError(
-            "There is no pool {pool!r}.{hint}", pool=pool, hint=nearest(pool, [*POOLS, "auto"])
-        )
+    require_known(pool, get_args(Pool), "There is no pool {name!r}.{hint}")
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
-    place = -1 if network.config.pool == "last" else 0
-    scaled = pool == "auto" and sentence is not None and sentence.normalize
-    if pool == "auto":
-        tokens = "mean" if sentence is None else sentence.tokens
-        pool = "mean" if tokens == "mean" else "cls"
-        place = {"first": 0, "last": -1, "mean": place}[tokens]
+    own = sentence if sentence is not None and pool == "auto" else SentencePooling(normalize=False)
+    ends = "last" if network.config.pool == "last" else "first"  # GPT's last token, BERT's [CLS]
+    pooled = POOLED[{"auto": own.tokens, "cls": ends}.get(pool, pool)]
     for group, given in model_batches(network, texts, "embed"):
         activations = Activations()
         last = network.trunk(**given, activations=None if list(layers) == [-1] else activations)
         chosen = [activations.hidden[layer] for layer in layers] if activations.hidden else [last]
         states = torch.stack(chosen).mean(0)
         for i, row in zip(group, states, strict=True):
-            vector = POOLS[pool](row[: len(texts[i].tokens)], place).float()
-            vector = F.normalize(vector, dim=-1) if scaled else vector
+            vector = pooled(row[: len(texts[i].tokens)]).float()
+            vector = F.normalize(vector, dim=-1) if own.normalize else vector
             found[i] = vector.cpu().numpy()
     return found
 
@@ -89,18 +83,6 @@ def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest:
         )
 
 
-@torch.inference_mode()
-def text_layers(
-    network: Network, texts: Sequence[Encoding | TokenRow], verb: str
-) -> Iterator[tuple[int, Tensor]]:
-    """Each text's number and the hidden states of all its layers, on the CPU: [L + 1, T, D]."""
-    for group, given in model_batches(network, texts, verb):
-        activations = Activations()
-        network.trunk(**given, activations=activations)
-        states = torch.stack([layer.float().cpu() for layer in activations.hidden], 1)
-        yield from zip(group, states, strict=True)
-
-
 def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
     if not layers:
@@ -121,7 +103,7 @@ def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
     places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     pooling = replace(reading.sentence or SentencePooling(), normalize=True)
     longest = min(reading.max_tokens, pooling.max_tokens or reading.max_tokens)
-    rows = reading.encode.rows(reading.tokenizer, tuple(places), longest)
+    rows = reading.encode(encode_rows, reading.tokenizer, tuple(places), longest)
     found = embed_texts(reading.network, rows, (-1,), "auto", pooling)
     vectors = np.array([found[places[text]] for text in texts], np.float32)
     return torch.from_numpy(vectors.reshape(len(texts), reading.network.width))

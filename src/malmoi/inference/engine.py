@@ -9,28 +9,25 @@ One thread does all the work; the public methods are thread-safe.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from time import perf_counter
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.inference.generation.batch import DecodeBatch
-from malmoi.inference.generation.decode_steps import StepMode
+from malmoi.inference.generation.batch import DecodeBatch, StepMode
 from malmoi.inference.generation.generate import writer_for
-from malmoi.inference.generation.generation_config import check_prompt_length
 from malmoi.inference.generation.keywords import GenerationSettings
 from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PREFIX_CACHE_BYTES, PrefixCache
-from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
+from malmoi.inference.generation.sampling import Logprob, SequenceState, StepOutput, new_sequences
 from malmoi.inference.model import Model
-from malmoi.inference.stream import FinishReason, TextChunk, TokenStream
 from malmoi.system.limits import MAX_SIZE, check_whole_number
 from malmoi.system.threads import ThreadTuner, inference_threads
 
 Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
-
-
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 COUNTERS = ("tokens", "prompt_tokens", "finished", "cancelled", "failed")
 
 
@@ -65,24 +62,63 @@ class EngineStats:
     failed: int
 
 
-class _ActiveRequest:
-    """A request in the queue or in the batch."""
+@dataclass(frozen=True)
+class TextChunk:
+    """The output since the last chunk; `text` may lag behind `tokens`."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    # one per token if requested; a prompt's first token has none
+    logprobs: tuple[Logprob | None, ...] = ()
+    finish: FinishReason | None = None  # why the text ended; None before that
+
+
+class TokenStream:
+    """A request and its output, to be read once, from any thread: chunk by chunk, or as a result.
+
+    With `on_chunk`, chunks go to that function instead, in the engine's thread.
+    """
 
     def __init__(
-        self, job: GenerationJob, model: Model, capacity: int, stream: TokenStream, owner: Owner
+        self,
+        job: GenerationJob,
+        model: Model,
+        capacity: int,
+        owner: Owner,
+        on_chunk: Callable[[TextChunk], None] | None,
     ) -> None:
         self.job = job
-        self.stream = stream
         self.owners = [owner[: i + 1] for i in range(len(owner))]
         self.sequence = new_sequences(
             [job.prompt], job.config, capacity, logprobs=int(job.logprobs), echo=job.echo
         )[0]
         self.writer = writer_for(model.tokenizer, self.sequence, job.config)
-        self.prompt_text = model.tokenizer.decode(job.prompt) if job.echo else ""
+        self.cancelled = False
+        self.admitted = 0.0  # when it left the queue, by perf_counter
+        self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
+        self._chunks: SimpleQueue[TextChunk] = SimpleQueue()
+        self.put = on_chunk or self._chunks.put
 
-    def echo(self) -> TextChunk:
-        logprobs = (None, *self.sequence.echoed) if self.job.logprobs else ()
-        return TextChunk(self.prompt_text, self.job.prompt, logprobs)
+    def __iter__(self) -> Iterator[TextChunk]:
+        """Yields chunks as they arrive; the last one has a finish reason."""
+        while True:
+            chunk = self._chunks.get()
+            yield chunk
+            if chunk.finish is not None:
+                return
+
+    def cancel(self) -> None:
+        """Cancels the request: the engine frees its row before the next step."""
+        self.cancelled = True
+
+    def result(self) -> TextChunk:
+        """Waits for the end and returns the whole output; raises the error of a failed request."""
+        chunks = list(self)
+        if self.error is not None:
+            raise self.error
+        return join_chunks(chunks)
+
+    # ------------------------------------------------------------------ called by the engine
 
     def chunk(self, written: StepOutput) -> TextChunk:
         """The text of these tokens, up to its end."""
@@ -91,8 +127,16 @@ class _ActiveRequest:
         return TextChunk(text, tuple(written.tokens[:used]), tuple(written.logprobs[:used]), finish)
 
     def finish(self, how: FinishReason, error: MalmoiError | None = None) -> None:
-        self.stream.error = error
-        self.stream.put(TextChunk(self.writer.end(), finish=how))
+        self.error = error
+        self.put(TextChunk(self.writer.end(), finish=how))
+
+
+def join_chunks(chunks: Sequence[TextChunk]) -> TextChunk:
+    """Joins chunks into one."""
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    logprobs = tuple(one for chunk in chunks for one in chunk.logprobs)
+    return TextChunk(text, tokens, logprobs, chunks[-1].finish or "stop")
 
 
 class Engine:
@@ -122,8 +166,8 @@ class Engine:
             prefixes=PrefixCache(model.network, prefix) if prefix else None,
             mode=mode,
         )
-        self.waiting: deque[_ActiveRequest] = deque()
-        self.active: dict[SequenceState, _ActiveRequest] = {}
+        self.waiting: deque[TokenStream] = deque()
+        self.active: dict[SequenceState, TokenStream] = {}
         self.counts: Counter[str] = Counter()
         self.closing = False
         self.changed = threading.Condition()
@@ -156,7 +200,7 @@ class Engine:
         A free slot goes to the owner that holds the fewest, then to the first in the queue.
         """
         self._check(job)
-        request = _ActiveRequest(job, self.model, self.capacity, TokenStream(on_chunk), owner)
+        request = TokenStream(job, self.model, self.capacity, owner, on_chunk)
         with self.changed:
             if self.closing:
                 raise MalmoiError("The engine is closing and takes no more requests.")
@@ -166,14 +210,14 @@ class Engine:
                 )
             self.waiting.append(request)
             self.changed.notify()
-        return request.stream
+        return request
 
     def close(self, *, drain: bool = True) -> None:
         """Stops the engine after draining the queue or cancelling the remaining requests."""
         with self.changed:
             self.closing = True
             for request in () if drain else (*self.waiting, *self.active.values()):
-                request.stream.cancel()
+                request.cancel()
             self.changed.notify()
         self.thread.join()
 
@@ -202,7 +246,6 @@ class Engine:
             )
         if not job.prompt:
             raise UsageError("The prompt of a job needs at least one token.")
-        check_prompt_length(job.prompt, self.capacity)
         vocab = self.model.config.vocab
         for token in job.prompt:
             if not 0 <= token < vocab:  # on a GPU it would crash the whole batch
@@ -217,17 +260,19 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            self._serve()
-        except BaseException as error:  # so that no caller waits forever
-            self._fail_waiting(MalmoiError("The engine failed: {error}.", error=repr(error)))
-            raise
-
-    def _serve(self) -> None:
-        while self._admit():
-            with inference_threads(self.model.network.device) as threads:
-                self._step(threads)
-                while self.active and self._admit():
+            while self._admit():
+                with inference_threads(self.model.network.device) as threads:
                     self._step(threads)
+                    while self.active and self._admit():
+                        self._step(threads)
+        except BaseException as error:  # so that no caller waits forever
+            failure = MalmoiError("The engine failed: {error}.", error=repr(error))
+            with self.changed:
+                self.closing = True
+                for request in (*self.waiting, *self.active.values()):
+                    request.finish("error", failure)
+                self.waiting.clear()
+            raise
 
     def _step(self, threads: ThreadTuner) -> None:
         """Reads a chunk of the prompts and decodes a token of each request."""
@@ -249,30 +294,24 @@ class Engine:
                 if self.closing:
                     return False
                 self.changed.wait()
-            self._drop_cancelled()
+            for request in (*self.active.values(), *self.waiting):
+                if request.cancelled:
+                    self._leave(request, "cancelled")
+                    request.finish("cancelled")
             while self.waiting and not self.batch.full:
                 request = self._next_request()
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
-                request.stream.admitted = perf_counter()
+                request.admitted = perf_counter()
                 self.counts["prompt_tokens"] += len(request.job.prompt)
         return True
 
-    def _next_request(self) -> _ActiveRequest:
+    def _next_request(self) -> TokenStream:
         """The next waiting request; slots are shared among clients, then a client's requests."""
         held = Counter(owner for request in self.active.values() for owner in request.owners)
         request = min(self.waiting, key=lambda request: [held[owner] for owner in request.owners])
         self.waiting.remove(request)
         return request
-
-    def _drop_cancelled(self) -> None:
-        for request in [one for one in self.active.values() if one.stream.cancelled]:
-            self._finish(request, "cancelled")
-            request.finish("cancelled")
-        for request in [one for one in self.waiting if one.stream.cancelled]:
-            self.waiting.remove(request)
-            self.counts["cancelled"] += 1
-            request.finish("cancelled")
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
         """Delivers new text and removes finished requests; a failure affects only one request."""
@@ -288,35 +327,29 @@ class Engine:
             if request.sequence.error is not None:
                 self._fail(request, request.sequence.error)
 
-    def _deliver(self, request: _ActiveRequest, written: StepOutput) -> None:
+    def _deliver(self, request: TokenStream, written: StepOutput) -> None:
         first = len(written.sequence.tokens) == len(request.job.prompt) + len(written.tokens)
         if request.job.echo and first:
-            request.stream.put(request.echo())
+            text = self.model.tokenizer.decode(request.job.prompt)
+            logprobs = (None, *request.sequence.echoed) if request.job.logprobs else ()
+            request.put(TextChunk(text, request.job.prompt, logprobs))
         chunk = request.chunk(written)
-        self._count("tokens", len(chunk.tokens))
+        self.counts["tokens"] += len(chunk.tokens)
         if chunk.finish is not None:
-            self._finish(request, "finished")
-        request.stream.put(chunk)
+            self._leave(request, "finished")
+        request.put(chunk)
 
-    def _fail(self, request: _ActiveRequest, error: Exception) -> None:
-        self._finish(request, "failed")
+    def _fail(self, request: TokenStream, error: Exception) -> None:
+        self._leave(request, "failed")
         if not isinstance(error, MalmoiError):
             error = MalmoiError("The request failed: {error}.", error=repr(error))
         request.finish("error", error)
 
-    def _finish(self, request: _ActiveRequest, how: str) -> None:
-        self.batch.remove(request.sequence)
+    def _leave(self, request: TokenStream, how: str) -> None:
+        """Takes a request out of the batch or the queue."""
         with self.changed:
-            del self.active[request.sequence]
+            if self.active.pop(request.sequence, None) is not None:
+                self.batch.remove(request.sequence)
+            else:
+                self.waiting.remove(request)
             self.counts[how] += 1
-
-    def _fail_waiting(self, error: MalmoiError) -> None:
-        with self.changed:
-            self.closing = True
-            for request in (*self.waiting, *self.active.values()):
-                request.finish("error", error)
-            self.waiting.clear()
-
-    def _count(self, what: str, number: int) -> None:
-        with self.changed:
-            self.counts[what] += number

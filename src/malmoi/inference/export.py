@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -11,7 +11,7 @@ from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
@@ -68,14 +68,8 @@ def export_model(
 ) -> ExportResult:
     """Exports a model to `out`, in the format of its suffix, after checking that it is possible."""
     suffix = out.suffix.removeprefix(".")
-    chosen = next((one for one in FORMATS if one == (format or suffix)), None)
-    if chosen is None:
-        kind = format or suffix
-        raise UsageError(
-            "There is no format {kind!r} to export to.{hint}",
-            kind=kind,
-            hint=nearest(kind, FORMATS),
-        )
+    chosen = cast(ExportFormat, format or suffix)
+    require_known(chosen, FORMATS, "There is no format {name!r} to export to.{hint}")
     if suffix != chosen:
         raise UsageError(
             "--out {out} should be a file whose name ends in .{chosen}.", out=out, chosen=chosen

@@ -10,7 +10,7 @@ from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token, require_fit
 from malmoi.model import Network
 from malmoi.system.result import Result
-from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +29,14 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
         raise UsageError("top must be 1 or more, not {top}.", top=top)
     encoding = tokenizer.encode_masked(text)
     require_fit(encoding, network.config.context)
-    masks = _masks(tokenizer, encoding)
+    mark = mask_token(tokenizer)
+    masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
+    if not masks:
+        raise UsageError(
+            "There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
+            code="no_mask",
+            word=tokenizer.token(mark),
+        )
     slots = torch.tensor(masks, device=network.device)
     inputs = model_inputs(network, [encoding])
     scores: Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]
@@ -41,19 +48,6 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
         ]
         for at, row, ids in zip(masks, best.values.tolist(), best.indices.tolist(), strict=True)
     ]
-
-
-def _masks(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:
-    mark = mask_token(tokenizer)
-    masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
-    if not masks:
-        word = tokenizer.token(mark)
-        raise UsageError(
-            "There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
-            code="no_mask",
-            word=word,
-        )
-    return masks
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:

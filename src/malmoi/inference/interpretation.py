@@ -8,9 +8,16 @@ from malmoi.inference.base import LoadedModel
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array
-    from malmoi.interpret.attribution import Attribution, AttributionMethod
     from malmoi.interpret.forward_pass import ForwardResult, Subject
-    from malmoi.interpret.head_importance import Importance, Method, Metric, PatchingMap, Row
+    from malmoi.interpret.importance import (
+        Attribution,
+        AttributionMethod,
+        Importance,
+        Method,
+        Metric,
+        PatchingMap,
+        Row,
+    )
     from malmoi.interpret.intervention import Intervention, Site
     from malmoi.interpret.pictures import Picture, PictureKind
 
@@ -58,10 +65,9 @@ class Interpretation(LoadedModel):
         classifier once; `positions` selects other positions. `hidden` and `attention` also return
         the hidden states and the attention probabilities.
         """
-        from malmoi.interpret.forward_pass import RunOptions, run_text
-
-        options = RunOptions(positions, top, hidden, attention)
-        return run_text(self._subject, text, tuple(interventions), options)
+        return self._subject.run(
+            text, interventions, positions=positions, top=top, hidden=hidden, attention=attention
+        )
 
     def intervene(self, *interventions: "Intervention") -> Self:
         """Returns a model whose methods (generate, fill, predict…) all run under interventions.
@@ -70,7 +76,7 @@ class Interpretation(LoadedModel):
         """
         from malmoi.interpret.forward_pass import model_with
 
-        return model_with(self, self._subject, interventions)
+        return model_with(self, interventions)
 
     def head_importance(
         self, rows: "Sequence[Row]", *, method: "Method" = "ablation", metric: "Metric" = "loss"
@@ -82,7 +88,7 @@ class Interpretation(LoadedModel):
         label of (text, label). "ablation" recomputes the rows for each part, from its layer on;
         "gradient" estimates all parts from one forward and backward pass.
         """
-        from malmoi.interpret.head_importance import importance
+        from malmoi.interpret.importance import importance
 
         return importance(self._subject, rows, method, metric)
 
@@ -94,7 +100,7 @@ class Interpretation(LoadedModel):
         Each position of each layer is copied from `source` into `text`, one at a time; the map
         holds log p of `answer`, by default the most likely one after `source`.
         """
-        from malmoi.interpret.head_importance import patching_map
+        from malmoi.interpret.importance import patching_map
 
         return patching_map(self._subject, source, text, site, answer)
 
@@ -106,9 +112,9 @@ class Interpretation(LoadedModel):
         `target` is the answer to explain, by default the predicted one. "leave-one-out" predicts
         the text again without each word; "gradient" is gradient × input, for each token.
         """
-        from malmoi.interpret.attribution import attribution
+        from malmoi.interpret.importance import attribution
 
-        return attribution(self, self._subject, text, target, method)
+        return attribution(self._subject, text, target, method)
 
     def show(
         self,
@@ -124,6 +130,6 @@ class Interpretation(LoadedModel):
         Attention shows every head, the mean over the heads of a `layer`, or one `head`; layers and
         heads count from 0.
         """
-        from malmoi.interpret.pictures import PictureOptions, show
+        from malmoi.interpret.pictures import show
 
-        return show(self, kind, text, PictureOptions(layer, head, top))
+        return show(self, kind, text, layer, head, top)

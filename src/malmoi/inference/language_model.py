@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel, listed_texts
-from malmoi.inference.prompt import encode_prompt
+from malmoi.inference.prompt import encode_conversation, encode_prompt
 
 if TYPE_CHECKING:
     from malmoi.inference.generation.generate import TextGenerator
@@ -65,13 +65,11 @@ class LanguageModel(LoadedModel):
         end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
         "<|endoftext|>", are plain text unless `parse_special` is set.
         """
-        from malmoi.inference.generation.generate import continuations
-
         self._require_head("lm", "generate")
         config = self._generation_config(n=n, **options)
         prompts = listed_texts(prompt, "prompt")
-        texts = continuations(
-            self.generator, self._prompts(prompts, parse_special=parse_special), config
+        texts = self.generator.continuations(
+            self._prompts(prompts, parse_special=parse_special), config
         )
         if n == 1:
             return texts[0][0] if isinstance(prompt, str) else [some[0] for some in texts]
@@ -81,18 +79,14 @@ class LanguageModel(LoadedModel):
         self, prompt: str, *, parse_special: bool = False, **options: "Unpack[GenerationSettings]"
     ) -> Iterator[str]:
         """Yields the text of `generate` in chunks as it is generated; whole characters only."""
-        from malmoi.inference.generation.generate import stream_texts
-
         self._require_head("lm", "generate")
         config = self._generation_config(**options)
         if not isinstance(prompt, str) or config.n != 1:
             raise UsageError(
                 "Only one continuation of one prompt can be streamed; use generate for several."
             )
-        pieces = stream_texts(
-            self.generator, self._prompts([prompt], parse_special=parse_special), config
-        )
-        return (text for _, text in pieces)
+        prompts = self._prompts([prompt], parse_special=parse_special)
+        return (text for _, text in self.generator.stream(prompts, config))
 
     def chat(self, messages: "Messages | str", **options: "Unpack[GenerationSettings]") -> str:
         """Replies to a conversation [{"role": "user", "content": "…"}, …] with the chat template.
@@ -106,9 +100,6 @@ class LanguageModel(LoadedModel):
         self, messages: "Messages | str", **options: "Unpack[GenerationSettings]"
     ) -> Iterator[str]:
         """Yields the reply of `chat` in chunks as it is generated."""
-        from malmoi.inference.generation.generate import stream_texts
-        from malmoi.inference.prompt import encode_conversation
-
         self._require_head("lm", "chat")
         prompt = encode_conversation(self.tokenizer, messages)
         config = self._generation_config(**prompt.settings(dict(options)))
@@ -116,7 +107,7 @@ class LanguageModel(LoadedModel):
             raise UsageError(
                 "A chat has one reply at a time; use another seed to get a different one."
             )
-        return (text for _, text in stream_texts(self.generator, [prompt.tokens], config))
+        return (text for _, text in self.generator.stream([prompt.tokens], config))
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -240,7 +231,7 @@ class LanguageModel(LoadedModel):
         return self.generate(prompt, temperature=0, max_new_tokens=limit, stop="\n").strip()
 
     def _generation_config(self, **options: "Unpack[GenerationSettings]") -> "GenerationConfig":
-        from malmoi.inference.generation.generation_config import generation_config
+        from malmoi.inference.generation.generate import generation_config
 
         return generation_config(self.tokenizer, self._ends, self.config.vocab, options)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_origin, overload
 
@@ -18,15 +19,14 @@ from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.precision import column_major, open_for_use
 from malmoi.inference.prompt import require_fit
 from malmoi.messages import msg
-from malmoi.model import count_parameters
+from malmoi.model import KVCache, count_parameters
 from malmoi.tokenizer import Encoding
 
 if TYPE_CHECKING:
-    from malmoi.inference.answer import Answer
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
     from malmoi.inference.predict import MultiLabelPrediction, Prediction
-    from malmoi.inference.tagging import Span
+    from malmoi.inference.spans import Answer, Span
     from malmoi.inference.translation import CrossAttentionMap, TranslationOptions, Translator
     from malmoi.inference.writing import Reply
     from malmoi.text.rows import TableLike
@@ -42,6 +42,7 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
+DESCRIBED_ROWS = 256  # of features, whose texts are generated together
 P = TypeVar("P")  # what is predicted for a text
 
 
@@ -134,24 +135,23 @@ class Model(LanguageModel, Interpretation):
         prompted to translate into the language `to` ("French", "한국어"), after the pairs in
         `examples`.
         """
-        from malmoi.inference.translation import translate_texts
-
-        if not isinstance(text, str):
-            texts = listed_texts(text, "text")
-            if not self.config.encoder_depth:
-                return [self.translate(one, to, **options) for one in texts]
-            return translate_texts(self.translator, self.tokenizer, texts, options)
+        texts = listed_texts(text, "text")
         if self.config.encoder_depth:
-            return translate_texts(self.translator, self.tokenizer, [text], options)[0]
-        self._require_head("lm", "translate")
-        if not to:
-            raise UsageError(
-                "A GPT translates with a prompt: give the language, such as to='French'."
-            )
-        from malmoi.inference.zero_shot import translation_prompt
+            from malmoi.inference.translation import translate_texts
 
-        prompt = translation_prompt(text, to, options.get("examples", ()))
-        return self._line(prompt, options.get("max_new_tokens", 64))
+            found = translate_texts(self.translator, self.tokenizer, texts, options)
+        else:
+            from malmoi.inference.zero_shot import translation_prompt
+
+            self._require_head("lm", "translate")
+            if not to:
+                raise UsageError(
+                    "A GPT translates with a prompt: give the language, such as to='French'."
+                )
+            shown = options.get("examples", ())
+            limit = options.get("max_new_tokens", 64)
+            found = [self._line(translation_prompt(one, to, shown), limit) for one in texts]
+        return found[0] if isinstance(text, str) else found
 
     def cross_attention(self, source: str, target: str, *, layer: int = -1) -> "CrossAttentionMap":
         """Cross-attention of a translation to its source, averaged over heads."""
@@ -183,20 +183,38 @@ class Model(LanguageModel, Interpretation):
         pad = self.tokenizer.specials.pad or 0
         return Translator(self.network, start, ends[0], pad, banned)
 
+    @torch.inference_mode()
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
         """Generates a text for each row of features [N, P, F] ([N, F]: one vector each), greedily.
 
         For a model that was trained on features with texts (the recipe caption-small).
         """
-        from malmoi.inference.captions import describe_features
-
-        if not self.config.feature_count:
+        c = self.config
+        if not c.feature_count:
             raise UsageError("This model cannot describe features: it was not trained on any.")
-        given = np.asarray(features)
+        room = c.context - c.feature_count
+        limit = min(max_new_tokens, room)
+        if limit < 1:
+            raise UsageError(
+                "max_new_tokens={limit}: after the features there is room for {room}.",
+                limit=limit,
+                room=room,
+            )
+        network = self.network
+        end = min(self._ends)
+        given = torch.tensor(np.array(features, np.float32), device=network.device)
         given = given[:, None] if given.ndim == 2 else given
-        limit = min(max_new_tokens, self.config.context - self.config.feature_count)
-        tokens = describe_features(self.network, given, min(self._ends), limit)
-        return [self.tokenizer.decode(some).strip() for some in tokens]
+        size = c.feature_count + limit
+        found: list[list[int]] = []
+        for some in given.split(DESCRIBED_ROWS):
+            cache = KVCache(c, len(some), size, dtype=network.dtype, device=network.device)
+            tokens = torch.full((len(some), 1), end, device=network.device)
+            while tokens.size(1) <= limit and not bool((tokens[:, 1:] == end).any(1).all()):
+                shown = some if tokens.size(1) == 1 else None
+                hidden = network.trunk(tokens[:, -1:], features=shown, cache=cache)
+                tokens = torch.cat((tokens, network.read("lm", hidden[:, -1:]).argmax(-1)), 1)
+            found += [[*takewhile(end.__ne__, text)] for text in tokens[:, 1:].tolist()]
+        return [self.tokenizer.decode(text).strip() for text in found]
 
     # ------------------------------------------------------------------ masks, vectors, task heads
 
@@ -358,9 +376,8 @@ class Model(LanguageModel, Interpretation):
         Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
         model that predicts something else is then refused.
         """
-        from malmoi.inference.predict import Predictor, refuse_file_name, row_texts
+        from malmoi.inference.predict import refuse_file_name, row_texts
 
-        reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
             raise UsageError(
                 "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
@@ -370,7 +387,7 @@ class Model(LanguageModel, Interpretation):
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
         inputs = row_texts([texts] if alone else texts, self.input_columns)
-        found = self.task_head.predict(reading, inputs)
+        found = self.task_head.predict(self.predictor, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
             raise UsageError(
                 "This model predicts {type}, not {type2}: give the kind of its own "

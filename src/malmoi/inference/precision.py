@@ -29,7 +29,15 @@ def open_for_use(
         return _in_int8(checkpoint, where)
     if named is not None:
         checkpoint.network.to(where, named)
-        return _noted(checkpoint, _cost(where.type, named))
+        if this_machine().inference_dtype(where.type, named) == named:
+            return checkpoint
+        hush_emulation()
+        note = msg(
+            "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype",
+            name=_name(named),
+            msg=msg(PLACES[where.type]),
+        )
+        return _noted(checkpoint, note)
     if checkpoint.bits:
         return _open_quantized(checkpoint, where)
     return _as_stored(checkpoint, where)
@@ -116,20 +124,8 @@ def column_major(network: Network) -> Network:
     return network
 
 
-def _cost(kind: str, dtype: torch.dtype) -> str | None:
-    if this_machine().inference_dtype(kind, dtype) == dtype:
-        return None
-    hush_emulation()
-    name = _name(dtype)
-    return msg(
-        "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype",
-        name=name,
-        msg=msg(PLACES[kind]),
-    )
-
-
-def _noted(checkpoint: Checkpoint, note: str | None) -> Checkpoint:
-    return replace(checkpoint, notes=(*checkpoint.notes, note)) if note else checkpoint
+def _noted(checkpoint: Checkpoint, note: str) -> Checkpoint:
+    return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,8 +1,9 @@
 """Predictions of fine-tuned heads: classes, label sets and choices. N classes, T tokens."""
 
+import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,23 @@ from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text
-from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
+from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
+from malmoi.inference.score import score_pairs
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
+from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
-from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
 
 TextOrPair = str | tuple[str, str]
 ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 FRAME_TOKENS = 4  # three special tokens of a pair, and one for a space that may become a token
+CONTENT_FREE = ("N/A", "", "[MASK]")  # texts that say nothing (Zhao et al. 2021 §5)
+MASKED_ENDING = "."  # a BERT reads what follows the words, and without it ends the sentence there
 DEFAULT_THRESHOLD = 0.5  # on a label's probability, if the folder has no threshold
 
 
@@ -74,17 +78,20 @@ def split_pairs(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | Non
 
 
 @dataclass(frozen=True)
-class EncodeFunctions:
-    """Functions that encode texts, pre-split sentences, and questions with their contexts."""
+class Verbalizer:
+    """A prompt, the words for each label, and the calibration of their log-probabilities."""
 
-    rows: Callable[..., list[TokenRow]] = encode_rows
-    pieces: Callable[..., list[list[WordPieces]]] = word_pieces
-    windows: Callable[..., list[list[ContextWindow]]] = context_windows
+    prompt: str  # with {text} and {pair}
+    said: tuple[str, ...]  # in the order of the labels
+    bias: tuple[float, ...] = ()  # added to each label's log-probability
+    scale: float = 1.0  # multiplies them before
+    # other prompts for the same labels, whose log-probabilities are averaged with this one's
+    also: tuple["Verbalizer", ...] = ()
 
-    def cached(self) -> "EncodeFunctions":
-        """A version that caches its results, for callers that encode the same texts repeatedly."""
-        kept = lru_cache(maxsize=4)  # both orders of a pair, for two sets of examples
-        return EncodeFunctions(kept(self.rows), kept(self.pieces), kept(self.windows))
+    def query(self, text: str, pair: str = "") -> str:
+        """Fills in only these two names: the prompt comes from an untrusted file."""
+        known = {"{text}": text, "{pair}": pair, "{{": "{", "}}": "}"}
+        return re.sub(r"\{\{|\}\}|\{text\}|\{pair\}", lambda found: known[found[0]], self.prompt)
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,8 @@ class Predictor:
     columns: Mapping[str, str] = field(default_factory=dict)
     # label words, if it was fine-tuned with its language head
     words: Verbalizer | None = None
-    encode: EncodeFunctions = EncodeFunctions()
+    # calls a function that encodes texts with its arguments, or remembers what it gave for them
+    encode: Callable[..., Any] = operator.call
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Predictor":
@@ -239,7 +247,7 @@ def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Pred
     """Predicts one label per text."""
     temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
     scores = score_classes(reading, texts) / temperature
-    return [_prediction(row, reading.labels) for row in scores]
+    return [prediction(row, reading.labels) for row in scores]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -268,7 +276,7 @@ def score_classes(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
 
 
 def _pooled(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
-    rows = reading.encode.rows(reading.tokenizer, tuple(texts), reading.max_tokens)
+    rows = reading.encode(encode_rows, reading.tokenizer, tuple(texts), reading.max_tokens)
     return pool_texts(reading.network, rows)
 
 
@@ -353,7 +361,57 @@ def name_of(labels: Sequence[str], i: int) -> str:
     return labels[i] if i < len(labels) else f"LABEL_{i}"
 
 
-def _prediction(scores: Tensor, labels: Sequence[str]) -> Prediction:
+def prediction(scores: Tensor, labels: Sequence[str]) -> Prediction:
+    """The label with the highest of these scores [N]; of a single one, its value."""
     values = scores if len(scores) == 1 else scores.softmax(-1)
     named = {name_of(labels, i): value for i, value in enumerate(values.tolist())}
     return Prediction(max(named, key=named.__getitem__), named)
+
+
+# ------------------------------------------------------------------ words for labels
+
+
+def verbalizer_scores(
+    network: Network,
+    tokenizer: Tokenizer,
+    words: Verbalizer,
+    texts: Sequence[str | tuple[str, str]],
+) -> Tensor:
+    """Calibrated log P(a label's words | the text in its prompt) [texts, N]."""
+    asked = [(text, "") if isinstance(text, str) else text for text in texts]
+    if not words.also or not asked:
+        queries = [words.query(*one) for one in asked]
+        return _calibrated(words, word_logprobs(network, tokenizer, queries, words.said))
+    ways = (words, *words.also)
+    found = []
+    # one text at a time: its prompts share its tokens
+    for [i] in tracked(([i] for i in range(len(asked))), "predict", len(asked)):
+        queries = [way.query(*asked[i]) for way in ways]
+        logs = word_logprobs(network, tokenizer, queries, words.said)
+        scores = torch.stack([_calibrated(*pair) for pair in zip(ways, logs, strict=True)])
+        found.append(scores.log_softmax(-1).mean(0))
+    return torch.stack(found)
+
+
+def _calibrated(words: Verbalizer, logprobs: Tensor) -> Tensor:
+    """The scores of labels [..., N] by the log-probabilities of their words."""
+    scores = words.scale * logprobs.log_softmax(-1)
+    return scores + torch.tensor(words.bias) if words.bias else scores
+
+
+def word_logprobs(
+    network: Network, tokenizer: Tokenizer, queries: Sequence[str], said: Sequence[str]
+) -> Tensor:
+    """log P(words | query) of a GPT, or of a BERT whose words are masked together [Q, N]."""
+    pairs = [(query, words) for query in queries for words in said]
+    if "lm" in network.heads:
+        found = score_pairs(network, tokenizer, pairs)
+    else:
+        parts = [SplitText(query, words, MASKED_ENDING) for query, words in pairs]
+        found = pseudo_scores(network, tokenizer, parts, together=True)
+    return torch.tensor([one.logprob for one in found]).view(len(queries), len(said))
+
+
+def content_free_bias(logprobs: Tensor) -> Tensor:
+    """−log of the labels' mean probability after content-free texts [N] (Zhao et al. 2021 §5)."""
+    return -logprobs.softmax(-1).mean(0).log()

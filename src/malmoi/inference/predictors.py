@@ -6,7 +6,6 @@ from typing import Any
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.inference.answer import answer_questions
 from malmoi.inference.embed import compare_pairs
 from malmoi.inference.predict import (
     Predictor,
@@ -14,7 +13,7 @@ from malmoi.inference.predict import (
     classify_texts,
     label_texts,
 )
-from malmoi.inference.tagging import tag_texts
+from malmoi.inference.spans import answer_questions, tag_texts
 from malmoi.inference.writing import write_answers
 
 

@@ -75,6 +75,19 @@ def require_fit(encoding: Encoding, context: int) -> Encoding:
     return encoding
 
 
+def check_prompt_length(prompt: Sequence[int], context: int) -> None:
+    """Raises an error if a prompt leaves no room for a new token."""
+    if len(prompt) >= context:
+        raise UsageError(
+            "The prompt has {prompt} tokens and leaves no room in this model's context of "
+            "{context}; shorten it to {context2} or fewer.",
+            code="context_length_exceeded",
+            prompt=len(prompt),
+            context=context,
+            context2=context - 1,
+        )
+
+
 def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
     """The beginning of a text that has at most `room` tokens."""
     offsets = tokenizer.encode(text, specials=False).offsets

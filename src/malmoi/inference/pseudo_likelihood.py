@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from malmoi.errors import UsageError
-from malmoi.inference.likelihood import ScoredRow, score_separately
 from malmoi.inference.prompt import mask_token, start_token, text_too_long
-from malmoi.inference.score import Score
+from malmoi.inference.score import Score, ScoredRow, score_separately
 from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.tokenizer import Tokenizer
@@ -26,8 +25,6 @@ from malmoi.tokenizer.padding import BatchLimits
 MAX_PASS_TOKENS = {"cpu": 4096, "cuda": 131_072}  # tokens per forward pass
 MAX_PASS_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ def pseudo_scores(
         by_length[len(text.tokens)].append(i)
     scores: dict[int, Score] = {}
     for some in by_length.values():
-        queries = _Queries.of([texts[i] for i in some], mask, together=together)
-        for i, (logprobs, best) in zip(some, queries.answers(network), strict=True):
+        found = _answers(network, [texts[i] for i in some], mask, together=together)
+        for i, (logprobs, best) in zip(some, found, strict=True):
             text = texts[i]
             names = tuple(tokenizer.token(text.tokens[place]) for place in text.places)
             scores[i] = Score(sum(logprobs), names, tuple(logprobs), all(best))
@@ -140,61 +137,55 @@ def _rest_of_word(texts: Sequence[_Text]) -> Ints:
     return np.array(rest)
 
 
-@dataclass(frozen=True)
-class _Queries:
-    """Masked tokens of texts of one length: what is the token `wanted` at `place` of row `row`?"""
+def _masked_rows(
+    texts: Sequence[_Text], mask: int, *, together: bool
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """The masked rows of texts of one length, each of them once [R, T], and what is asked of them.
 
-    rows: Ints  # [R, T], each of them once, masked
-    row: Ints  # [Q]
-    place: Ints
-    wanted: Ints
-    ends: Ints  # of each text's queries
+    A query [Q] is about a row, a place in it and the token there.
+    """
+    tokens = np.array([text.tokens for text in texts])
+    place = np.concatenate([np.array(text.places) for text in texts])
+    text = np.repeat(np.arange(len(texts)), [len(text.places) for text in texts])
+    row = text if together else np.arange(len(text))
+    rows = tokens.copy() if together else tokens[text]
+    rest = _rest_of_word(texts)
+    for later in range(int(rest.max()) + 1):  # tokens of a word follow one another
+        some = rest >= later
+        rows[row[some], place[some] + later] = mask
+    rows, number = np.unique(rows, axis=0, return_inverse=True)
+    return rows, number.reshape(-1)[row], place, tokens[text, place]
 
-    @classmethod
-    def of(cls, texts: Sequence[_Text], mask: int, *, together: bool) -> "_Queries":
-        tokens = np.array([text.tokens for text in texts])
-        place = np.concatenate([np.array(text.places) for text in texts])
-        counts = [len(text.places) for text in texts]
-        text = np.repeat(np.arange(len(texts)), counts)
-        row = text if together else np.arange(len(text))
-        rows = tokens.copy() if together else tokens[text]
-        rest = _rest_of_word(texts)
-        for later in range(int(rest.max()) + 1):  # tokens of a word follow one another
-            some = rest >= later
-            rows[row[some], place[some] + later] = mask
-        rows, number = np.unique(rows, axis=0, return_inverse=True)
-        return cls(rows, number.reshape(-1)[row], place, tokens[text, place], np.cumsum(counts))
 
-    def answers(self, network: Network) -> list[tuple[list[float], list[bool]]]:
-        """For each text: log p of its tokens, and whether each is the likeliest there."""
-        logprobs = np.empty(len(self.row))
-        best = np.empty(len(self.row), bool)
-        order = np.argsort(self.row, kind="stable")
-        ascending = self.row[order]
-        size = self._rows_per_pass(network)
-        for first in range(0, len(self.rows), size):
-            start, stop = np.searchsorted(ascending, (first, first + size))
-            some = order[start:stop]
-            logprobs[some], best[some] = self._pass(network, some, slice(first, first + size))
-        ends = self.ends[:-1]
-        return [
-            (each.tolist(), likeliest.tolist())
-            for each, likeliest in zip(np.split(logprobs, ends), np.split(best, ends), strict=True)
-        ]
-
-    def _rows_per_pass(self, network: Network) -> int:
-        kind = network.device.type
-        queries = int(np.bincount(self.row).max())
-        tokens = per_device(MAX_PASS_TOKENS, kind) // int(self.rows.shape[1])
-        logits = per_device(MAX_PASS_LOGITS, kind) // (queries * network.config.vocab)
-        return max(1, min(tokens, logits))
-
-    @torch.inference_mode()
-    def _pass(self, network: Network, some: Ints, part: slice) -> tuple[Floats, Bools]:
-        slots = (self.row[some] - part.start) * self.rows.shape[1] + self.place[some]
-        given = (slots, self.rows[part], self.wanted[some, None])
-        where, tokens, wanted = (torch.from_numpy(one).to(network.device) for one in given)
+@torch.inference_mode()
+def _answers(
+    network: Network, texts: Sequence[_Text], mask: int, *, together: bool
+) -> list[tuple[list[float], list[bool]]]:
+    """For each text of one length: log p of its tokens, and whether each is the likeliest there."""
+    rows, row, place, wanted = _masked_rows(texts, mask, together=together)
+    width = int(rows.shape[1])
+    kind = network.device.type
+    scores = int(np.bincount(row).max()) * network.config.vocab  # of a row, at most
+    size = min(
+        per_device(MAX_PASS_TOKENS, kind) // width, per_device(MAX_PASS_LOGITS, kind) // scores
+    )
+    size = max(1, size)
+    order = np.argsort(row, kind="stable")
+    ascending = row[order]
+    logprobs = np.empty(len(row))
+    best = np.empty(len(row), bool)
+    for first in range(0, len(rows), size):
+        start, stop = np.searchsorted(ascending, (first, first + size))
+        some = order[start:stop]
+        slots = (row[some] - first) * width + place[some]
+        given = (slots, rows[first : first + size], wanted[some, None])
+        where, tokens, right = (torch.from_numpy(one).to(network.device) for one in given)
         segments = torch.zeros_like(tokens) if network.config.segments else None
         logits = network(tokens, heads=("mlm",), slots=where, segments=segments)["mlm"].float()
-        logprobs = logits.gather(1, wanted)[:, 0] - logits.logsumexp(-1)
-        return logprobs.cpu().numpy(), (logits.argmax(-1) == wanted[:, 0]).cpu().numpy()
+        logprobs[some] = (logits.gather(1, right)[:, 0] - logits.logsumexp(-1)).cpu().numpy()
+        best[some] = (logits.argmax(-1) == right[:, 0]).cpu().numpy()
+    ends = np.cumsum([len(text.places) for text in texts])[:-1]
+    return [
+        (each.tolist(), likeliest.tolist())
+        for each, likeliest in zip(np.split(logprobs, ends), np.split(best, ends), strict=True)
+    ]

@@ -1,19 +1,38 @@
-"""Log-probabilities of continuations, and of texts of any length with a sliding window."""
+"""Log-probabilities of continuations, and of texts of any length with a sliding window.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Contexts that rows share are read once, then their branches: few-shot prompts share their examples,
+and choices share their question. A context of 500 tokens with four choices of five tokens is 520
+tokens to read, not 2,020, and the next question's examples are already cached.
+
+B rows, T tokens, D width.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.prefix_cache import PrefixCache
-from malmoi.inference.likelihood import ScoredRow, score_hidden
+from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.prompt import encode_prompts, encode_text
-from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.kernels.kv_slots import BranchCache, KVSlots, common_prefix_length, prefill_rows
 from malmoi.model import KVCache, Network
 from malmoi.model.recurrent import SegmentMemory
+from malmoi.system.machine import per_device
+from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad
+
+# tokens whose logits are held at once: 100 MB for GPT-2 on a CPU, 400 MB on a GPU
+MAX_SCORED_TOKENS = {"cpu": 512, "cuda": 2048}
+# of the tokens read without sharing; above this, sharing costs more than it saves
+MAX_TOKEN_RATIO = 0.8
+
+# each scored token's log-probability, and whether all were the most likely
+RowLogprobs = tuple[list[float], bool]
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,6 +43,27 @@ class Score(Result):
     tokens: tuple[str, ...]
     token_logprobs: tuple[float, ...]
     greedy: bool  # whether greedy decoding would have generated exactly this
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A sequence whose tokens from `first` on are scored."""
+
+    tokens: list[int]
+    first: int
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens read before the first predicting one."""
+        return tuple(self.tokens[: self.first - 1])
+
+    @property
+    def branch(self) -> list[int]:
+        """The tokens whose outputs predict the scored ones."""
+        return self.tokens[self.first - 1 : -1]
+
+
+# ------------------------------------------------------------------ continuations
 
 
 def score_pairs(
@@ -84,6 +124,190 @@ def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow
             context=context,
         )
     return ScoredRow(row.tokens[surplus:], max(1, row.first - surplus))
+
+
+# ------------------------------------------------------------------ rows and their shared contexts
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """A context, and the rows that continue it."""
+
+    tokens: tuple[int, ...]
+    rows: list[int]
+
+
+@torch.inference_mode()
+def token_logprobs(
+    network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
+) -> list[RowLogprobs]:
+    """Returns each row's log-probabilities of scored tokens, and whether all were the most likely.
+
+    `prefixes` caches contexts between calls.
+    """
+    results: dict[int, RowLogprobs] = {}
+    alone: list[int] = []
+    for group in _groups(rows, forward_limits(network.device)):
+        c = network.config
+        shareable = network.trunk.is_causal and not c.recurrent and not c.memory
+        reading = _PrefixBatch(network, rows, group, prefixes) if shareable else None
+        if reading is None or not reading.saves_time:
+            alone += [i for prefix in group for i in prefix.rows]
+            continue
+        results.update(reading.run())
+    results.update(zip(alone, score_separately(network, [rows[i] for i in alone]), strict=True))
+    return [results[i] for i in range(len(rows))]
+
+
+def _groups(rows: Sequence[ScoredRow], limits: BatchLimits) -> Iterator[list[SharedPrefix]]:
+    """Yields sorted contexts, so that similar ones are adjacent, in groups that fit in one pass."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        found.setdefault(row.prefix, []).append(i)
+    group: list[SharedPrefix] = []
+    longest = 0
+    for tokens in sorted(found):
+        longest = max(longest, len(tokens))
+        if group and (len(group) == limits.rows or (len(group) + 1) * longest > limits.tokens):
+            yield group
+            group = []
+            longest = len(tokens)
+        group.append(SharedPrefix(tokens, found[tokens]))
+    if group:
+        yield group
+
+
+class _PrefixBatch:
+    """Some contexts in the rows of one cache, and their branches."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: Sequence[ScoredRow],
+        shared: Sequence[SharedPrefix],
+        prefixes: PrefixCache | None,
+    ) -> None:
+        self.network = network
+        self.rows = rows
+        self.shared = shared
+        self.prefixes = prefixes
+        first = shared[0].tokens
+        last = shared[-1].tokens
+        # contexts are sorted, so the first and the last share what all of them share
+        self.common = first[: common_prefix_length(first, last)] if len(shared) > 1 else first
+
+    @property
+    def saves_time(self) -> bool:
+        alone = sum(len(self.rows[i].tokens) - 1 for prefix in self.shared for i in prefix.rows)
+        branches = sum(len(self.rows[i].branch) for prefix in self.shared for i in prefix.rows)
+        known = self.prefixes.cached_length(self.common) if self.prefixes is not None else 0
+        rests = sum(len(prefix.tokens) - len(self.common) for prefix in self.shared)
+        read = len(self.common) - known + rests
+        return bool(self.shared[-1].tokens) and read + branches < MAX_TOKEN_RATIO * alone
+
+    def run(self) -> Iterator[tuple[int, RowLogprobs]]:
+        self.slots = KVSlots(
+            self.network, len(self.shared), max(len(prefix.tokens) for prefix in self.shared)
+        )
+        self._read_common()
+        self._read_rests()
+        pairs = [(row, i) for row, prefix in enumerate(self.shared) for i in prefix.rows]
+        # each branch attends to its own prefix's keys and values
+        limits = forward_limits(self.slots.device)
+        longest = max(len(self.rows[i].tokens) for _, i in pairs)
+        limits = replace(limits, rows=min(limits.rows, max(1, limits.tokens // longest)))
+        for group in length_batches([len(self.rows[i].branch) for _, i in pairs], limits):
+            some = [pairs[k] for k in group]
+            yield from zip([i for _, i in some], self._branch(some), strict=True)
+
+    def _read_common(self) -> None:
+        """Reads the common prefix into the first row, from the cache if possible, and copies it."""
+        common = self.common
+        known = self.prefixes.load(common, self.slots, 0) if self.prefixes is not None else 0
+        if known < len(common):
+            prefill_rows(self.network, self.slots, [0], [list(common[known:])], [known])
+        if self.prefixes is not None and len(common) - known >= BLOCK_TOKENS:
+            self.prefixes.store(common, self.slots, 0)
+        for row in range(1, len(self.shared)):
+            self.slots.copy(0, row, len(common))
+
+    def _read_rests(self) -> None:
+        start = len(self.common)
+        rests = [list(prefix.tokens[start:]) for prefix in self.shared]
+        rows = [row for row, rest in enumerate(rests) if rest]
+        lengths = [len(rests[row]) for row in rows]
+        for group in length_batches(lengths, forward_limits(self.slots.device)):
+            some = [rows[k] for k in group]
+            parts = [rests[row] for row in some]
+            prefill_rows(self.network, self.slots, some, parts, [start] * len(some))
+
+    def _branch(self, some: Sequence[tuple[int, int]]) -> list[RowLogprobs]:
+        device = self.slots.device
+        rows = [self.rows[i] for _, i in some]
+        tokens = pad([row.branch for row in rows], device=device)
+        lengths = torch.tensor([row.first - 1 for row in rows], device=device)
+        slots = torch.tensor([row for row, _ in some], device=device)
+        cache = BranchCache(self.slots, slots, lengths)
+        steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
+        sizes = torch.tensor([[len(row.branch)] for row in rows], device=device)
+        where = lengths[:, None] + steps.minimum(sizes - 1)
+        hidden = self.network.trunk(tokens, keep=steps < sizes, positions=where, cache=cache)
+        return score_hidden(self.network, hidden, rows, [0] * len(rows))
+
+
+def score_separately(
+    network: Network, rows: Sequence[ScoredRow], limits: BatchLimits | None = None
+) -> list[RowLogprobs]:
+    """Scores every row from its start, in batches of similar length."""
+    device = network.device
+    results: dict[int, RowLogprobs] = {}
+    batches = length_batches([len(row.tokens) for row in rows], limits or forward_limits(device))
+    for group in tracked(batches, "score", len(rows)):
+        some = [rows[i] for i in group]
+        # padded on the right, where no causal query attends
+        shown = pad([row.tokens[:-1] for row in some], device=device)
+        hidden = read_segments(network, shown)
+        found = score_hidden(network, hidden, some, [row.first - 1 for row in some])
+        results.update(zip(group, found, strict=True))
+    return [results[i] for i in range(len(rows))]
+
+
+def read_segments(network: Network, tokens: Tensor) -> Tensor:
+    """Hidden states [B, T, D]; with a memory, segment by segment, since attention is quadratic."""
+    c = network.config
+    if not c.memory:
+        return cast(Tensor, network.trunk(tokens))
+    memory = SegmentMemory(c.memory)
+    return torch.cat([network.trunk(part, cache=memory) for part in tokens.split(c.context, 1)], 1)
+
+
+def score_hidden(
+    network: Network, hidden: Tensor, rows: Sequence[ScoredRow], begins: Sequence[int]
+) -> list[RowLogprobs]:
+    """Log-probabilities from hidden states [B, T, D]; `begins`: each first predicting position."""
+    width = hidden.size(1)
+    device = hidden.device
+    sizes = [len(row.tokens) - row.first for row in rows]
+    slots = [
+        i * width + begin + t
+        for i, (begin, n) in enumerate(zip(begins, sizes, strict=True))
+        for t in range(n)
+    ]
+    targets = torch.tensor([t for row in rows for t in row.tokens[row.first :]], device=device)
+    flat = hidden.flatten(0, 1)[torch.tensor(slots, device=device)]
+    size = per_device(MAX_SCORED_TOKENS, device.type)
+    logprobs, best = [], []
+    for part, target in zip(flat.split(size), targets.split(size), strict=True):
+        logits = network.read("lm", part).float()
+        chosen = logits.gather(1, target[:, None]).squeeze(1)
+        logprobs.append(chosen - logits.logsumexp(-1))
+        best.append(logits.argmax(-1) == target)
+    # one transfer for all rows: a GPU synchronizes on each
+    both = (torch.cat(some).cpu().split(sizes) for some in (logprobs, best))
+    return [(one.tolist(), bool(right.all())) for one, right in zip(*both, strict=True)]
+
+
+# ------------------------------------------------------------------ texts of any length
 
 
 def long_text_logprobs(

@@ -18,14 +18,14 @@ from malmoi.inference.generation.beam_search import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
 from malmoi.model.trunks import CrossActivations, EncoderDecoder, Memory
+from malmoi.system.machine import per_device
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.padding import pad_to_width
+from malmoi.tokenizer.padding import BatchLimits, length_batches, pad_to_width
 
 EXTRA_TOKENS = 50  # a translation has at most this many tokens more than its source (§6.1)
 BEAMS = 4
 LENGTH_PENALTY = 0.6  # α
-BATCH_TOKENS = {"cuda": 65_536}  # source tokens decoded together, all beams counted
-CPU_BATCH_TOKENS = 4_096
+BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # source tokens together, all beams counted
 
 
 class TranslationOptions(TypedDict, total=False):
@@ -58,21 +58,14 @@ class Translator:
         """Translates sources, which end with the end token, each into tokens without one."""
         for source in sources:
             self.check_length(source)
-        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        room = per_device(BATCH_TOKENS, self.network.device.type)
         found: dict[int, list[int]] = {}
-        while order:
-            longest = len(sources[order[0]])
-            room = BATCH_TOKENS.get(self.network.device.type, CPU_BATCH_TOKENS)
-            size = max(1, room // (longest * beams))
-            some, order = order[:size], order[size:]
+        limits = BatchLimits(room, room // beams, room)
+        for some in length_batches(list(map(len, sources)), limits):
             memory = self._read([sources[i] for i in some])
+            longest = len(sources[some[0]])
             limit = min(longest + EXTRA_TOKENS, self.network.config.context - 1)
-            rows = (
-                self._greedy(memory, limit)
-                if beams == 1
-                else self._beams(memory, limit, beams, alpha)
-            )
-            found |= zip(some, rows, strict=True)
+            found |= zip(some, self._search(memory, limit, beams, alpha), strict=True)
         return [found[i] for i in range(len(sources))]
 
     def check_length(self, source: Sequence[int]) -> None:
@@ -86,10 +79,6 @@ class Translator:
         device = self.network.device
         return self.trunk.encode(tokens.to(device), keep.to(device))
 
-    def _cache(self, rows: int, limit: int) -> KVCache:
-        network = self.network
-        return KVCache(network.config, rows, limit, dtype=network.dtype, device=network.device)
-
     def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:
         """log P of every next token [R, V], after the newest tokens [R]."""
         hidden = self.trunk(newest[:, None], memory=memory, cache=cache)[:, 0]
@@ -97,54 +86,36 @@ class Translator:
         scores[:, list(self.banned)] = -torch.inf
         return scores.log_softmax(-1)
 
-    def _greedy(self, memory: Memory, limit: int) -> list[list[int]]:
-        """The likeliest token each time; rows leave the batch when they end."""
-        device = self.network.device
-        total = len(memory.layers[0][0])
-        cache = self._cache(total, limit)
-        rows = torch.arange(total, device=device)
-        newest = torch.full((total,), self.start, device=device)
-        written: list[list[int]] = [[] for _ in range(total)]
-        for _ in range(limit):
-            newest = self._logprobs(newest, memory, cache).argmax(-1)
-            going = newest != self.end
-            if not bool(going.all()):
-                chosen = going.nonzero()[:, 0]
-                rows, newest, memory = rows[chosen], newest[chosen], memory.rows(chosen)
-                cache.reorder(chosen)
-            if not len(rows):
-                break
-            for row, token in zip(rows.tolist(), newest.tolist(), strict=True):
-                written[row].append(token)
-        return written
-
-    def _beams(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
-        """Beam search over all rows at once, as in tensor2tensor.
+    def _search(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
+        """Beam search over all rows at once, as in tensor2tensor; one beam is greedy.
 
         A text's score is log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14, with Vaswani et
         al.'s α = 0.6).
         """
+        network = self.network
+        several = beams > 1
         total = len(memory.layers[0][0])
-        memory = memory.rows(
-            torch.arange(total, device=self.network.device).repeat_interleave(beams)
-        )
-        cache = self._cache(total * beams, limit)
+        memory = memory.rows(torch.arange(total, device=network.device).repeat_interleave(beams))
+        size = total * beams
+        cache = KVCache(network.config, size, limit, dtype=network.dtype, device=network.device)
 
         def read(newest: Tensor, rows: Tensor) -> Tensor:
             nonlocal memory
-            if len(rows) < len(memory.layers[0][0]):  # the beams of a row share its source
+            fewer = len(rows) < len(memory.layers[0][0])
+            if fewer:  # the beams of a row share its source
                 memory = memory.rows(rows)
-            cache.reorder(rows)
+            if fewer or several:
+                cache.reorder(rows)
             return self._logprobs(newest, memory, cache)
 
-        start = torch.full((total * beams,), self.start, device=self.network.device)
+        start = torch.full((size,), self.start, device=network.device)
         rules = BeamRules(
             beams,
             limit,
             frozenset({self.end}),
             penalty=lambda length: ((5 + length) / 6) ** alpha,
-            early_stopping="never",
-            best_only=True,
+            early_stopping="never" if several else True,
+            best_only=several,
         )
         found = search_beams(self._logprobs(start, memory, cache), rules, read)
         return [text[:-1] if text[-1] == self.end else text for text in found]

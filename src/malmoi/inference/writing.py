@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.generate import TextGenerator, continuations
+from malmoi.inference.generation.generate import TextGenerator
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
 from malmoi.kernels.kv_slots import common_prefix_length
@@ -145,7 +145,7 @@ def write_answers(reading: Predictor, asked: Sequence[Any]) -> list[Reply]:
     # the key-value cache has the dtype of the weights, which autocast would not write into it
     with torch.autocast(reading.network.device.type, enabled=False):
         for group in tracked(length_batches(list(map(len, prompts))), "predict", len(prompts)):
-            found = continuations(generator, [prompts[i] for i in group], config)
+            found = generator.continuations([prompts[i] for i in group], config)
             for i, (text,) in zip(group, found, strict=True):
                 texts[i] = text.strip()
     return [Reply(text) for text in texts]

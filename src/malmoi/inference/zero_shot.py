@@ -3,21 +3,25 @@
 Prompts are in the language of the text: Korean if it is mostly Hangul, else English.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference.base import LoadedModel
-from malmoi.inference.embed import embed_texts
-from malmoi.inference.predict import Prediction, Predictor, score_classes
+from malmoi.inference.embed import sentence_vectors
+from malmoi.inference.predict import (
+    CONTENT_FREE,
+    Prediction,
+    content_free_bias,
+    prediction,
+    score_classes,
+    word_logprobs,
+)
 from malmoi.inference.predictors import entailment_class
 from malmoi.inference.prompt import truncate_text
-from malmoi.inference.verbalizer import CONTENT_FREE, content_free_bias, word_logprobs
 from malmoi.tokenizer import Tokenizer
 
 ZERO_SHOT_PROMPTS = {
@@ -44,8 +48,6 @@ ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown
 Words = Mapping[str, str]  # of each label
 LabelWords = Sequence[str] | Words  # the labels, or their words by label
 COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
-# log P of each words after each query [queries, labels]
-ScoreWords = Callable[[Sequence[str], Sequence[str]], Tensor]
 
 
 def prompt_language(text: str) -> str:
@@ -73,8 +75,7 @@ def classify(
         return _nearest(model, texts, words, prompt)
     if "mlm" not in model.network.heads:
         model._require_head("lm", "classify")
-    read = partial(word_logprobs, model.network, model.tokenizer)
-    return _prompted(read, texts, words, prompt, shown)
+    return _prompted(model, texts, words, prompt, shown)
 
 
 def _entailed(
@@ -82,30 +83,24 @@ def _entailed(
 ) -> list[Prediction]:
     """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
     pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
-    scores = score_classes(Predictor.of(model.checkpoint), pairs).log_softmax(-1)[:, place]
-    rows = scores.view(len(texts), len(words)).tolist()
-    return [_softmax_prediction(words, row) for row in rows]
+    scores = score_classes(model.predictor, pairs).log_softmax(-1)[:, place]
+    return [prediction(row, [*words]) for row in scores.double().view(len(texts), len(words))]
 
 
 def _nearest(
     model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None
 ) -> list[Prediction]:
     """Compares the cosines of each text and the labels' descriptions."""
-    sentences = [descriptions(text, words, prompt) for text in texts]
-    names = list(dict.fromkeys(one for some in sentences for one in some))
-    encodings = [model._encoded(text, truncate=True) for text in (*texts, *names)]
-    pooling = model.checkpoint.sentence
-    vectors = np.stack(embed_texts(model.network, encodings, (-1,), "auto", pooling))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    names = [name for text in texts for name in descriptions(text, words, prompt)]
+    vectors = sentence_vectors(model.predictor, [*texts, *names]).double()
     found = []
-    for vector, some in zip(vectors, sentences, strict=False):
-        near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
-        found.append(_softmax_prediction(words, [COSINE_SCALE * float(n) for n in near]))
+    for vector, some in zip(vectors, vectors[len(texts) :].split(len(words)), strict=False):
+        found.append(prediction(COSINE_SCALE * some @ vector, [*words]))
     return found
 
 
 def _prompted(
-    read: ScoreWords,
+    model: LoadedModel,
     texts: Sequence[str],
     words: Words,
     prompt: str | None,
@@ -117,33 +112,25 @@ def _prompted(
     prefers frequent words and those of the last example (Zhao et al. 2021).
     """
     said = [f" {word}" for word in words.values()]
-    forms = {text: label_prompts(text, list(words.values()), prompt) for text in texts}
-    every = dict.fromkeys(form for some in forms.values() for form in some)
-    before = {form: _shown_examples(form, words, shown) for form in every}
 
-    def query(form: str, text: str) -> str:
-        return before[form] + _put(form, text=text)
+    def read(forms: Iterable[str], filled: Iterable[str]) -> Tensor:
+        """log P of each label's words after each text in its prompt [texts, labels]."""
+        queries = []
+        for form, text in zip(forms, filled, strict=False):
+            before = (f"{_put(form, text=one)} {words.get(name, name)}\n\n" for one, name in shown)
+            queries.append("".join(before) + _put(form, text=text))
+        return word_logprobs(model.network, model.tokenizer, queries, said)
 
-    bias = {
-        f: content_free_bias(read([query(f, free) for free in CONTENT_FREE], said)) for f in every
-    }
+    bias: dict[str, Tensor] = {}
     found = []
     for text in texts:  # one at a time: its prompts share its tokens
-        logs = read([query(form, text) for form in forms[text]], said)
-        logs = logs.log_softmax(-1) + torch.stack([bias[form] for form in forms[text]])
-        found.append(_softmax_prediction(words, logs.log_softmax(-1).mean(0).tolist()))
+        forms = label_prompts(text, list(words.values()), prompt)
+        for form in forms:
+            if form not in bias:
+                bias[form] = content_free_bias(read(repeat(form), CONTENT_FREE))
+        logs = read(forms, repeat(text)).log_softmax(-1) + torch.stack([bias[f] for f in forms])
+        found.append(prediction(logs.double().log_softmax(-1).mean(0), [*words]))
     return found
-
-
-def _shown_examples(form: str, words: Mapping[str, str], shown: ShownExamples) -> str:
-    return "".join(f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown)
-
-
-def _softmax_prediction(labels: Iterable[str], logits: Sequence[float]) -> Prediction:
-    top = max(logits)
-    chances = [math.exp(logit - top) for logit in logits]
-    scores = {label: chance / sum(chances) for label, chance in zip(labels, chances, strict=True)}
-    return Prediction(max(scores, key=scores.__getitem__), scores)
 
 
 def label_words(labels: LabelWords) -> dict[str, str]:

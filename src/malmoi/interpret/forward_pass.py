@@ -1,39 +1,211 @@
-"""A forward pass with interventions, and its answer. B batch, T tokens, V classes or tokens."""
+"""A forward pass as it is: attention, hidden states, the logit lens; and one with interventions.
 
-from collections.abc import Iterable, Mapping, Sequence
+B batch, L layers, H heads, T tokens, V classes or tokens.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from itertools import groupby
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
-from malmoi.inference.predict import Predictor, name_of
-from malmoi.inference.prompt import encode_prompt, require_fit
+from malmoi.inference.predict import name_of
+from malmoi.inference.prompt import encode_prompt, require_fit, text_too_long
 from malmoi.interpret.intervention import (
     Intervention,
     Place,
+    Tap,
+    chained,
     changed_patterns,
-    combined,
     position_in,
     recorder,
     run_layers,
     view_with_taps,
 )
+from malmoi.messages import msg
 from malmoi.model import Activations, Network
 from malmoi.model.heads import HEADS, LABEL_HEADS, POOLED_HEADS, VOCABULARY_HEADS
 from malmoi.system.result import Result
-from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer import Encoding
 
-Interventions = Sequence[Intervention]
-AnyModel = TypeVar("AnyModel", bound=LoadedModel)
+MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one attention map
+MAX_GUESSES = 1_000_000  # numbers of one lens
+HEAD_TOKENS = 128  # positions whose logits are held at the same time
 READ_HEADS = [name for name in HEADS if name in LABEL_HEADS | VOCABULARY_HEADS]
+Interventions = Sequence[Intervention]
+Reading = Literal["causal", "masked"]
+AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
+AnyModel = TypeVar("AnyModel", bound=LoadedModel)
+
+
+# ------------------------------------------------------------------ attention and hidden states
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """How much each token attends to each other one."""
+
+    tokens: list[str]
+    words: list[int | None]  # the word each token belongs to; None: no word, such as [CLS]
+    segments: list[int]  # 1 for the second text of a pair
+    # [L, H, T, T]: a query's row sums to 1, minus its attention to soft tokens before the text
+    weights: AttentionArray
+
+
+def chosen_reader(model: AnyModel, reading: Reading | None) -> AnyModel:
+    """A model trained both ways in the reading that was asked for; masked if none was.
+
+    Raises:
+        UsageError: the model has one reading only.
+    """
+    if reading is not None and not model.config.both_ways:
+        raise UsageError("This model reads in one way only: leave `reading` out.")
+    return model if reading == "causal" else model.masked
+
+
+def attention(
+    model: LoadedModel, text: str, pair: str | None = None, limit: int = MAX_ATTENTION_NUMBERS
+) -> AttentionMaps:
+    """The attention of every head while the model reads a text or a pair of texts."""
+    model.network.require_attention("The attention view")
+    encoding = encode_for_model(model, text, pair)
+    size = len(encoding.tokens)
+    c = model.config
+    if c.depth * c.heads * size**2 > limit:
+        longest = int((limit / (c.depth * c.heads)) ** 0.5)
+        raise text_too_long(size, longest, "the attention map's limit")
+    seen = first_rows(_activations(model, encoding, attention=[]).attention or [])
+    names = [model.tokenizer.token(token) for token in encoding.tokens]
+    return AttentionMaps(names, encoding.words, encoding.segments, seen[:, :, -size:, -size:])
+
+
+def word_groups(seen: AttentionMaps) -> list[list[int]]:
+    """The positions of each word's tokens; a token outside words is a group of its own."""
+
+    def word(i: int) -> tuple[int, int]:
+        number = seen.words[i]
+        return (seen.segments[i], number) if number is not None else (-1, i)
+
+    return [list(places) for _, places in groupby(range(len(seen.tokens)), key=word)]
+
+
+def by_words(weights: AttentionArray, groups: Sequence[Sequence[int]]) -> AttentionArray:
+    """Attention *to* a word is summed, *from* it averaged (Clark et al. 2019 §4.1)."""
+    columns = np.stack([weights[..., group].sum(-1) for group in groups], -1)
+    return np.stack([columns[..., group, :].mean(-2) for group in groups], -2)
+
+
+def encode_for_model(model: LoadedModel, text: str, pair: str | None = None) -> Encoding:
+    """A text or a pair of texts as the model reads it; one that is too long is refused."""
+    causal = model.network.trunk.is_causal
+    if causal and pair is not None:
+        raise UsageError("This model reads one text at a time: join both into one.")
+    encoding = (
+        encode_prompt(model.tokenizer, text)
+        if causal
+        else model.tokenizer.encode_masked(text, pair)
+    )
+    return require_fit(encoding, model.config.context)
+
+
+def hidden_states(model: LoadedModel, text: str, pair: str | None = None) -> Float32Array:
+    """Hidden states of a text's tokens [L + 1, T, D]."""
+    return first_rows(_activations(model.masked, _plain(model, text, pair)).hidden)
+
+
+def attention_probabilities(model: LoadedModel, text: str, pair: str | None = None) -> Float32Array:
+    """Attention probabilities [L, H, T, T] of each token (row) over the others."""
+    seen = _activations(model.masked, _plain(model, text, pair), attention=[])
+    return first_rows(seen.attention or [])
+
+
+def _plain(model: LoadedModel, text: str, pair: str | None) -> Encoding:
+    """A text or a pair as the model's tokenizer encodes it, without a look for masks."""
+    if pair is None:
+        return model.masked._encoded(text, truncate=False)
+    return require_fit(model.tokenizer.encode(text, pair), model.config.context)
+
+
+@torch.inference_mode()
+def _activations(
+    model: LoadedModel, encoding: Encoding, attention: list[Tensor] | None = None
+) -> Activations:
+    found = Activations(attention=attention)
+    model.network.trunk(**model_inputs(model.network, [encoding]), activations=found)
+    return found
+
+
+def first_rows(layers: Sequence[Tensor]) -> Float32Array:
+    """The first row of each layer's batch, as one array."""
+    return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
+
+
+# ------------------------------------------------------------------ the logit lens
+
+
+@dataclass(frozen=True)
+class LayerGuess:
+    """A token that a layer finds likely at a position."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Each layer's predictions as if it were the last (the logit lens, nostalgebraist 2020)."""
+
+    tokens: list[str]
+    # [L + 1][T][top]: the embedding first; a GPT's guesses are about the next token
+    guesses: list[list[list[LayerGuess]]]
+
+
+@torch.inference_mode()
+def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object] = bool) -> Lens:
+    """The likeliest tokens by layer and position: final norm and head on each layer's states.
+
+    `pause` is called between parts, where a server lets others have their turn.
+    """
+    head = model.network.require_language_head()
+    size = model.tokenizer.vocab_size
+    if not 1 <= top <= size:
+        raise UsageError(
+            "top must be between 1 and {vocab_size}, not {top}.", vocab_size=size, top=top
+        )
+    encoding = encode_for_model(model, text)
+    places = MAX_GUESSES // (top * (model.config.depth + 1))
+    if len(encoding.tokens) > places:
+        raise text_too_long(
+            len(encoding.tokens), places, msg("the lens limit with {top} guesses", top=top)
+        )
+    name = model.tokenizer.token
+
+    def guesses(states: Tensor) -> list[list[LayerGuess]]:
+        """One layer's predictions at each position; padding of the vocabulary is left out."""
+        found = []
+        for part in states[0].split(HEAD_TOKENS):
+            pause()
+            best = model.network.read(head, part).float().softmax(-1)[:, :size].topk(top)
+            for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                found.append([LayerGuess(name(t), p) for t, p in zip(tokens, row, strict=True)])
+        return found
+
+    # the last layer's states are already normalised
+    *before, last = _activations(model, encoding).hidden
+    states = [*map(model.network.trunk.norm, before), last]
+    return Lens([name(token) for token in encoding.tokens], [guesses(state) for state in states])
+
+
+# ------------------------------------------------------------------ with interventions
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,33 +228,19 @@ class ForwardResult(Result):
     positions: tuple[int, ...]  # positions of the answers
     guesses: tuple[tuple[Guess, ...], ...]  # most likely answers at each position
     logits: Float32Array = field(repr=False)  # [positions, V]
-    # [layers + 1, T, D], as `hidden_states`
+    # [L + 1, T, D], as `hidden_states`
     hidden: Float32Array | None = field(default=None, repr=False)
-    # [layers, H, T, T]
+    # [L, H, T, T]
     attention: Float32Array | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Which outputs a forward pass returns."""
-
-    positions: Sequence[int] | None = None  # None: where the model answers
-    top: int = 5
-    hidden: bool = False
-    attention: bool = False
-
-
-class Subject:
-    """A model to intervene on: its encoding, its head, and its last clean pass."""
+class Subject(LoadedModel):
+    """A model to intervene on: its encoding and its head."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if checkpoint.network.reader is not None:
             raise UsageError("Interventions do not support a feature model on frozen layers.")
-        self.network: Network = checkpoint.network
-        self.tokenizer: Tokenizer = checkpoint.required_tokenizer
-        self.labels = checkpoint.labels
-        self.length = Predictor.of(checkpoint).max_tokens  # a classifier's texts are truncated
-        self._clean: tuple[Encoding, list[Tensor]] | None = None
+        super().__init__(checkpoint)
 
     @cached_property
     def head(self) -> str:
@@ -111,8 +269,8 @@ class Subject:
         elif self.head == "mlm":
             encoding = self.tokenizer.encode_masked(text)
         else:
-            encoding = self.tokenizer.encode(text, max_tokens=self.length)
-        return require_fit(encoding, self.network.config.context)
+            encoding = self.tokenizer.encode(text, max_tokens=self.predictor.max_tokens)
+        return require_fit(encoding, self.config.context)
 
     def inputs(self, encodings: Sequence[Encoding]) -> dict[str, Tensor | None]:
         return model_inputs(self.network, encodings)
@@ -127,14 +285,16 @@ class Subject:
         return masks or list(range(len(encoding.tokens)))
 
     def scores(self, network: Network, hidden: Tensor, at: Sequence[int]) -> Tensor:
-        """The head's scores [positions, V] at positions of a single text."""
+        """The head's scores [B · positions, V] at positions of texts of one length [B, T, D]."""
         if not self.head:
             return hidden.new_empty(0, 0)
         if self.labels_texts:
             return network.read(self.head, hidden)
         if self.head in LABEL_HEADS:
-            return network.read(self.head, hidden)[0, list(at)]
-        return network.read(self.head, hidden, slots=torch.tensor(at, device=hidden.device))
+            return network.read(self.head, hidden)[:, list(at)].flatten(0, 1)
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None] * hidden.size(1)
+        slots = (rows + torch.tensor(at, device=hidden.device)).flatten()
+        return network.read(self.head, hidden, slots=slots)
 
     def name(self, i: int) -> str:
         """The name of a class of the head."""
@@ -142,22 +302,56 @@ class Subject:
             return name_of(self.labels, i)
         return self.tokenizer.token(i)
 
-    def clean_states(self, encoding: Encoding) -> list[Tensor]:
-        """Block inputs and outputs of a pass without interventions; cached for the last text."""
-        if self._clean is None or self._clean[0] != encoding:
-            states = run_layers(self.network.trunk, self.inputs([encoding]))
-            self._clean = (encoding, states)
-        return self._clean[1]
+    @torch.inference_mode()
+    def run(
+        self,
+        text: str,
+        interventions: Interventions = (),
+        *,
+        positions: Sequence[int] | None = None,
+        top: int = 5,
+        hidden: bool = False,
+        attention: bool = False,
+    ) -> ForwardResult:
+        """One forward pass; `positions` are those where the model answers unless given."""
+        if top < 1:
+            raise UsageError("top must be 1 or more, not {top}.", top=top)
+        encoding = self.encode(text)
+        network = network_with(self, interventions)
+        seen: list[Tensor] | None = [] if attention else None
+        states = run_layers(network.trunk, self.inputs([encoding]), (), seen)
+        last = network.trunk.norm(states[-1])
+        asked = self.answer_positions(encoding) if positions is None else positions
+        at = [position_in(i, len(encoding.tokens)) for i in asked]
+        scores = self.scores(network, last, at).float()
+        return ForwardResult(
+            tokens=tuple(map(self.tokenizer.token, encoding.tokens)),
+            positions=tuple(at),
+            guesses=self._guesses(scores, top),
+            logits=scores.cpu().numpy(),
+            hidden=first_rows([*states[:-1], last]) if hidden else None,
+            attention=first_rows(seen) if seen else None,
+        )
+
+    def _guesses(self, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:
+        # padding of the vocabulary is left out
+        known = len(self.labels) if self.head in LABEL_HEADS else self.tokenizer.vocab_size
+        chances = scores.softmax(-1)[:, : known or None]
+        best = chances.topk(min(top, chances.size(-1)))
+        return tuple(
+            tuple(Guess(self.name(i), p) for i, p in zip(ids, row, strict=True))
+            for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        )
 
 
 def network_with(subject: Subject, interventions: Interventions) -> Network:
-    """A view of the network with interventions; sources are computed without them."""
+    """A view of the network with interventions; sources are read without them."""
     network = subject.network
     c = network.config
     if not interventions:
         return network
-    recorded = {text: _record(subject, text, places) for text, places in _sources(c, interventions)}
-    taps = []
+    recorded = _recorded(subject, interventions)
+    taps: dict[Place, Tap] = {}
     bypassed: dict[int, tuple[int, ...] | None] = {}
     for one in interventions:
         for place in one.places(c):
@@ -165,85 +359,32 @@ def network_with(subject: Subject, interventions: Interventions) -> Network:
                 bypassed[place[1]] = one.positions
                 continue
             source = None if one.source is None else recorded[one.source][place]
-            taps.append((place, one.tap(c, source)))
-    return view_with_taps(network, combined(taps), bypassed, changed_patterns(c, interventions))
+            tap = one.tap(c, source)
+            taps[place] = chained(taps[place], tap) if place in taps else tap
+    return view_with_taps(network, taps, bypassed, changed_patterns(c, interventions))
 
 
-def _sources(c: ModelConfig, interventions: Interventions) -> Iterable[tuple[str, list[Place]]]:
-    found: dict[str, list[Place]] = {}
+def _recorded(subject: Subject, interventions: Interventions) -> dict[str, dict[Place, Tensor]]:
+    """The activations of each source at the places that they are copied to."""
+    found: dict[str, dict[Place, Tensor]] = {}
     for one in interventions:
-        if one.source is not None:
-            found.setdefault(one.source, []).extend(one.places(c))
-    return found.items()
-
-
-def _record(subject: Subject, text: str, places: Sequence[Place]) -> Mapping[Place, Tensor]:
-    """The activations at these sites for a text."""
-    found: dict[Place, Tensor] = {}
-    view = view_with_taps(subject.network, {place: recorder(found, place) for place in places})
-    run_layers(view.trunk, subject.inputs([subject.encode(text)]))
+        if one.source is not None and one.source not in found:
+            found[one.source] = seen = {}
+            same = [other for other in interventions if other.source == one.source]
+            places = [place for other in same for place in other.places(subject.network.config)]
+            view = view_with_taps(subject.network, {at: recorder(seen, at) for at in places})
+            run_layers(view.trunk, subject.inputs([subject.encode(one.source)]))
     return found
 
 
-def first_changed(subject: Subject, interventions: Interventions) -> int:
-    """The first layer that interventions change; −1: the embedding."""
-    c = subject.network.config
-    starts = [-1 if one.site == "embedding" else one.layers(c)[0] for one in interventions]
-    return min(starts, default=c.depth)
-
-
-@torch.inference_mode()
-def run_text(
-    subject: Subject, text: str, interventions: Interventions, options: RunOptions
-) -> ForwardResult:
-    """One forward pass; layers below the first change are taken from the last clean pass."""
-    if options.top < 1:
-        raise UsageError("top must be 1 or more, not {top}.", top=options.top)
-    encoding = subject.encode(text)
-    network = network_with(subject, interventions)
-    start = first_changed(subject, interventions)
-    attention: list[Tensor] | None = [] if options.attention else None
-    states: list[Tensor] = []
-    if start >= 0 and attention is None:
-        states = subject.clean_states(encoding)[: start + 1]
-    if interventions or not states:
-        states = run_layers(network.trunk, subject.inputs([encoding]), states, attention)
-    last = network.trunk.norm(states[-1])
-    at = (
-        [*subject.answer_positions(encoding)] if options.positions is None else [*options.positions]
-    )
-    at = [position_in(i, len(encoding.tokens)) for i in at]
-    scores = subject.scores(network, last, at).float()
-    return ForwardResult(
-        tokens=tuple(map(subject.tokenizer.token, encoding.tokens)),
-        positions=tuple(at),
-        guesses=_guesses(subject, scores, options.top),
-        logits=scores.cpu().numpy(),
-        hidden=first_rows([*states[:-1], last]) if options.hidden else None,
-        attention=first_rows(attention) if attention else None,
-    )
-
-
-def _guesses(subject: Subject, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:
-    labelled = subject.head in LABEL_HEADS
-    # padding of the vocabulary is left out
-    known = len(subject.labels) if labelled else subject.tokenizer.vocab_size
-    chances = scores.softmax(-1)[:, : known or None]
-    best = chances.topk(min(top, chances.size(-1)))
-    return tuple(
-        tuple(Guess(subject.name(i), p) for i, p in zip(ids, row, strict=True))
-        for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    )
-
-
-def model_with(model: AnyModel, subject: Subject, interventions: Interventions) -> AnyModel:
+def model_with(model: AnyModel, interventions: Interventions) -> AnyModel:
     """A model whose methods all run under interventions that hold for any text."""
     for one in interventions:
         if one.needs_one_text:
             raise UsageError(
                 "{one!r} depends on the positions of one text: give it to run(text, […]).", one=one
             )
-    view = network_with(subject, interventions)
+    view = network_with(Subject(model.checkpoint), interventions)
     causal = model.network.trunk.is_causal
     if causal and not view.trunk.is_causal:
         raise UsageError(
@@ -253,32 +394,3 @@ def model_with(model: AnyModel, subject: Subject, interventions: Interventions) 
     changed = type(model)(replace(model.checkpoint, network=view))
     changed.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it
     return changed
-
-
-def hidden_states(model: LoadedModel, text: str, pair: str | None = None) -> Float32Array:
-    """Hidden states of a text's tokens [layers + 1, T, D]."""
-    return first_rows(_activations(model, text, pair, Activations()).hidden)
-
-
-def attention_probabilities(model: LoadedModel, text: str, pair: str | None = None) -> Float32Array:
-    """Attention probabilities [layers, heads, T, T] of each token (row) over the others."""
-    return first_rows(_activations(model, text, pair, Activations(attention=[])).attention or [])
-
-
-@torch.inference_mode()
-def _activations(
-    model: LoadedModel, text: str, pair: str | None, found: Activations
-) -> Activations:
-    reader = model.masked
-    encoding = (
-        reader._encoded(text, truncate=False)
-        if pair is None
-        else require_fit(model.tokenizer.encode(text, pair), reader.config.context)
-    )
-    reader.network.trunk(**model_inputs(reader.network, [encoding]), activations=found)
-    return found
-
-
-def first_rows(layers: Sequence[Tensor]) -> Float32Array:
-    """The first row of each layer's batch, as one array."""
-    return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()

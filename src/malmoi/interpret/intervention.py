@@ -251,15 +251,8 @@ def _rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
     return view
 
 
-def combined(taps: Iterable[tuple[Place, Tap]]) -> dict[Place, Tap]:
-    """The taps by place; several at one place are applied in order."""
-    found: dict[Place, Tap] = {}
-    for place, tap in taps:
-        found[place] = _chained(found[place], tap) if place in found else tap
-    return found
-
-
-def _chained(first: Tap, second: Tap) -> Tap:
+def chained(first: Tap, second: Tap) -> Tap:
+    """Two taps at one place, applied in order."""
     return lambda x: second(first(x))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,13 +17,7 @@ from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import text_too_long
-from malmoi.interpret.attention_and_lens import lens
-from malmoi.interpret.forward_pass import (
-    RunOptions,
-    Subject,
-    attention_probabilities,
-    run_text,
-)
+from malmoi.interpret.forward_pass import Subject, attention_probabilities, lens
 from malmoi.messages import msg
 from malmoi.model import Layout
 from malmoi.system.files import write_text
@@ -60,25 +54,31 @@ class Picture:
         write_text(Path(path), self.svg)
 
 
-@dataclass(frozen=True)
-class PictureOptions:
-    """The head to draw, and the number of candidates."""
+def show(
+    model: LoadedModel,
+    kind: PictureKind,
+    text: str,
+    layer: int | None = None,
+    head: int | None = None,
+    top: int = 8,
+) -> Picture:
+    """Draws a text, or the model's attention patterns over its number of tokens.
 
-    layer: int | None = None  # from 0, negative from the end
-    head: int | None = None  # None: all heads small, or their mean if a layer is given
-    top: int = 8
-
-
-def show(model: LoadedModel, kind: PictureKind, text: str, options: PictureOptions) -> Picture:
-    """Draws a text, or the model's attention patterns over its number of tokens."""
-    require_known(kind, PICTURES, "There is no picture {name!r}.{hint}")
-    return PICTURES[kind](model, text, options)
+    Of attention, a `layer` (from 0, negative from the end) and one of its heads, or their mean;
+    of the next token, the `top` candidates.
+    """
+    require_known(kind, get_args(PictureKind), "There is no picture {name!r}.{hint}")
+    if kind == "attention":
+        return attention_picture(model, text, layer, head)
+    if kind == "next":
+        return next_picture(model, text, top)
+    return PICTURES[kind](model, text)
 
 
 # ------------------------------------------------------------------ the kinds
 
 
-def token_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+def token_picture(model: LoadedModel, text: str) -> Picture:
     """A box for each token, with its number."""
     encoding = model.tokenizer.encode(text)
     parts = []
@@ -95,20 +95,22 @@ def token_picture(model: LoadedModel, text: str, options: PictureOptions) -> Pic
     return _picture(parts, x, 56, msg("{tokens} tokens", tokens=len(encoding.tokens)))
 
 
-def attention_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+def attention_picture(
+    model: LoadedModel, text: str, layer: int | None, head: int | None
+) -> Picture:
     """One head as a matrix; without a layer, every head small: layers down, heads across."""
     weights = attention_probabilities(model, text)
     names = _labels(model, model.masked._encoded(text, truncate=False))
-    if options.layer is None:
+    if layer is None:
         return _all_heads(weights)
-    layer = _index(options.layer, len(weights), "layer")
-    if options.head is None:
+    layer = _index(layer, len(weights), "layer")
+    if head is None:
         return _matrix(names, names, weights[layer].mean(0), f"layer {layer}, mean of the heads")
-    head = _index(options.head, weights.shape[1], "head")
+    head = _index(head, weights.shape[1], "head")
     return _matrix(names, names, weights[layer, head], f"layer {layer}, head {head}")
 
 
-def lens_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+def lens_picture(model: LoadedModel, text: str) -> Picture:
     """The most likely token of every layer at every position, as if it were the last layer."""
     names = _names(model, text)
     layers = [[guesses[0] for guesses in layer] for layer in lens(model, text, 1).guesses[::-1]]
@@ -119,9 +121,9 @@ def lens_picture(model: LoadedModel, text: str, options: PictureOptions) -> Pict
     return _matrix([*titles, "embedding"], names, chances, "logit lens", words)
 
 
-def next_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+def next_picture(model: LoadedModel, text: str, top: int) -> Picture:
     """Bars of the most likely next tokens; for a BERT, of each mask."""
-    found = run_text(Subject(model.checkpoint), text, (), RunOptions(top=options.top))
+    found = Subject(model.checkpoint).run(text, top=top)
     parts: list[str] = []
     y = 0.0
     for place, guesses in zip(found.positions or (0,), found.guesses, strict=False):
@@ -141,7 +143,7 @@ def next_picture(model: LoadedModel, text: str, options: PictureOptions) -> Pict
     return _picture(parts, 520, y, "next token")
 
 
-def pattern_picture(model: LoadedModel, text: str, options: PictureOptions) -> Picture:
+def pattern_picture(model: LoadedModel, text: str) -> Picture:
     """The mask of each attention pattern of the model."""
     names = _names(model, text)
     size = len(names)
@@ -157,12 +159,9 @@ def pattern_picture(model: LoadedModel, text: str, options: PictureOptions) -> P
     return _picture(parts, x, side + 30, "attention patterns")
 
 
-Draw = Callable[[LoadedModel, str, PictureOptions], Picture]
-PICTURES: dict[str, Draw] = {
+PICTURES: dict[str, Callable[[LoadedModel, str], Picture]] = {
     "tokens": token_picture,
-    "attention": attention_picture,
     "lens": lens_picture,
-    "next": next_picture,
     "patterns": pattern_picture,
 }
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.inference.base import LoadedModel
-from malmoi.inference.embed import text_layers
+from malmoi.inference.batches import model_batches
+from malmoi.model import Activations
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.columns import guess_columns
 from malmoi.text.rows import BadRow, any_rows, text_lines
 from malmoi.tokenizer import TokenRow
-from malmoi.tokenizer.windows import word_pieces
+from malmoi.tokenizer.windows import WordPieces, word_pieces
 
 # a text and its label, or the words of a sentence and a label for each
 ProbeRow = tuple[str, str] | tuple[Sequence[str], Sequence[str]]
@@ -114,29 +115,32 @@ def probe_model(
 # ------------------------------------------------------------------ vectors
 
 
+# the tokens that are averaged (first, end), the label, and the key
+Labelled = tuple[tuple[int, int], str, str]
+
+
 def read_examples(model: LoadedModel, rows: Sequence[ProbeRow], limit: int) -> LayerVectors:
     """The vectors of at most this many words or texts."""
     tokens: list[TokenRow] = []
-    places: list[list[tuple[int, int]]] = []  # of each row: the tokens that are averaged
-    labels: list[str] = []
-    keys: list[str] = []
-    for row, spans, said, names in _encoded(model, rows):
-        if len(labels) >= limit:
+    places: list[list[tuple[int, int]]] = []
+    found: list[Labelled] = []
+    for row, examples in _encoded(model, rows):
+        if len(found) >= limit:
             break
-        room = limit - len(labels)
+        some = examples[: limit - len(found)]
         tokens.append(row)
-        places.append(spans[:room])
-        labels += said[:room]
-        keys += names[:room]
-    return LayerVectors(_vectors(model, tokens, places), labels, keys)
+        places.append([span for span, _, _ in some])
+        found += some
+    vectors = _vectors(model, tokens, places)
+    return LayerVectors(vectors, [label for _, label, _ in found], [key for *_, key in found])
 
 
-Encoded = tuple[TokenRow, list[tuple[int, int]], list[str], list[str]]
-
-
-def _encoded(model: LoadedModel, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
-    """Each row as tokens, the span of tokens of each example, its label, and its key."""
+def _encoded(
+    model: LoadedModel, rows: Sequence[ProbeRow]
+) -> Iterator[tuple[TokenRow, list[Labelled]]]:
+    """Each row as tokens, and its examples: the whole text, or the last token of each word."""
     length = model.config.context
+    control = set(model.tokenizer.control_tokens.values())
     for number, (given, labels) in enumerate(rows, 1):
         if isinstance(given, str):
             if not isinstance(labels, str):
@@ -146,7 +150,7 @@ def _encoded(model: LoadedModel, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
                     labels=labels,
                 )
             (row,) = model.tokenizer.rows([given], None, max_tokens=length)
-            yield row, [(0, len(row.tokens))], [labels], [given]
+            yield row, [((0, len(row.tokens)), labels, given)]
             continue
         if isinstance(labels, str) or len(labels) != len(given):
             raise UsageError(
@@ -154,31 +158,22 @@ def _encoded(model: LoadedModel, rows: Sequence[ProbeRow]) -> Iterator[Encoded]:
             )
         (pieces,) = word_pieces(model.tokenizer, [list(given)], length)
         for piece in pieces:
-            words = range(piece.start, piece.start + len(piece.firsts))
-            ends = [*piece.firsts[1:], _end(model, piece.row)]
-            spans = [
-                (_last(ends[i:]) - 1, i)
-                for i, first in enumerate(piece.firsts)
-                if first is not None
-            ]
-            chosen = [words[i] for _, i in spans]
-            yield (
-                piece.row,
-                [(at, at + 1) for at, _ in spans],
-                [labels[i] for i in chosen],
-                [given[i].lower() for i in chosen],
-            )
+            yield piece.row, _word_examples(piece, given, labels, control)
 
 
-def _end(model: LoadedModel, row: TokenRow) -> int:
-    """The position after the last token that is no special one."""
-    control = set(model.tokenizer.control_tokens.values())
-    inside = [i for i, token in enumerate(row.tokens.tolist()) if token not in control]
-    return inside[-1] + 1 if inside else len(row.tokens)
-
-
-def _last(ends: Sequence[int | None]) -> int:
-    return next(end for end in ends if end is not None)
+def _word_examples(
+    piece: WordPieces, words: Sequence[str], labels: Sequence[str], control: set[int]
+) -> list[Labelled]:
+    tokens = piece.row.tokens.tolist()
+    # the words end at the last token that is no special one
+    last = max((i + 1 for i, token in enumerate(tokens) if token not in control), default=0)
+    found: list[Labelled] = []
+    end = last or len(tokens)
+    for at, first in reversed(list(enumerate(piece.firsts, piece.start))):
+        if first is not None:
+            found.append(((end - 1, end), labels[at], words[at].lower()))
+            end = first
+    return found[::-1]
 
 
 @torch.no_grad()
@@ -188,9 +183,13 @@ def _vectors(
     """The mean hidden state of each span in every layer, in the order of the rows."""
     network = model.masked.network  # as `hidden_states` reads
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for i, layers in text_layers(network, rows, "read"):
-        means = [layers[:, start:end].mean(1) for start, end in places[i]]
-        found[i] = torch.stack(means, 1) if means else layers[:, :0]
+    for group, given in model_batches(network, rows, "read"):
+        seen = Activations()
+        network.trunk(**given, activations=seen)
+        states = torch.stack([layer.float().cpu() for layer in seen.hidden], 1)
+        for i, layers in zip(group, states, strict=True):
+            means = [layers[:, start:end].mean(1) for start, end in places[i]]
+            found[i] = torch.stack(means, 1) if means else layers[:, :0]
     if not found:
         return torch.empty(model.config.depth + 1, 0, model.config.width)
     return torch.cat(found, 1)

@@ -1,14 +1,21 @@
-"""The application of the API: routes, middleware and error handlers."""
+"""The application of the API, its routes, middleware and error handlers; the HTTP server."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
+from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from malmoi import __version__
+from malmoi.errors import MalmoiError
 from malmoi.server import error_replies
 from malmoi.server.api import (
     chat,
@@ -20,12 +27,17 @@ from malmoi.server.api import (
     service,
 )
 from malmoi.server.config import ServeConfig
-from malmoi.server.executor import ModelExecutors
+from malmoi.server.executor import ModelExecutor
 from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.prometheus import Metrics
 
 API = (service, completions, chat, responses_api, predictions, inspection, docs_page)
+# seconds in which connected clients still get a response
+LINGER_SECONDS = 0.3
+# seconds; longer than clients and proxies, so that none sends into a closing connection
+KEEP_ALIVE = 75
+FORCED_EXIT_SECONDS = 5  # seconds after which work that cannot be cancelled is abandoned
 STATUS_MEANINGS: dict[int | str, str] = {
     400: "The request is invalid; the message says where.",
     401: "The API key is missing or wrong.",
@@ -56,7 +68,10 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     )
     app.state.registry, app.state.settings = registry, settings
     app.state.metrics, app.state.gate = Metrics(), ServerState()
-    app.state.work = ModelExecutors(registry, settings)
+    app.state.work = {
+        one.name: ModelExecutor(one.name, one.model.network.trunk.blocks, settings)
+        for one in registry
+    }
     error_replies.install(app)
     for part in API:
         app.include_router(part.router)
@@ -78,5 +93,86 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
-    app.state.work.close()
+    for executor in app.state.work.values():
+        executor.close()
     app.state.registry.close(drain=False)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the first signal drains requests and a second one cancels them."""
+
+    def __init__(self, app: FastAPI, settings: ServeConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="debug" if settings.log_level == "debug" else "warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=FORCED_EXIT_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE,
+                lifespan="on",
+            )
+        )
+        self.state: ServerState = app.state.gate
+        self.registry: ModelRegistry = app.state.registry
+        self.work: dict[str, ModelExecutor] = app.state.work
+        self.settings = settings
+        self.deadline = float("inf")
+        self.silent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        self.stop(now=self.state.stopping)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Stops accepting and exits once all requests are done; `now` cancels them."""
+        self.state.stopping = True
+        self.deadline = min(self.deadline, monotonic() + (0 if now else self.settings.timeout))
+
+    async def on_tick(self, counter: int) -> bool:
+        self._hang_up()
+        if self.state.stopping and not self.state.in_flight:
+            self.should_exit = True
+        elif monotonic() > self.deadline:
+            for executor in self.work.values():
+                executor.close()
+            await asyncio.to_thread(self.registry.close, drain=False)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LINGER_SECONDS)
+        await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        """Closes connections that send nothing, or too slowly: uvicorn would wait for ever."""
+        for connection in list(self.server_state.connections):
+            if getattr(connection, "cycle", None) is not None:
+                self.silent.pop(connection, None)
+            else:
+                since = self.silent.setdefault(connection, monotonic())
+                if monotonic() - since > self.settings.body_timeout:
+                    connection.transport.close()
+
+
+def listen(settings: ServeConfig) -> socket.socket:
+    """Opens the socket to serve on."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise MalmoiError(
+            "The server cannot listen on {host}:{port}: {strerror}. Choose another --port (0 "
+            "takes any that is free) or --host.",
+            host=settings.host,
+            port=settings.port,
+            strerror=error.strerror or error,
+        ) from None
+
+
+def address(where: socket.socket) -> str:
+    """The URL that reaches a socket."""
+    host, port = where.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, get_args
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.settings import find_problem, option, setting
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -43,11 +43,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if problem := find_problem(self):
             raise UsageError(problem)
-        if self.log_level not in LOG_LEVELS:
-            hint = nearest(self.log_level, LOG_LEVELS)
-            raise UsageError(
-                "There is no log level {log_level!r}.{hint}", log_level=self.log_level, hint=hint
-            )
+        require_known(self.log_level, LOG_LEVELS, "There is no log level {name!r}.{hint}")
         if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
             raise UsageError(
                 "The API key must be one or more ASCII characters: it travels in a header."

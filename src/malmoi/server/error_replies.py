@@ -37,11 +37,18 @@ class ApiError(Exception):
     """An error response: an HTTP status, a sentence, and codes for programs."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        sentence: str,
+        /,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        **values: object,
     ) -> None:
-        super().__init__(message)
+        self.message: str = msg(sentence, **values)
+        super().__init__(self.message)
         self.status = status
-        self.message = message
         self.param = param
         self.code = code
 
@@ -73,6 +80,10 @@ def api_error(error: BaseException) -> ApiError:
     """Any exception as an error response."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return wrong_shape(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, _sentence(error), code=CODES.get(error.status_code))
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="busy")
     if isinstance(error, UsageError):
@@ -91,25 +102,13 @@ def log(error: BaseException) -> None:
 def install(app: FastAPI) -> None:
     """Registers the error handlers."""
 
-    async def told(request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response(request)
-
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return wrong_shape(error).response(request)
-
-    async def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        response = ApiError(
-            error.status_code, _sentence(error), code=CODES.get(error.status_code)
-        ).response(request)
-        response.headers.update(error.headers or {})
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        response = api_error(error).response(request)
+        response.headers.update(getattr(error, "headers", None) or {})
         return response
 
-    for kind in (ApiError, MalmoiError, Exception):
-        app.add_exception_handler(kind, told)
-    app.add_exception_handler(RequestValidationError, refused)
-    app.add_exception_handler(HTTPException, http)
+    for kind in (ApiError, MalmoiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
 
 def wrong_shape(error: RequestValidationError) -> ApiError:
@@ -128,9 +127,11 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
     wrong = dict.fromkeys(one["msg"] for one in fitting or here)
     return ApiError(
         400,
-        msg("{where}: {wrong}.", where=where, wrong="; or: ".join(list(wrong)[:4])),
+        "{where}: {wrong}.",
         param=where,
         code="invalid_value",
+        where=where,
+        wrong="; or: ".join(list(wrong)[:4]),
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from malmoi.messages import msg
 from malmoi.server.config import ServeConfig, is_local
 from malmoi.server.error_replies import ApiError, api_error, log
 from malmoi.server.prometheus import Metrics
@@ -69,7 +68,9 @@ class RequestGuard:
         finally:
             self.state.in_flight -= 1
             seconds = perf_counter() - start
-            self.metrics.request(_address(scope), seen.status, seconds)
+            # the route's path, so that clients cannot create unbounded labels
+            path = str(getattr(scope.get("route"), "path", "other"))
+            self.metrics.request(path, seen.status, seconds)
             host = scope["client"][0] if scope.get("client") else "-"
             about = (host, _line(scope), seen.status, seconds, seen.request_id)
             access.info("%s %s %d %.3fs %s", *about)
@@ -102,20 +103,24 @@ class RequestGuard:
         if self.state.stopping:
             raise ApiError(503, "The server is shutting down.", code="stopping")
         if self.state.in_flight > MAX_CONNECTIONS:
-            sentence = msg(
-                "{most} requests are being served already; try again later.", most=MAX_CONNECTIONS
+            raise ApiError(
+                429,
+                "{most} requests are being served already; try again later.",
+                code="busy",
+                most=MAX_CONNECTIONS,
             )
-            raise ApiError(429, sentence, code="busy")
         if self.settings.api_key is not None:
             if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not self._has_key(headers):
-                sentence = msg("The API key is missing or wrong: send Authorization: Bearer KEY.")
-                raise ApiError(401, sentence, code="no_key")
+                raise ApiError(
+                    401,
+                    "The API key is missing or wrong: send Authorization: Bearer KEY.",
+                    code="no_key",
+                )
         elif self.settings.local and not is_local(_host(headers)):
             # another site's page may have pointed its own host name at this machine (DNS rebinding)
-            sentence = msg(
-                "This server answers only to localhost; to use a host name, set --api-key."
+            raise ApiError(
+                403, "This server answers only to localhost; to use a host name, set --api-key."
             )
-            raise ApiError(403, sentence)
 
     def _has_key(self, headers: Headers) -> bool:
         given = headers.get("authorization", "")
@@ -130,27 +135,33 @@ class RequestGuard:
             async with asyncio.timeout(self.settings.body_timeout):
                 return await self._read(receive, too_large=size > self.settings.max_body)
         except TimeoutError:
-            sentence = msg(
+            raise ApiError(
+                408,
                 "The request body took longer than {timeout:g} seconds.",
+                code="slow",
                 timeout=self.settings.body_timeout,
-            )
-            raise ApiError(408, sentence, code="slow") from None
+            ) from None
 
     async def _read(self, receive: Receive, *, too_large: bool) -> bytes:
         limit = self.settings.max_body
         size = 0
         body = bytearray()
-        async for part in _parts(receive):
+        message: Message = {"more_body": True}
+        while message.get("more_body", False) and not (too_large and size > MAX_DRAINED_BYTES):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
             size += len(part)
             too_large = too_large or size > limit
-            if too_large and size > MAX_DRAINED_BYTES:
-                break
             body += b"" if too_large else part
         if too_large:
-            sentence = msg(
-                "The body is larger than {limit:,} bytes, this server's limit.", limit=limit
+            raise ApiError(
+                413,
+                "The body is larger than {limit:,} bytes, this server's limit.",
+                code="too_large",
+                limit=limit,
             )
-            raise ApiError(413, sentence, code="too_large")
         return bytes(body)
 
 
@@ -220,16 +231,6 @@ def _until(superseded: asyncio.Event, receive: Receive) -> Receive:
     return next_message
 
 
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Gone
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
-
-
 def _check_text(body: bytes) -> None:
     """Refuses lone surrogates, which JSON can express (\\ud800) but UTF-8 cannot."""
     if not SURROGATE.search(body):
@@ -237,8 +238,11 @@ def _check_text(body: bytes) -> None:
     try:
         json.dumps(json.loads(body), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        sentence = "The body contains a lone surrogate such as \\ud800, which is not a character."
-        raise ApiError(400, sentence, code="invalid_text") from None
+        raise ApiError(
+            400,
+            "The body contains a lone surrogate such as \\ud800, which is not a character.",
+            code="invalid_text",
+        ) from None
     except (ValueError, RecursionError):
         return  # the JSON parser reports it
 
@@ -269,8 +273,3 @@ def _line(scope: Scope) -> str:
     """The method and the path as sent, with anything that could break a log line escaped."""
     path = scope.get("raw_path", b"")[:200].decode("ascii", "backslashreplace")
     return f"{scope['method']} {path}".encode("unicode_escape").decode()
-
-
-def _address(scope: Scope) -> str:
-    """The route's path, so that clients cannot create unbounded labels."""
-    return str(getattr(scope.get("route"), "path", "other"))

@@ -9,7 +9,7 @@ from typing import Self
 from malmoi.errors import UsageError, nearest
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
-from malmoi.messages import joined, msg
+from malmoi.messages import joined
 from malmoi.server.config import ServeConfig
 from malmoi.server.error_replies import ApiError
 
@@ -87,12 +87,14 @@ class ModelRegistry:
         if name is None:
             return next(iter(self))
         if name not in self.names:
-            sentence = msg(
+            raise ApiError(
+                404,
                 "There is no model {name!r}.{hint}",
+                param="model",
+                code="model_not_found",
                 name=name[:80],
                 hint=nearest(name[:200], self.names),
             )
-            raise ApiError(404, sentence, param="model", code="model_not_found")
         return self.names[name]
 
     def close(self, *, drain: bool = True) -> None:

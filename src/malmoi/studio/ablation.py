@@ -10,7 +10,7 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
-from malmoi.interpret.head_importance import Row
+from malmoi.interpret.importance import Row
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.messages import msg
 from malmoi.server.api.requests import ApiRequest

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.interpret.attention_and_lens import (
+from malmoi.interpret.forward_pass import (
     AttentionArray,
     AttentionMaps,
     LayerGuess,

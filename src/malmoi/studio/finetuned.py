@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
-from malmoi.interpret.attribution import AttributionMethod, Piece
+from malmoi.interpret.importance import AttributionMethod, Piece
 from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import ApiRequest, NameField, TextField

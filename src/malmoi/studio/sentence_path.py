@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
-from malmoi.interpret.attention_and_lens import encode_for_model
+from malmoi.interpret.forward_pass import encode_for_model
 from malmoi.model import Activations, Network
 from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.studio.endpoint import model_view

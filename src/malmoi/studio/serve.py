@@ -20,7 +20,7 @@ def serve_models(
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
-    from malmoi.server.listener import Server, address, listen
+    from malmoi.server.app import Server, address, listen
     from malmoi.server.model_registry import ModelRegistry
     from malmoi.studio.app import create_studio
     from malmoi.studio.pair_view import pair_examples

@@ -14,8 +14,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model, Score
 from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
-from malmoi.inference.score import score_windows
-from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.score import score_windows, token_logprobs
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress

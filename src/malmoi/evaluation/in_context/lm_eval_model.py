@@ -12,9 +12,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from malmoi.inference import Model, load
-from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.prompt import encode_text, start_token
-from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.score import ScoredRow, token_logprobs
 
 DEFAULT_NEW_TOKENS = 256  # used if a task sets no limit
 

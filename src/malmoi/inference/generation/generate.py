@@ -1,20 +1,107 @@
 """Text generation: tokens by `Decoding`, beam search or prompt lookup, then detokenized."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from typing import Any
 
+import torch
+
+from malmoi.errors import UsageError, nearest
 from malmoi.inference.generation.batch import BatchPool
 from malmoi.inference.generation.beam_search import beam_search
+from malmoi.inference.generation.constraints import (
+    AllConstraints,
+    AllowedTokens,
+    BannedWords,
+    Constraint,
+    MinTokens,
+)
 from malmoi.inference.generation.detokenize import TextWriter, detokenizer
-from malmoi.inference.generation.options import GenerationConfig
+from malmoi.inference.generation.keywords import GenerationSettings
+from malmoi.inference.generation.options import (
+    ConstraintOptions,
+    GenerationConfig,
+    Sampling,
+    stop_strings,
+)
 from malmoi.inference.generation.prefix_cache import PrefixCache
-from malmoi.inference.generation.prompt_lookup import PromptLookup
-from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
-from malmoi.kernels.fast_argmax import FastArgmax
-from malmoi.model import Network
+from malmoi.inference.generation.sampling import SequenceState, StepOutput, new_sequences
+from malmoi.kernels.fast_argmax import FastArgmax, greedy_tokens
+from malmoi.kernels.kv_slots import check_causal, common_prefix_length
+from malmoi.model import KVCache, Network
+from malmoi.settings import settings_of
 from malmoi.system.threads import inference_threads
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import length_batches
+
+MATCH_TOKENS = 3  # longest match that prompt lookup looks for; shorter ones if there is none
+DRAFT_TOKENS = 8  # maximum length of a draft
+
+
+# ------------------------------------------------------------------ the options of `generate`
+
+
+def generation_config(
+    tokenizer: Tokenizer, ends: frozenset[int], vocab: int, options: GenerationSettings
+) -> GenerationConfig:
+    """The config of these options, for a model whose texts end with one of `ends`."""
+    known = settings_of(GenerationConfig, ConstraintOptions)
+    values: dict[str, Any] = dict(options)
+    for name in values:
+        if name not in known:
+            raise UsageError(
+                "generate has no setting {name!r}.{hint}", name=name, hint=nearest(name, known)
+            )
+    if values.get("speculate") or values.get("beams", 1) > 1:
+        values.setdefault("temperature", 0.0)
+    sampling = Sampling(**_take(values, Sampling))
+    if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
+        raise UsageError(
+            "logit_bias has the token {wrong}, which is not in this model's vocabulary.",
+            wrong=wrong[0],
+        )
+    rules = ConstraintOptions(**_take(values, ConstraintOptions))
+    # special tokens decode to no text, so they match by id
+    ids = tokenizer.control_tokens
+    stops = (ids[text] for text in stop_strings(values.get("stop", ())) if text in ids)
+    return GenerationConfig(
+        sampling=sampling,
+        end_tokens=ends.union(stops),
+        constraint=build_constraint(tokenizer, ends, rules),
+        **values,
+    )
+
+
+def build_constraint(
+    tokenizer: Tokenizer, ends: frozenset[int], options: ConstraintOptions
+) -> Constraint | None:
+    """Combines the constraining options of `generate` into one constraint."""
+    parts: list[Constraint] = []
+    if options.allowed is not None:
+        parts.append(AllowedTokens(options.allowed))
+    if options.banned is not None:
+        words = options.banned
+        parts.append(BannedWords([words] if isinstance(words, str) else words, tokenizer))
+    if options.min_tokens is not None:
+        parts.append(MinTokens(options.min_tokens, ends))
+    # last, since near the limit they choose among the tokens that the others leave
+    for name in ("choices", "regex", "json_schema"):
+        value = getattr(options, name)
+        if value is not None:
+            from malmoi.inference.generation.grammar import grammar_constraint
+
+            parts.append(grammar_constraint(name, value, tokenizer, ends))
+    return AllConstraints(parts) if len(parts) > 1 else next(iter(parts), None)
+
+
+def _take(values: dict[str, Any], record: type) -> dict[str, Any]:
+    """Removes and returns the values of a record's fields."""
+    names = [one.name for one in fields(record)]
+    return {name: values.pop(name) for name in names if name in values}
+
+
+# ------------------------------------------------------------------ decoding
 
 
 class Decoding:
@@ -78,61 +165,60 @@ class TextGenerator:
     fast_argmax: FastArgmax | None = None
     batches: BatchPool = field(default_factory=BatchPool)
 
+    def continuations(
+        self, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> list[list[str]]:
+        """Returns `n` continuations of every prompt."""
+        texts = [""] * (len(prompts) * config.n)
+        for i, text in self.stream(prompts, config):
+            texts[i] += text
+        return [texts[i : i + config.n] for i in range(0, len(texts), config.n)]
 
-def stream_texts(
-    generator: TextGenerator, prompts: Sequence[Sequence[int]], config: GenerationConfig
-) -> Iterator[tuple[int, str]]:
-    """Yields (continuation, chunk of text): sample j of prompt i is continuation i · n + j."""
-    longest = generator.network.config.max_length
-    wanted = new_sequences(prompts, config, longest)  # raises right away
-    return _write_all(generator, wanted, config)
+    def stream(
+        self, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> Iterator[tuple[int, str]]:
+        """Yields (continuation, chunk of text): sample j of prompt i is continuation i · n + j."""
+        wanted = new_sequences(prompts, config, self.network.config.max_length)  # raises right away
+        if config.beams > 1 or config.speculate:
+            return self._write_alone(wanted, config)
+        return self._write_together(wanted, config)
 
+    def _write_together(
+        self, wanted: Sequence[SequenceState], config: GenerationConfig
+    ) -> Iterator[tuple[int, str]]:
+        writers = [writer_for(self.tokenizer, sequence, config) for sequence in wanted]
+        for group in length_batches([len(sequence.prompt) + sequence.limit for sequence in wanted]):
+            some = [wanted[i] for i in group]
+            decoding = Decoding(self.network, some, self.fast_argmax, self.batches)
+            try:
+                with inference_threads(self.network.device) as threads:
+                    while decoding.running:
+                        for at, tokens in decoding.step().items():
+                            i = group[at]
+                            if text := writers[i].push_all(tokens, wanted[i].constraint_state)[0]:
+                                yield i, text
+                            threads.step(len(tokens))
+                        decoding.drop(at for at, i in enumerate(group) if writers[i].done)
+            finally:
+                decoding.close()
 
-def _write_all(
-    generator: TextGenerator, wanted: Sequence[SequenceState], config: GenerationConfig
-) -> Iterator[tuple[int, str]]:
-    if config.beams > 1 or config.speculate:
+    def _write_alone(
+        self, wanted: Sequence[SequenceState], config: GenerationConfig
+    ) -> Iterator[tuple[int, str]]:
+        """Beam search or prompt lookup, whose requests share no steps."""
         for i, sequence in enumerate(wanted):
-            yield from ((i, text) for text in _write_one(generator, sequence, config))
-        return
-    for group in length_batches([len(sequence.prompt) + sequence.limit for sequence in wanted]):
-        for i, text in _write_group(generator, [wanted[i] for i in group], config):
-            yield group[i], text
-
-
-def _write_group(
-    generator: TextGenerator, wanted: Sequence[SequenceState], config: GenerationConfig
-) -> Iterator[tuple[int, str]]:
-    writers = [writer_for(generator.tokenizer, sequence, config) for sequence in wanted]
-    decoding = Decoding(generator.network, wanted, generator.fast_argmax, generator.batches)
-    try:
-        with inference_threads(generator.network.device) as threads:
-            while decoding.running:
-                for i, tokens in decoding.step().items():
-                    if text := writers[i].push_all(tokens, wanted[i].constraint_state)[0]:
-                        yield i, text
-                    threads.step(len(tokens))
-                decoding.drop(i for i, writer in enumerate(writers) if writer.done)
-    finally:
-        decoding.close()
-
-
-def _write_one(
-    generator: TextGenerator, sequence: SequenceState, config: GenerationConfig
-) -> Iterator[str]:
-    """Beam search or prompt lookup for one request, which shares no steps with the others."""
-    writer = writer_for(generator.tokenizer, sequence, config)
-    network = generator.network
-    tokens: Iterable[int] = (
-        beam_search(network, sequence.prompt, sequence.limit, config)
-        if config.beams > 1
-        else PromptLookup(network, sequence.prompt, sequence.limit, generator.fast_argmax)
-    )
-    for token in tokens:
-        if text := writer.push(token):
-            yield text
-        if writer.done:
-            return
+            asked = (self.network, sequence.prompt, sequence.limit)
+            writer = writer_for(self.tokenizer, sequence, config)
+            tokens: Iterable[int] = (
+                beam_search(*asked, config)
+                if config.beams > 1
+                else chain.from_iterable(prompt_lookup(*asked, self.fast_argmax))
+            )
+            for token in tokens:
+                if text := writer.push(token):
+                    yield i, text
+                if writer.done:
+                    break
 
 
 def writer_for(
@@ -142,11 +228,47 @@ def writer_for(
     return TextWriter(decode, config.stop, config.end_tokens, sequence.limit)
 
 
-def continuations(
-    generator: TextGenerator, prompts: Sequence[Sequence[int]], config: GenerationConfig
-) -> list[list[str]]:
-    """Returns `n` continuations of every prompt."""
-    texts = [""] * (len(prompts) * config.n)
-    for i, text in stream_texts(generator, prompts, config):
-        texts[i] += text
-    return [texts[i : i + config.n] for i in range(0, len(texts), config.n)]
+# ------------------------------------------------------------------ prompt lookup
+
+
+@torch.inference_mode()
+def prompt_lookup(
+    network: Network, prompt: Sequence[int], limit: int, fast_argmax: FastArgmax | None = None
+) -> Iterator[list[int]]:
+    """Greedily continues a prompt and yields the tokens of each pass (Saxena 2023).
+
+    A draft is what followed the same tokens earlier in the text. The network checks the whole of it
+    in one pass and keeps the tokens it would have generated itself, so greedy text is unchanged,
+    only faster where it repeats: summaries, answers from a context, code.
+    """
+    check_causal(network)
+    if network.config.recurrent:
+        raise UsageError(
+            "speculate needs a cache that can be rolled back, and a recurrent model has only "
+            "a state: omit speculate."
+        )
+    text = list(prompt)
+    end = min(len(text) + limit, network.config.context)
+    cache = KVCache(network.config, 1, end, dtype=network.dtype, device=network.device)
+    unread = list(text)
+    while len(text) < end:
+        draft = find_draft(text, min(DRAFT_TOKENS, end - len(text) - 1))
+        shown = torch.tensor([unread + draft], device=network.device)
+        hidden = network.trunk(shown, cache=cache)[0, len(unread) - 1 :]
+        best = greedy_tokens(network, fast_argmax, hidden)
+        # the accepted part of the draft, and the token that the network generates after it
+        right = best[: common_prefix_length(draft, best) + 1]
+        cache.truncate(len(text) + len(right) - 1)
+        text += right
+        unread = right[-1:]
+        yield right
+
+
+def find_draft(text: Sequence[int], limit: int) -> list[int]:
+    """What followed the latest earlier occurrence of the newest tokens, up to `limit` tokens."""
+    for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if limit > 0 else ():
+        newest = text[-size:]
+        for start in range(len(text) - size - 1, -1, -1):
+            if text[start : start + size] == newest:
+                return list(text[start + size : start + size + limit])
+    return []

@@ -1,14 +1,15 @@
-"""Prefix cache: keys and values of prompts that were read before.
+"""Prefix cache: keys and values of prompts that were read before, in blocks of tokens.
 
-A trie over blocks of tokens. A block's keys and values depend on everything before it, so a node is
-found only by its whole path; the least recently used leaves are evicted when the budget is full.
+A block's keys and values depend on everything before it, so it is found by its tokens and the
+number of the block before; the least recently used are evicted when the budget is full, the later
+blocks of a prompt before the earlier ones.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,26 +17,20 @@ from torch import Tensor
 from malmoi.kernels.kv_slots import KVSlots
 from malmoi.model import Network
 
-BLOCK_TOKENS = 16  # tokens per node
+BLOCK_TOKENS = 16
 PREFIX_CACHE_BYTES = 256 * 2**20  # bytes: 3,600 tokens of GPT-2 small in fp32
+BlockKey = tuple[int, tuple[int, ...]]  # the number of the block before (0: none), and its tokens
 
 
-@dataclass(eq=False)
-class PrefixNode:
-    """A block's keys and values [2, depth, G, BLOCK, E], after the path to it."""
+class PrefixBlock(NamedTuple):
+    """A block's number, and its keys and values [2, depth, G, BLOCK, E]."""
 
-    block: tuple[int, ...]
-    parent: "PrefixNode | None" = None
-    held: Tensor | None = None
-    children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return 0 if self.held is None else self.held.nbytes
+    number: int
+    held: Tensor
 
 
 class PrefixCache:
-    """The prefix trie of one network; thread-safe because lookups copy their results."""
+    """The prefixes of one network; thread-safe because lookups copy their results."""
 
     def __init__(self, network: Network, budget: int = PREFIX_CACHE_BYTES) -> None:
         # inference tensors never change and have no version counter
@@ -43,6 +38,7 @@ class PrefixCache:
         self.budget = budget
         self.enabled = not network.config.recurrent  # a state has no places to cut it at
         self.lock = threading.RLock()
+        self.numbers = count(1)
         self._forget()
 
     def load(self, tokens: Sequence[int], slots: KVSlots, row: int) -> int:
@@ -50,9 +46,10 @@ class PrefixCache:
         with self.lock:
             path = self._path(tokens)
             self._touch(path)
-        if not path or slots.rings:
+            blocks = [self.blocks[key].held for key in path]
+        if not blocks or slots.rings:
             return 0
-        held = torch.cat([node.held for node in path if node.held is not None], dim=3)
+        held = torch.cat(blocks, dim=3)
         for target, found in zip((*slots.keys, *slots.values), held.flatten(0, 1), strict=True):
             target[row, :, : found.size(1)] = found
         return held.size(3)
@@ -68,50 +65,41 @@ class PrefixCache:
             return
         with self.lock:
             path = self._path(tokens)
+            before = self.blocks[path[-1]].number if path else 0
             for start, block in list(_blocks(tokens))[len(path) :]:
-                path.append(self._grow(path[-1] if path else self.root, block, slots, row, start))
+                at = slice(start, start + BLOCK_TOKENS)
+                layers = [layer[row, :, at] for layer in (*slots.keys, *slots.values)]
+                held = torch.stack(layers).unflatten(0, (2, -1))
+                path.append((before, block))
+                before = next(self.numbers)
+                self.blocks[path[-1]] = PrefixBlock(before, held)
+                self.used += held.nbytes
             self._touch(path)
-            self._evict()
+            while self.used > self.budget:
+                _, oldest = self.blocks.popitem(last=False)
+                self.used -= oldest.held.nbytes
 
-    def _grow(
-        self, parent: PrefixNode, block: tuple[int, ...], slots: KVSlots, row: int, start: int
-    ) -> PrefixNode:
-        at = slice(start, start + BLOCK_TOKENS)
-        layers = [layer[row, :, at] for layer in (*slots.keys, *slots.values)]
-        held = torch.stack(layers).unflatten(0, (2, -1))
-        parent.children[block] = node = PrefixNode(block, parent, held)
-        self.used += node.size
-        return node
-
-    def _path(self, tokens: Sequence[int]) -> list[PrefixNode]:
+    def _path(self, tokens: Sequence[int]) -> list[BlockKey]:
         if self.version != _version(self.weights):
             self._forget()
-        path = []
-        node = self.root
+        path: list[BlockKey] = []
+        number = 0
         for _, block in _blocks(tokens):
-            found = node.children.get(block)
+            found = self.blocks.get((number, block))
             if found is None:
                 break
-            path.append(node := found)
+            path.append((number, block))
+            number = found.number
         return path
 
-    def _touch(self, path: list[PrefixNode]) -> None:
-        """From leaf to root: parents stay newer than children, so leaves are evicted first."""
-        for node in reversed(path):
-            self.order[node] = None
-            self.order.move_to_end(node)
-
-    def _evict(self) -> None:
-        while self.used > self.budget:
-            node, _ = self.order.popitem(last=False)
-            self.used -= node.size
-            if node.parent is not None:
-                del node.parent.children[node.block]
+    def _touch(self, path: list[BlockKey]) -> None:
+        """From last to first: what a block depends on stays newer, so it is evicted later."""
+        for key in reversed(path):
+            self.blocks.move_to_end(key)
 
     def _forget(self) -> None:
-        self.root = PrefixNode(())
+        self.blocks: OrderedDict[BlockKey, PrefixBlock] = OrderedDict()
         self.used = 0
-        self.order: OrderedDict[PrefixNode, None] = OrderedDict()
         self.version = _version(self.weights)
 
 

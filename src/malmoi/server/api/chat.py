@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
-from malmoi.inference.engine import Engine, GenerationJob
+from malmoi.inference.engine import Engine, GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import encode_conversation
-from malmoi.inference.stream import TextChunk, join_chunks
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES
 from malmoi.server.api.limits import served_model
@@ -26,7 +25,7 @@ from malmoi.server.api.responses import (
     Delta,
     Usage,
 )
-from malmoi.server.generation_jobs import IndexedChunk
+from malmoi.server.executor import IndexedChunk
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from malmoi.server.error_replies import ApiError, api_error, log
-from malmoi.server.executor import unless_disconnected
-from malmoi.server.generation_jobs import GenerationStream
+from malmoi.server.executor import GenerationStream, unless_disconnected
 
 DONE_EVENT = b"data: [DONE]\n\n"
 EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}

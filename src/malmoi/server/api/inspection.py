@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from malmoi.interpret.attention_and_lens import AttentionArray, attention, chosen_reader, lens
+from malmoi.interpret.forward_pass import AttentionArray, attention, chosen_reader, lens
 from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import AttentionRequest, LensRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse

@@ -33,15 +33,17 @@ def require_characters(served: ServedModel, name: str, characters: int) -> None:
     context = served.model.config.context
     # a token has one at least, so that most texts need no further look
     if characters > context and characters > served.max_characters:
-        sentence = msg(
+        raise ApiError(
+            400,
             "{name} has {characters:,} characters, more than this model's context of "
             "{context:,} tokens can hold ({most:,}): shorten it.",
+            param=name,
+            code="context_length_exceeded",
             name=name,
             characters=characters,
             context=context,
             most=served.max_characters,
         )
-        raise ApiError(400, sentence, param=name, code="context_length_exceeded")
 
 
 def _characters(value: Any) -> Iterator[int]:
@@ -71,13 +73,14 @@ def check_reading(request: Request, tokens: int, passes: int = 1, characters: in
     for count, (what, limit) in zip((tokens, characters), limits.items(), strict=True):
         if count * passes > limit:
             times = msg(" × {passes} passes", passes=passes) if passes > 1 else ""
-            sentence = msg(
+            raise ApiError(
+                400,
                 "The model would have to read {total}, above this server's limit of {limit:,} per "
                 "request: send it in parts.",
+                code="too_many_tokens",
                 total=plural(count, what) + times,
                 limit=limit,
             )
-            raise ApiError(400, sentence, code="too_many_tokens")
 
 
 def count_reading(

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from malmoi.inference.engine import GenerationJob
+from malmoi.inference.engine import GenerationJob, TextChunk
 from malmoi.inference.generation.detokenize import detokenizer
+from malmoi.inference.generation.sampling import Logprob
 from malmoi.inference.generation.token_bytes import token_bytes
-from malmoi.inference.generation.token_selection import Logprob
-from malmoi.inference.stream import TextChunk
 from malmoi.server.api.responses import ChatLogprobs, Logprobs, NamedLogprob, TokenLogprob
 from malmoi.tokenizer import Tokenizer
 

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
+from malmoi.inference.engine import join_chunks
 from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HEADS, TaskHead
 from malmoi.inference.score import Score
-from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompts, question_prompt
 from malmoi.messages import msg
 from malmoi.server.api.completions import prompts_of, too_long
@@ -46,8 +46,7 @@ from malmoi.server.api.responses import (
     ScoreResponse,
     Usage,
 )
-from malmoi.server.executor import checkpoint, run_on_model, unless_disconnected
-from malmoi.server.generation_jobs import GenerationStream
+from malmoi.server.executor import GenerationStream, checkpoint, run_on_model, unless_disconnected
 from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Encoding
 

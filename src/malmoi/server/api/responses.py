@@ -4,11 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from malmoi.inference.answer import Candidate
 from malmoi.inference.fill import Fill
 from malmoi.inference.score import Score
-from malmoi.inference.tagging import Span
-from malmoi.interpret.attention_and_lens import LayerGuess
+from malmoi.inference.spans import Candidate, Span
+from malmoi.interpret.forward_pass import LayerGuess
 
 FinishField = Literal["stop", "length"]
 
@@ -58,15 +57,20 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishField | None = None
 
 
-class CompletionResponse(BaseModel):
-    """Continuations, or a part of them in a stream."""
+class GenerationResponse(BaseModel):
+    """What the responses with generated text have in common."""
 
     id: str
-    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class CompletionResponse(GenerationResponse):
+    """Continuations, or a part of them in a stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
 
 
 class NamedLogprob(BaseModel):
@@ -105,15 +109,11 @@ class ChatChoice(BaseModel):
     finish_reason: FinishField
 
 
-class ChatResponse(BaseModel):
+class ChatResponse(GenerationResponse):
     """Answers."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage
 
 
 class Delta(BaseModel):
@@ -132,15 +132,11 @@ class ChunkChoice(BaseModel):
     finish_reason: FinishField | None = None
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(GenerationResponse):
     """A part of the answers in a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
 
 
 class EmbeddingVector(BaseModel):

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from malmoi.inference.engine import GenerationJob
-from malmoi.inference.stream import TextChunk, join_chunks
+from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.chat import chat_jobs
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
@@ -23,7 +22,7 @@ from malmoi.server.api.requests import (
     example,
 )
 from malmoi.server.api.responses import Usage
-from malmoi.server.generation_jobs import GenerationStream, IndexedChunk
+from malmoi.server.executor import GenerationStream, IndexedChunk
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()

@@ -1,21 +1,124 @@
-"""Extractive answers: the best spans over windows of a long context, or no answer."""
+"""Spans of a text: labels of words and what they make up, and answers from a context."""
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.predict import Predictor, score_tokens
+from malmoi.inference.predict import (
+    Predictor,
+    TextOrPair,
+    name_of,
+    score_tokens,
+    split_pairs,
+    token_scores,
+)
 from malmoi.system.result import Result
-from malmoi.tokenizer.windows import ContextWindow
+from malmoi.tokenizer import Encoding
+from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 
+OUTSIDE_TAG = "O"  # the tag of a word outside any entity (CoNLL)
 MAX_ANSWER_TOKENS = 30  # maximum length of an answer (Devlin 2019's code)
 NO_ANSWER_SCORE = 1e6  # the margin of "no answer" over the best span when the context is empty
 MAX_STARTS = 20  # best starts and ends paired in each window
 SpanScores = dict[tuple[int, int], float]  # by (start, end) character
+
+
+# ------------------------------------------------------------------ labelled words
+
+
+@dataclass(frozen=True, repr=False)
+class Span(Result):
+    """A labelled span of the text; `start` and `end` are character offsets.
+
+    Examples:
+        >>> malmoi.Span("Ann", "PER", start=0, end=3, score=0.9).label
+        'PER'
+    """
+
+    text: str
+    label: str
+    start: int
+    end: int
+    score: float
+
+
+def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span]]:
+    """Predicts the labelled spans of each text."""
+    encodings = reading.tokenizer.encode_batch(*split_pairs(texts))
+    for encoding in encodings:
+        if len(encoding.tokens) > reading.network.config.context:
+            raise UsageError(
+                "The text has {tokens} tokens, more than this model's context of {context}; "
+                "split it into sentences.",
+                tokens=len(encoding.tokens),
+                context=reading.network.config.context,
+            )
+    scores = token_scores(reading.network, encodings, "tag")
+    firsts = [text if isinstance(text, str) else text[0] for text in texts]
+    tagged = zip(firsts, encodings, scores, strict=True)
+    return [list(merge_tags(text, e, s, reading.labels)) for text, e, s in tagged]
+
+
+def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Tags the words of pre-split sentences; a word without tokens is tagged as outside."""
+    words = tuple(map(tuple, sentences))
+    pieces = reading.encode(word_pieces, reading.tokenizer, words, reading.max_tokens)
+    flat = [piece for some in pieces for piece in some]
+    best: dict[int, list[int]] = {}
+    for group, scores in score_tokens(reading.network, [piece.row for piece in flat], "tag"):
+        best.update(zip(group, scores.argmax(-1).tolist(), strict=True))
+    found = iter([best[i] for i in range(len(flat))])
+    return [
+        [
+            OUTSIDE_TAG if place is None else name_of(reading.labels, best_labels[place])
+            for piece, best_labels in zip(some, found, strict=False)
+            for place in piece.firsts
+        ]
+        for some in pieces
+    ]
+
+
+def merge_tags(
+    text: str, encoding: Encoding, scores: Tensor, labels: Sequence[str]
+) -> Iterator[Span]:
+    """Merges the words of an entity: B-X begins, I-X continues; other labels are one word each."""
+    entity: list[Span] = []
+    for word in _words(text, encoding, scores.softmax(-1), labels):
+        continues = word.label.startswith("I-")
+        if entity and not (continues and entity[-1].label[1:] == word.label[1:]):
+            yield _merged(text, entity)
+            entity = []
+        entity += [word] if word.label != OUTSIDE_TAG else []
+    if entity:
+        yield _merged(text, entity)
+
+
+def _words(text: str, encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[Span]:
+    """Yields each word with the label of its first token, the one trained (Devlin 2019 §5.3)."""
+    words = enumerate(encoding.words)
+    places = [at for at, word in words if word is not None and not encoding.specials[at]]
+    for _, pieces in groupby(places, key=encoding.words.__getitem__):
+        some = list(pieces)
+        score, best = chances[some[0]].max(-1)
+        start = encoding.offsets[some[0]][0]
+        end = encoding.offsets[some[-1]][1]
+        yield Span(text[start:end], name_of(labels, int(best)), start, end, float(score))
+
+
+def _merged(text: str, words: Sequence[Span]) -> Span:
+    start = words[0].start
+    end = words[-1].end
+    label = words[0].label
+    name = label[2:] if label[:2] in ("B-", "I-") else label
+    return Span(text[start:end], name, start, end, sum(word.score for word in words) / len(words))
+
+
+# ------------------------------------------------------------------ answers
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,18 +132,14 @@ class Candidate(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Answer(Result):
-    """The answer (empty if there is none), its candidates, and the margin of "no answer".
+class Answer(Candidate):
+    """The best candidate (an empty text if there is no answer), all, and the margin of "none".
 
     Examples:
         >>> malmoi.Answer("Paris", start=10, end=15, score=0.9, candidates=(), null=-3.0).text
         'Paris'
     """
 
-    text: str
-    start: int
-    end: int
-    score: float
     candidates: tuple[Candidate, ...]
     null: float
 
@@ -60,9 +159,8 @@ def answer_questions(
                 one=one,
             )
     length = reading.max_tokens
-    cut = reading.encode.windows(
-        reading.tokenizer, tuple(questions), length, min(reading.stride, length)
-    )
+    stride = min(reading.stride, length)
+    cut = reading.encode(context_windows, reading.tokenizer, tuple(questions), length, stride)
     read = iter(_read(reading, [window for some in cut for window in some], max(top, 1)))
     return [
         _answer(context, [next(read) for _ in some], reading.threshold, top)
@@ -75,15 +173,15 @@ def _read(
     reading: Predictor, windows: Sequence[ContextWindow], top: int
 ) -> list[tuple[float, SpanScores]]:
     """Each window's "no answer" score and the scores of its best spans."""
-    found: list[tuple[float, SpanScores]] = [(0.0, {})] * len(windows)
+    found: dict[int, tuple[float, SpanScores]] = {}
     for group, scores in score_tokens(reading.network, windows, "span"):
         some = [windows[i] for i in group]
         last = reading.network.config.pool == "last"
         ends = [len(window.tokens) - 1 if last else 0 for window in some]
         nulls = scores[range(len(some)), ends].sum(-1).tolist()
-        for i, null, spans in zip(group, nulls, _spans(some, scores, top), strict=True):
-            found[i] = (null, spans)
-    return found
+        read = zip(nulls, _spans(some, scores, top), strict=True)
+        found.update(zip(group, read, strict=True))
+    return [found[i] for i in range(len(windows))]
 
 
 def _spans(windows: Sequence[ContextWindow], scores: Tensor, top: int) -> Iterator[SpanScores]:
@@ -133,8 +231,7 @@ def _answer(
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)
-    best = candidates[0]
-    return Answer(best.text, best.start, best.end, best.score, candidates[:top], difference)
+    return Answer(**vars(candidates[0]), candidates=candidates[:top], null=difference)
 
 
 def _candidate(context: str, start: int, end: int, score: float) -> Candidate:

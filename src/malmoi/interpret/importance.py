@@ -1,11 +1,12 @@
-"""Importance of heads, attention and MLPs, and activation patching between two sentences.
+"""What an answer depends on: heads, attention and MLPs; positions of a layer; words of the text.
 
 N rows, V variants of a batch, B batch, T tokens, D width, L layers, H heads, E head width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from malmoi.errors import UsageError, require_known
 from malmoi.inference.embed import Float32Array
+from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.inference.prompt import mask_token
 from malmoi.interpret.forward_pass import Subject
 from malmoi.interpret.intervention import Place, Site, Tap, recorder, run_layers, view_with_taps
 from malmoi.messages import msg
-from malmoi.model import Network
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding
@@ -26,12 +27,14 @@ from malmoi.tokenizer.padding import forward_limits, length_batches
 
 Method = Literal["ablation", "gradient"]
 Metric = Literal["loss", "accuracy"]
+AttributionMethod = Literal["leave-one-out", "gradient"]
 Row = str | tuple[str, str]  # a text, or a text and its label
+Inputs = Mapping[str, Tensor | None]  # of the network
 MASKED_SHARE = 0.15  # of a BERT's tokens (Devlin et al. 2019 §3.1)
 VARIANT_TOKENS = 2048  # tokens of the variants in one batch
 SCORED_TOKENS = 1024  # tokens whose scores over the vocabulary are held at the same time
-SWITCHED_SITES: tuple[Site, ...] = ("head", "attention", "mlp")
 PATCHED_SITES: tuple[Site, ...] = ("residual", "attention", "mlp")
+WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,20 +74,33 @@ class PatchingMap(Result):
 class Batch:
     """Rows with the positions and targets of their predictions."""
 
-    inputs: Mapping[str, Tensor | None]
+    inputs: Inputs
     slots: Tensor  # [P] flat positions; of a classifier, rows
     targets: Tensor  # [P]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        rows, length = cast(Tensor, self.inputs["tokens"]).shape
-        return rows, length
 
-    def repeated(self, times: int) -> dict[str, Tensor | None]:
-        return {
-            name: None if value is None else value.repeat(times, 1)
-            for name, value in self.inputs.items()
-        }
+@dataclass(frozen=True, repr=False)
+class Piece(Result):
+    """A word or token of a text and its score; `start` and `end` are character offsets."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True, repr=False)
+class Attribution(Result):
+    """The contribution of each word to an answer.
+
+    Leave-one-out: p(target) − p(target without the word). Gradient × input: how log p(target)
+    changes, to the first order, with the token's embedding grown by its own size.
+    """
+
+    method: AttributionMethod
+    target: str  # a label, or a token
+    probability: float  # of the target, for the whole text
+    pieces: tuple[Piece, ...]
 
 
 # ------------------------------------------------------------------ heads, attention, MLPs
@@ -170,48 +186,55 @@ def _ablated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, Ten
     network = subject.network
     c = network.config
     states = run_layers(network.trunk, batch.inputs)
-    base = float(_sums(subject, network.trunk.norm(states[-1]), batch, metric))
+    rows, length = states[0].shape[:2]
+
+    def sums(hidden: Tensor) -> Tensor:
+        """The sum of losses or hits of each variant in hidden [V · B, T, D]: [V]."""
+        found = []
+        for variant in network.trunk.norm(hidden).split(rows):
+            judged = [_judge(*some, metric) for some in _scores(subject, variant, batch)]
+            found.append(torch.stack(judged).sum())
+        return torch.stack(found)
+
+    base = float(sums(states[-1]))
     found = torch.zeros(c.depth, c.heads + 2, dtype=torch.float64)
-    rows, length = batch.size
     together = max(1, VARIANT_TOKENS // (rows * length))
     for layer in range(c.depth):
         for some in torch.arange(c.heads + 2).split(together):
-            view = view_with_taps(network, _off(layer, some.tolist(), c.heads, c.size_per_head))
+            gates = torch.ones(len(some), c.depth, c.heads + 2, device=network.device)
+            gates[torch.arange(len(some)), layer, some] = 0
+            view = view_with_taps(network, _gated(gates, [layer]))
             begun = [state.repeat(len(some), 1, 1) for state in states[: layer + 1]]
-            last = run_layers(view.trunk, batch.repeated(len(some)), begun)[-1]
-            found[layer, some] = _sums(subject, network.trunk.norm(last), batch, metric).cpu()
+            last = run_layers(view.trunk, _repeated(batch.inputs, len(some)), begun)[-1]
+            found[layer, some] = sums(last).cpu()
     change = found - base
     return base, -change if metric == "accuracy" else change
 
 
-def _off(layer: int, parts: Sequence[int], heads: int, width: int) -> dict[Place, Tap]:
-    """Taps that switch off part v (a head, the attention, the MLP) in variant v of a batch."""
-
-    def tap(site: Site) -> Tap:
-        def zero(x: Tensor) -> Tensor:
-            changed = x.clone().view(len(parts), -1, *x.shape[1:])
-            for v, part in enumerate(parts):
-                if site == "head" and part < heads:
-                    changed[v, ..., part * width : (part + 1) * width] = 0
-                elif (site, part) in (("attention", heads), ("mlp", heads + 1)):
-                    changed[v] = 0
-            return changed.view_as(x)
-
-        return zero
-
-    return {(site, layer): tap(site) for site in SWITCHED_SITES}
+def _repeated(inputs: Inputs, times: int) -> Inputs:
+    return {name: None if x is None else x.repeat(times, 1) for name, x in inputs.items()}
 
 
-def _sums(subject: Subject, hidden: Tensor, batch: Batch, metric: Metric) -> Tensor:
-    """The sum of losses or hits of each variant in hidden [V · B, T, D]: [V]."""
-    rows, _ = batch.size
-    found = []
-    for variant in hidden.split(rows):
-        losses = [
-            _judge(scores, targets, metric) for scores, targets in _scores(subject, variant, batch)
-        ]
-        found.append(torch.stack(losses).sum())
-    return torch.stack(found)
+def _gated(gates: Tensor, layers: Iterable[int]) -> dict[Place, Tap]:
+    """Taps that multiply heads, attention and MLP of each variant by its gates [V, L, H + 2]."""
+    parts: dict[Site, slice] = {
+        "head": slice(None, -2),
+        "attention": slice(-2, -1),
+        "mlp": slice(-1, None),
+    }
+
+    def tap(gate: Tensor) -> Tap:
+        def scale(x: Tensor) -> Tensor:
+            split = x.unflatten(-1, (gate.size(1), -1)).unflatten(0, (len(gate), -1))
+            return (split * gate[:, None, None, :, None].to(x.dtype)).flatten(-2).flatten(0, 1)
+
+        return scale
+
+    return {
+        (site, layer): tap(gates[:, layer, part])
+        for layer in layers
+        for site, part in parts.items()
+    }
 
 
 def _scores(subject: Subject, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
@@ -237,8 +260,8 @@ def _estimated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, T
     network = subject.network
     c = network.config
     with torch.enable_grad():
-        gates = torch.ones(c.depth, c.heads + 2, device=network.device, requires_grad=True)
-        view = view_with_taps(network, _gated(gates, c.heads))
+        gates = torch.ones(1, c.depth, c.heads + 2, device=network.device, requires_grad=True)
+        view = view_with_taps(network, _gated(gates, range(c.depth)))
         last = network.trunk.norm(run_layers(view.trunk, batch.inputs)[-1])
         above = last.detach().requires_grad_()
         loss = 0.0
@@ -248,20 +271,7 @@ def _estimated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, T
             slope += torch.autograd.grad(part, above)[0]
             loss += float(part.detach())
         (found,) = torch.autograd.grad(last, gates, slope)
-    return loss, -found.double().cpu()
-
-
-def _gated(gates: Tensor, heads: int) -> dict[Place, Tap]:
-    def tap(site: Site, layer: int) -> Tap:
-        if site == "head":
-            gate = gates[layer, :heads, None]
-            return lambda x: (x.unflatten(-1, (heads, -1)) * gate).flatten(-2)
-        one = gates[layer, heads if site == "attention" else heads + 1]
-        return lambda x: x * one
-
-    return {
-        (site, layer): tap(site, layer) for layer in range(len(gates)) for site in SWITCHED_SITES
-    }
+    return loss, -found[0].double().cpu()
 
 
 # ------------------------------------------------------------------ patching between two sentences
@@ -295,29 +305,36 @@ def patching_map(
     recorded: dict[Place, Tensor] = {}
     layers: list[Place] = [(site, i) for i in range(network.config.depth)]
     view = view_with_taps(network, {place: recorder(recorded, place) for place in layers})
-    first = _logprobs(subject, run_layers(view.trunk, subject.inputs(encodings[:1])), places[0])
+
+    def logprobs(states: Sequence[Tensor]) -> Tensor:
+        """log p of each variant at its answer [V, classes]."""
+        hidden = network.trunk.norm(states[-1])
+        return subject.scores(network, hidden, places[0]).float().log_softmax(-1)
+
+    first = logprobs(run_layers(view.trunk, subject.inputs(encodings[:1])))
     at = int(first[0].argmax()) if answer is None else _answer_id(subject, answer)
     batch = subject.inputs(encodings[1:])
     states = run_layers(network.trunk, batch)
-    found = [_patched(network, batch, states, place, recorded[place]) for place in layers]
+    found = [_patched(subject, batch, states, place, recorded[place]) for place in layers]
     return PatchingMap(
         tuple(map(subject.tokenizer.token, encodings[1].tokens)),
         tuple(map(subject.tokenizer.token, encodings[0].tokens)),
         subject.name(at),
         float(first[0, at]),
-        float(_logprobs(subject, states, places[0])[0, at]),
-        np.stack([_logprobs(subject, some, places[0])[:, at].cpu().numpy() for some in found]),
+        float(logprobs(states)[0, at]),
+        np.stack([logprobs(some)[:, at].cpu().numpy() for some in found]),
     )
 
 
 def _patched(
-    network: Network,
-    inputs: Mapping[str, Tensor | None],
+    subject: Subject,
+    inputs: Inputs,
     states: Sequence[Tensor],
     place: Place,
     source: Tensor,
 ) -> list[Tensor]:
     """One variant per position [T, T, D], with that position copied from the source."""
+    network = subject.network
     length = source.size(1)
     each = torch.arange(length, device=source.device)
 
@@ -327,23 +344,11 @@ def _patched(
         return changed
 
     site, layer = place
-    wide = {name: None if x is None else x.repeat(length, 1) for name, x in inputs.items()}
+    wide = _repeated(inputs, length)
     begun = [state.repeat(length, 1, 1) for state in states[: layer + 2]]
     if site == "residual":
         return run_layers(network.trunk, wide, [*begun[:-1], put(begun[-1])])
     return run_layers(view_with_taps(network, {place: put}).trunk, wide, begun[:-1])
-
-
-def _logprobs(subject: Subject, states: Sequence[Tensor], at: Sequence[int]) -> Tensor:
-    """log p of each variant at its answer [V, classes]."""
-    hidden = subject.network.trunk.norm(states[-1])
-    if subject.labels_texts:
-        scores = subject.network.read(subject.head, hidden)
-    else:
-        step = hidden.size(1)
-        slots = torch.arange(len(hidden), device=hidden.device) * step + at[0]
-        scores = subject.network.read(subject.head, hidden, slots=slots)
-    return scores.float().log_softmax(-1)
 
 
 def _answer_id(subject: Subject, answer: str) -> int:
@@ -357,3 +362,82 @@ def _answer_id(subject: Subject, answer: str) -> int:
             tokens=len(tokens),
         )
     return tokens[0]
+
+
+# ------------------------------------------------------------------ words of the text
+
+
+def attribution(
+    subject: Subject, text: str, target: str | None, method: AttributionMethod
+) -> Attribution:
+    """Attributes an answer, by default the predicted one, to the words of a text."""
+    require_known(method, get_args(AttributionMethod), "There is no method {name!r}.{hint}")
+    subject.require_answer()
+    return (_slopes if method == "gradient" else _left_out)(subject, text, target)
+
+
+def _left_out(subject: Subject, text: str, target: str | None) -> Attribution:
+    """Predicts the text again without each of its words, except a mask."""
+    mask = subject.tokenizer.specials.mask
+    fixed = None if mask is None else subject.tokenizer.token(mask)
+    words = [m for m in WORD.finditer(text) if fixed is None or fixed not in m.group()]
+    texts = [text, *(without_word(text, *m.span()) for m in words)]
+    target, (whole, *without) = _chances(subject, texts, target)
+    pieces = tuple(
+        Piece(m.group(), *m.span(), whole - p) for m, p in zip(words, without, strict=True)
+    )
+    return Attribution("leave-one-out", target, whole, pieces)
+
+
+def _chances(subject: Subject, texts: Sequence[str], target: str | None) -> tuple[str, list[float]]:
+    """The target, by default the first text's answer, and its probability for each text."""
+    if subject.task_head in TEXT_HEADS:
+        found = subject.task_head.predict(subject.predictor, texts)
+        target = target or max(found[0].scores, key=found[0].scores.__getitem__)
+        subject.label_index(target)
+        return target, [prediction.scores[target] for prediction in found]
+    runs = [subject.run(text, top=1) for text in texts]
+    target = target or runs[0].guesses[-1][0].name
+    index = target_index(subject, target)
+    return target, [float(torch.tensor(run.logits[-1]).softmax(-1)[index]) for run in runs]
+
+
+def without_word(text: str, start: int, end: int) -> str:
+    """A text without one word and one of its adjacent spaces."""
+    after = text[end:]
+    return text[:start] + after[1:] if after[:1].isspace() else text[:start].rstrip() + after
+
+
+def _slopes(subject: Subject, text: str, target: str | None) -> Attribution:
+    """x · ∂ log p(target) / ∂x for each token's embedding x."""
+    encoding = subject.encode(text)
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x.detach().requires_grad_())
+        return kept[0]
+
+    with torch.enable_grad():
+        view = view_with_taps(subject.network, {("embedding", 0): keep})
+        last = view.trunk.norm(run_layers(view.trunk, subject.inputs([encoding]))[-1])
+        at = subject.answer_positions(encoding)[-1:]
+        logs = subject.scores(view, last, at)[0].float().log_softmax(-1)
+        index = int(logs.detach().argmax()) if target is None else target_index(subject, target)
+        (slope,) = torch.autograd.grad(logs[index], kept[0])
+    scores = (kept[0].detach() * slope).sum(-1)[0].tolist()
+    pieces = tuple(
+        Piece(subject.tokenizer.token(token), *offsets, score)
+        for token, offsets, score in zip(encoding.tokens, encoding.offsets, scores, strict=True)
+    )
+    probability = float(logs[index].detach().exp())
+    return Attribution("gradient", subject.name(index), probability, pieces)
+
+
+def target_index(subject: Subject, target: str) -> int:
+    """The class of a target: a label or a token."""
+    if subject.labels_texts:
+        return subject.label_index(target)
+    found = subject.tokenizer.id(target)
+    if found is None:
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=target)
+    return found
