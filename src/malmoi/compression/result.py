@@ -19,7 +19,7 @@ from malmoi.inference import Model, load
 from malmoi.inference.export import read_whole
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import GenerationConfig, Sampling
-from malmoi.inference.generation.token_selection import new_sequences
+from malmoi.inference.generation.sampling import new_sequences
 from malmoi.kernels.fast_argmax import fast_argmax_for
 from malmoi.kernels.int8 import is_quantized, memory_of
 from malmoi.model import Network, count_parameters
