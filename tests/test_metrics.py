@@ -26,8 +26,7 @@ from malmoi.metrics.labels import (
     label_scores,
     matthews,
 )
-from malmoi.metrics.language import bits_per_byte, perplexity
-from malmoi.metrics.numbers import mse, pearson, spearman
+from malmoi.metrics.numbers import bits_per_byte, mse, pearson, perplexity, spearman
 from malmoi.metrics.tags import entities, entity_f1
 
 few = settings(max_examples=40, deadline=None)

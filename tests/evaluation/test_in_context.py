@@ -21,15 +21,17 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.examples import generate_examples, load_examples
 from malmoi.evaluation.in_context.graders import cross_thresholded, measure_with_error
-from malmoi.evaluation.in_context.question import (
+from malmoi.evaluation.in_context.run import (
+    InContextConfig,
+    InContextResult,
     QuestionBuilder,
     Shots,
     draw_examples,
+    evaluate_in_context,
     is_same_question,
     lazy_permutation,
     parse_shots,
 )
-from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.prompts import answer_cue, templated, templates
 from malmoi.evaluation.tasks import TASKS, Example, named_task

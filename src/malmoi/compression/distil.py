@@ -16,10 +16,8 @@ from malmoi.evaluation.evaluate import check_task_fits, judge
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.defaults import default_budget
-from malmoi.finetuning.finetune import run_all
-from malmoi.finetuning.run_state import distillation_record
-from malmoi.finetuning.task_data import FinetuneData, load_data
+from malmoi.finetuning.finetune import default_budget, run_all
+from malmoi.finetuning.task_data import FinetuneData, distillation_record, load_data
 from malmoi.inference.predict import Predictor
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.evaluation.contamination import (
     FindOverlaps,
     contamination_report,
@@ -27,14 +27,16 @@ from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.evaluation.tasks import named_task
-from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, task_heads
-from malmoi.messages import msg
+from malmoi.inference.translation import BEAMS
+from malmoi.messages import joined, msg
 from malmoi.metrics import METRICS, score_predictions
+from malmoi.metrics.overlap import bleu
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import output_folder, write_json, write_text
+from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.unknown import unknown_note
 
@@ -205,8 +207,14 @@ class Split:
 
 
 def judge_held_out(task: Task, rows: Split, reading: Predictor) -> Outcome:
-    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them.
+
+    Without any, the outcome is empty, and `chosen` what the kind then takes.
+    """
     kind = head_kind(task)
+    if not rows.held:
+        unselected = kind.unselected if kind.thresholds(rows.train) else {}
+        return Outcome({}, [], [], dict(unselected))
     plain = predict_and_score(task, rows.held, _undecided(reading))
     if kind.choose is None or not (kind.calibrated or kind.thresholds(rows.train)):
         return plain
@@ -218,11 +226,8 @@ def judge(
     task: Task, rows: Split, reading: Predictor, chosen: Mapping[str, Any] | None = None
 ) -> Outcome:
     """Evaluates the judged rows, by default with the thresholds that fit the held-out rows."""
-    kind = head_kind(task)
-    if chosen is None and rows.held:
+    if chosen is None:
         chosen = judge_held_out(task, rows, reading).chosen
-    elif chosen is None and kind.thresholds(rows.train):
-        chosen = kind.unselected
     if not chosen:
         return predict_and_score(task, rows.dev, reading)
     return _decided(task, predict_and_score(task, rows.dev, _undecided(reading)), reading, chosen)
@@ -268,12 +273,8 @@ def evaluate_few_shot(
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     """A config from options by name; a misspelt name gets a suggestion."""
     for name in asking:
-        if name not in InContextConfig.__dataclass_fields__:
-            raise UsageError(
-                "evaluate has no setting {name!r}.{hint}",
-                name=name,
-                hint=nearest(name, InContextConfig.__dataclass_fields__),
-            )
+        known = InContextConfig.__dataclass_fields__
+        require_known(name, known, "evaluate has no setting {name!r}.{hint}")
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 
 
@@ -316,3 +317,33 @@ def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
         line = Line(points, [value.standard_error for value in values])
         svg = chart({"mean": line}, "examples shown", f"{found[0].task}: {name}")
         write_text(place / "curve.svg", standalone_svg(svg))
+
+
+# ------------------------------------------------------------------ translations
+
+COLUMNS = ("source", "target")
+# of BLEU as sacrebleu computes it: detokenized, cased text
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:malmoi"
+
+
+def evaluate_translation(
+    model: Model, data: Any, *, beams: int = BEAMS, limit: int | None = None
+) -> dict[str, Any]:
+    """{"bleu": 38.1, "beams": 4, "signature": …, "examples": 1000}.
+
+    `data` are two files aligned by line, or a table; a pair without both sides is an error.
+    """
+    if data is None:
+        raise UsageError(
+            "Evaluation needs reference translations: give two files (source and target) or a "
+            "table with both columns."
+        )
+    reader = read_pairs([data] if isinstance(data, str | Path) else list(data), COLUMNS)
+    rows = [split_pair(document.text) for document in reader]
+    if reader.problems:
+        raise MalmoiError(joined(" ", reader.describe()))
+    if not rows:
+        raise MalmoiError("{files} hold no sentence pairs.", files=" and ".join(reader.files))
+    translations = model.translate([source for source, _ in rows[:limit]], beams=beams)
+    score = bleu([[target] for _, target in rows[:limit]], translations)
+    return {"bleu": score, "beams": beams, "signature": SIGNATURE, "examples": len(translations)}

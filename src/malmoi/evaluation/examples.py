@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.kinds import HeadKind, kind_of
+from malmoi.evaluation.kinds import kind_of
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import joined, msg, plural
 from malmoi.text.rows import (
@@ -48,7 +48,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
     else:
         rows = rows_of(sources)
     read, bad = _sorted_out(task, rows)
-    found = [example for example in read if not _undecided(task, example)]
+    no_label = task.no_label
+    found = [example for example in read if no_label is None or example.label != no_label]
     if len(bad) > 1 and not found:
         raise MalmoiError(
             "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
@@ -69,14 +70,10 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
                 "{read:,} of {rows} have no gold label ({no_label!r}) and are left out.",
                 read=len(read) - len(found),
                 rows=plural(len(read), "row"),
-                no_label=task.no_label,
+                no_label=no_label,
             )
         )
     return Examples(tuple(found), tuple(notes))
-
-
-def _undecided(task: Task, example: Example) -> bool:
-    return task.no_label is not None and example.label == task.no_label
 
 
 def generate_examples(task: Task, seed: int) -> Examples:
@@ -93,7 +90,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
     """Returns the examples of valid rows, and the errors of the others."""
     kind = kind_of(task)
-    several = isinstance(kind, HeadKind) and kind.text_labels and not kind.exclusive
+    several = kind.text_labels and not kind.exclusive
     found: list[Example] = []
     flags: list[dict[str, bool]] = []
     bad: list[str] = []
@@ -149,7 +146,7 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
         yield msg(
             "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
         )
-    yield from _repeated_ids(found, refuse=isinstance(kind, HeadKind) and kind.by_id)
+    yield from _repeated_ids(found, refuse=kind.by_id)
     if kind.text_labels:
         yield from _contradictions(found)
         yield from _misspelt(_label_counts(task, found))
@@ -176,7 +173,7 @@ def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
 def _label_counts(task: Task, examples: Sequence[Example]) -> Counter[str]:
     """How many examples have each label, if a text as a whole has named labels."""
     kind = kind_of(task)
-    if not isinstance(kind, HeadKind) or not kind.text_labels or kind.classes is None:
+    if not kind.text_labels or kind.classes is None:
         return Counter()
     known = (e.label for e in examples if e.label is not None)
     return Counter(name for label in known for name in kind.classes(label))
@@ -238,7 +235,7 @@ def require_labels(examples: Sequence[Example]) -> None:
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels in the order of their scores: the task's, or the data's, sorted."""
     kind = kind_of(task)
-    if not isinstance(kind, HeadKind) or kind.classes is None:
+    if kind.classes is None:
         return ()
     used = {name for e in examples for name in kind.classes(e.label)}
     alike = {e.label for e in examples} if kind.text_labels else used

@@ -237,3 +237,27 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
                 length=length,
             )
         )
+
+
+def similarity_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """Scores are mapped to 0…1, from the lowest to the highest of the rows."""
+    scores = [float(e.label) for e in examples]
+    low = min(scores, default=0.0)
+    width = max(scores, default=1.0) - low or 1.0
+    yield from _items(examples, view, [(score - low) / width for score in scores])
+
+
+def retrieval_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """The label numbers the distinct positives, so that equal ones do not repel each other."""
+    numbers = {text: i for i, text in enumerate(dict.fromkeys(e.pair for e in examples))}
+    yield from _items(examples, view, [numbers[e.pair] for e in examples])
+
+
+def _items(
+    examples: Sequence[Example], view: FeatureView, labels: Sequence[Any]
+) -> Iterator[TrainingItem]:
+    texts = [(e.text, e.pair or "", *e.choices) for e in examples]
+    flat = [text for some in texts for text in some]
+    rows = iter(view.tokenizer.rows(flat, max_tokens=view.length))
+    for some, label in zip(texts, labels, strict=True):
+        yield TrainingItem(tuple(next(rows) for _ in some), label)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from malmoi.errors import UsageError, nearest
-from malmoi.evaluation import features, predictions, prompts, similarity
+from malmoi.errors import UsageError, require_known
+from malmoi.evaluation import features, predictions, prompts
 from malmoi.evaluation import task as tables
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
@@ -60,6 +60,10 @@ class Kind:
     # the error of an invalid example; empty if it is valid
     check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
+    exclusive: bool = False  # each text has exactly one label
+    classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
+    class_names: tuple[str, ...] = ()  # if they are not taken from the data
+    by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     only_read: bool = False  # only the text's likelihood is measured: there is no label
 
     @property
@@ -77,13 +81,9 @@ class HeadKind(Kind):
     objective: Callable[[Sequence[float] | None], Objective]  # given class weights
     compare: Divergence  # from a teacher's scores
     predict: Callable[[Predictor, Sequence[Example]], list[ExamplePrediction]]
-    classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
-    class_names: tuple[str, ...] = ()  # if they are not taken from the data
-    exclusive: bool = False  # each text has exactly one label
     # converts a label for the metrics, given the model's labels
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
     windows: bool = False  # whether long texts are read in windows instead of truncated
-    by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     # selects thresholds or a temperature by an outcome, and applies them to a prediction; neither
     # needs the network
     choose: Callable[..., dict[str, Any]] | None = None  # (outcome, labels, per_label=…)
@@ -128,35 +128,22 @@ class HeadKind(Kind):
 
 
 def _check_label(task: Task, example: Example) -> str:
-    known = not task.labels or example.label in (None, task.no_label, *task.labels)
-    return (
-        ""
-        if known
-        else msg(
-            "the label {label!r} is not one of {labels}",
-            label=example.label,
-            labels=", ".join(task.labels),
-        )
-    )
+    if not task.labels or example.label in (None, task.no_label, *task.labels):
+        return ""
+    names = ", ".join(task.labels)
+    return msg("the label {label!r} is not one of {labels}", label=example.label, labels=names)
 
 
 def _check_label_set(task: Task, example: Example) -> str:
     held = example.label or ()
-    others = [name for name in held if task.labels and name not in task.labels]
-    if others:
-        return msg(
-            "the label {label!r} is not one of {labels}",
-            label=others[0],
-            labels=", ".join(task.labels),
-        )
-    none = next((name for name in held if name.lower() in NO_LABEL_NAMES), None)
-    more = next((name for name in held if name != none), None)
-    contradict = none is not None and more is not None
-    return (
-        msg("the labels {none!r} and {more!r} contradict each other", none=none, more=more)
-        if contradict
-        else ""
-    )
+    wrong = (_check_label(task, replace(example, label=name)) for name in held)
+    if unknown := next(filter(None, wrong), ""):
+        return unknown
+    none = [name for name in held if name.lower() in NO_LABEL_NAMES][:1]
+    more = [name for name in held if name not in none][:1]
+    if not none or not more:
+        return ""
+    return msg("the labels {none!r} and {more!r} contradict each other", none=none[0], more=more[0])
 
 
 def _check_tags(task: Task, example: Example) -> str:
@@ -166,12 +153,9 @@ def _check_tags(task: Task, example: Example) -> str:
             words=len(example.words),
             label=len(example.label),
         )
-    empty = "" in example.words
-    return (
-        msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
-        if empty
-        else ""
-    )
+    if "" not in example.words:
+        return ""
+    return msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
 
 
 def _check_choice(task: Task, example: Example) -> str:
@@ -297,9 +281,9 @@ REGRESSION = HeadKind(
 SIMILARITY = replace(
     REGRESSION,
     name="similarity",
-    columns=similarity.similarity_columns,
+    columns=tables.similarity_columns,
     output=predictors.SENTENCE,
-    features=similarity.similarity_items,
+    features=features.similarity_items,
     sentence_objective=losses.cosine_loss,
     defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
     predict=predictions.predict_cosines,
@@ -310,8 +294,8 @@ SIMILARITY = replace(
 RETRIEVAL = replace(
     SIMILARITY,
     name="retrieval",
-    columns=similarity.retrieval_columns,
-    features=similarity.retrieval_items,
+    columns=tables.retrieval_columns,
+    features=features.retrieval_items,
     sentence_objective=losses.ranking_loss,
     predict=predictions.predict_ranks,
     grade=_no_prompt,
@@ -412,10 +396,7 @@ KINDS: dict[str, Kind] = {
 
 def kind_named(name: str) -> Kind:
     name = KIND_ALIASES.get(name, name)
-    if name not in KINDS:
-        raise UsageError(
-            "There is no kind of task {name!r}.{hint}", name=name, hint=nearest(name, KINDS)
-        )
+    require_known(name, KINDS, "There is no kind of task {name!r}.{hint}")
     return KINDS[name]
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from malmoi.evaluation import similarity
+import torch
+
 from malmoi.evaluation.features import FeatureView, answer_row
 from malmoi.evaluation.task import Example
 from malmoi.inference import predict
 from malmoi.inference.answer import answer_questions
-from malmoi.inference.embed import pair_cosines
+from malmoi.inference.embed import pair_cosines, sentence_vectors
 from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
 from malmoi.inference.shared_prefix import token_logprobs
@@ -22,6 +23,7 @@ from malmoi.metrics.calibration import apply_temperature, best_temperature
 from malmoi.metrics.labels import best_label_thresholds
 from malmoi.metrics.overlap import bleu
 
+QUERIES_AT_ONCE = 1024  # rows of the table of cosines held in memory
 LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
 
 
@@ -79,8 +81,27 @@ def predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 
 def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """The prediction is the rank of the right text, the score its cosine."""
-    return [ExamplePrediction(*one) for one in similarity.rank_pairs(reading, examples)]
+    """The rank of each anchor's text among all texts of the rows, from 1; the score is its cosine.
+
+    A text that belongs to itself is searched for by every second word of it.
+    """
+    itself = all(e.pair == e.text for e in examples)
+    queries = [" ".join(e.text.split()[::2]) if itself else e.text for e in examples]
+    pool = list(dict.fromkeys(text for e in examples for text in (e.pair or "", *e.choices)))
+    places = {text: i for i, text in enumerate(pool)}
+    targets = sentence_vectors(reading, pool)
+    wanted = torch.tensor([places[e.pair or ""] for e in examples], dtype=torch.long)
+    found: list[ExamplePrediction] = []
+    for group, own in zip(
+        sentence_vectors(reading, queries).split(QUERIES_AT_ONCE),
+        wanted.split(QUERIES_AT_ONCE),
+        strict=True,
+    ):
+        cosines = group @ targets.T
+        right = cosines.gather(1, own[:, None])
+        ranks = 1 + (cosines > right).sum(1)
+        found += map(ExamplePrediction, ranks.tolist(), right[:, 0].tolist())
+    return found
 
 
 def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:

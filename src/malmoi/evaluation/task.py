@@ -336,3 +336,25 @@ def _conversation(row: DataRow, given: Any) -> Example:
 def text_columns(by: Columns) -> ExampleMaker:
     """A text without a label, whose likelihood is measured."""
     return lambda row: Example(row.text(by.text), row.text(by.text))
+
+
+def similarity_columns(by: Columns) -> ExampleMaker:
+    """Two texts and their score."""
+    return numbers(by.text, by.pair or "pair", by.one_label)
+
+
+def retrieval_columns(by: Columns) -> ExampleMaker:
+    """An anchor and the text that belongs to it; others that do not, in the columns of choices.
+
+    Without a second column a text belongs to itself.
+    """
+
+    def example(row: DataRow) -> Example:
+        anchor = row.text(by.text)
+        positive = row.text(by.pair) if by.pair else anchor
+        negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
+        if not anchor.strip() or not positive.strip():
+            raise BadRow(row.place, "a text is empty")
+        return Example(anchor, positive, 0, choices=negatives)
+
+    return example

@@ -1,5 +1,6 @@
 """Data that all runs of a fine-tuning share: checked examples and the initial model."""
 
+import hashlib
 import logging
 import random
 import time
@@ -40,7 +41,6 @@ from malmoi.finetuning.protocol import (
     selected_settings,
     selection_rows,
 )
-from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions, Predictor
 from malmoi.inference.verbalizer import Verbalizer
@@ -311,6 +311,23 @@ def _describe_labels(work: FinetuneData) -> None:
             share=share,
         )
     )
+
+
+def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
+    """A hash of the initial weights and the examples, independent of file locations."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    for e in examples:
+        found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words, e.messages)).encode())
+    return found.hexdigest()[:32]
+
+
+def distillation_record(distillation: Distillation) -> dict[str, Any]:
+    """The settings that determine the teacher's part of the loss."""
+    numbers = {name: getattr(distillation, name) for name in ("soft", "temperature", "cosine")}
+    return {"teacher": run_fingerprint(distillation.teacher, []), **numbers}
 
 
 # ------------------------------------------------------------------ the words alone

@@ -10,8 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from malmoi.errors import UsageError
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import Golds, NumberSeq, check_paired, f_score, mean_of
+from malmoi.metrics.registry import Golds, NumberSeq, check_paired, compares, f_score, mean_of
 
 
 @lru_cache(maxsize=100_000)  # golds recur at every evaluation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from malmoi.metrics.values import Labels, NumberSeq, check_paired
+from malmoi.metrics.registry import Labels, NumberSeq, check_paired
 
 MIN_CHANCE = 1e-12  # below it a probability counts as this one, so that its logarithm is finite
 TEMPERATURES = (0.05, 20.0)  # the range that is searched

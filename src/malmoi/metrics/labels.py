@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import UsageError
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import Labels, NumberSeq, check_paired, f_score, mean_of, ratio
+from malmoi.metrics.registry import (
+    Labels,
+    NumberSeq,
+    check_paired,
+    compares,
+    f_score,
+    mean_of,
+    ratio,
+)
 
 
 @compares("anything", is_mean=True)

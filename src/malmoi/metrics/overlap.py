@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import mean_of
+from malmoi.metrics.registry import compares, mean_of
 
 MAX_NGRAM = 4  # BLEU counts n-grams of up to this many words
 ATTACHED_PUNCTUATION = re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])")  # signs always split off

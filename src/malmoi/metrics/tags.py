@@ -5,8 +5,7 @@ from functools import lru_cache
 
 from malmoi.errors import UsageError
 from malmoi.metrics.labels import LabelScore, label_score
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import Tags, check_paired, f_score, ratio
+from malmoi.metrics.registry import Tags, check_paired, compares, f_score, ratio
 
 
 def entities(tags: Sequence[str]) -> frozenset[tuple[str, int, int]]:

@@ -28,8 +28,7 @@ from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
 from malmoi.studies.report import write_pages
-from malmoi.studies.scale import named_scale
-from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan
+from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan, named_scale
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.progress import Progress, listening, report_progress

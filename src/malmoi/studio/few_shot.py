@@ -16,7 +16,7 @@ from malmoi.evaluation.in_context.graders import (
     score_answers,
     scorings,
 )
-from malmoi.evaluation.in_context.question import QuestionBuilder, Shots
+from malmoi.evaluation.in_context.run import QuestionBuilder, Shots
 from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -52,11 +53,12 @@ class EvaluationSession:
         doing: str,
         rows: Sequence[ExamRow],
         do: Callable[[Sequence[ExamRow]], list[RowResult]],
+        chunk: int = ROWS_PER_UPDATE,
     ) -> list[RowResult]:
         """Processes rows in chunks, reporting progress between them."""
         found: list[RowResult] = []
-        for start in range(0, len(rows), ROWS_PER_UPDATE):
-            found += do(rows[start : start + ROWS_PER_UPDATE])
+        for start in range(0, len(rows), chunk):
+            found += do(rows[start : start + chunk])
             report_progress(Progress(f"{self.task.name}: {doing}", len(found), len(rows), "rows"))
         return found
 
@@ -368,11 +370,7 @@ def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
     """
     language_head(exam.model)  # raises an error if the model has none
-    picks: list[int] = []
-    for start in range(0, len(questions), PAIRS_PER_UPDATE):
-        some = questions[start : start + PAIRS_PER_UPDATE]
-        picks += _likelier(exam, some)
-        report_progress(Progress(f"{exam.task.name}: pairs", len(picks), len(questions), "pairs"))
+    picks = exam.in_steps("pairs", questions, partial(_likelier, exam), PAIRS_PER_UPDATE)
     right: dict[str, list[float]] = {}
     for question, chosen in zip(questions, picks, strict=True):
         for name in filter(None, ("accuracy", question.example.group)):

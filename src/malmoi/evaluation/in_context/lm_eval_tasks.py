@@ -15,8 +15,7 @@ from malmoi.evaluation.in_context.graders import (
     grade_labels,
     grade_likelihood,
 )
-from malmoi.evaluation.in_context.question import parse_shots
-from malmoi.evaluation.in_context.run import InContextConfig, split_rows
+from malmoi.evaluation.in_context.run import InContextConfig, parse_shots, split_rows
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
 from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task
