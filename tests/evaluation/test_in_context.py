@@ -38,8 +38,7 @@ from malmoi.evaluation.tasks import TASKS, Example, named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.zero_shot import first_sentences
-from malmoi.metrics.answers import match, span_exact
-from malmoi.metrics.overlap import bleu, chrf, rouge_l
+from malmoi.metrics.texts import bleu, chrf, match, rouge_l, span_exact
 from malmoi.tokenizer import train_tokenizer
 
 TEXTS = [

@@ -275,7 +275,9 @@ def test_rows_are_cut_until_two_epochs_fit(
 ) -> None:
     """1,000 rows of 500 tokens at 0.1 s a reading: two epochs of 600 s in four minutes."""
     work: Any = None
-    first = FirstAnswer(work, Tried("frozen", {}, 0, 1.0, 0.8, 25.0, per_row), Path())
+    first = FirstAnswer(
+        work, Tried(name="frozen", value=0.8, seconds=25.0, per_row=per_row), Path()
+    )
     items: Any = [SimpleNamespace(length=500)] * 1000
     settings = FinetuneConfig(max_minutes=4.0, **changes)
     assert first.fitting_length(settings, items) == length

@@ -18,10 +18,8 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.inference.tagging import tag_words
 from malmoi.inference.writing import write_answers
-from malmoi.metrics.answers import best_threshold
-from malmoi.metrics.calibration import apply_temperature, best_temperature
-from malmoi.metrics.labels import best_label_thresholds
-from malmoi.metrics.overlap import bleu
+from malmoi.metrics.labels import apply_temperature, best_label_thresholds, best_temperature
+from malmoi.metrics.texts import best_threshold, bleu
 
 QUERIES_AT_ONCE = 1024  # rows of the table of cosines held in memory
 LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite

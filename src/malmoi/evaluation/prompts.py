@@ -9,7 +9,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics.tags import entities
+from malmoi.metrics.labels import entities
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"

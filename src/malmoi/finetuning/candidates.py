@@ -2,9 +2,9 @@
 
 | candidate | tried | takes | compared on | record |
 |---|---|---|---|---|
-| label words (label_prompts.py) | few rows, a GPT or BERT | a reading | folds | search.json |
+| label words (few_labels.py) | few rows, a GPT or BERT | a reading | folds | search.json |
 | a new layer | beside label words | a reading | folds | search.json |
-| the frozen model (first_answer.py) | no budget | a reading | held-out rows | train_state |
+| the frozen model (run.py) | no budget | a reading | held-out rows | train_state |
 | other settings (search.py) | `best` | its share of the time | held-out rows | search.json |
 
 Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.task_data import FinetuneData
@@ -84,17 +83,6 @@ def held_out_score(work: FinetuneData) -> Score:
         return goodness(measure, metrics[measure])
 
     return score
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What fitting a candidate gives: its model, and its predictions of the held-out rows."""
-
-    checkpoint: Checkpoint
-    outcome: Outcome
-    steps: int
-    completed: float = 1.0  # share of its steps; less if the time limit came first
-    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.candidates import Comparison, Gain, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.protocol import hold_out
-from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.task_data import FinetuneData, hold_out
 from malmoi.finetuning.task_network import task_facts, task_verbalizer
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference import Model

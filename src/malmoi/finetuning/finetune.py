@@ -19,11 +19,10 @@ from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
-from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import search_settings
-from malmoi.finetuning.task_data import FinetuneData, classes_in, load_data
+from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
 from malmoi.inference import Model
 from malmoi.messages import joined, msg
 from malmoi.metrics import goodness, mean_with_error

@@ -14,15 +14,18 @@ from typing import Any
 from malmoi.adapters import read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
-from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
+from malmoi.evaluation.evaluate import (
+    analyse_errors,
+    predict_and_score,
+    prediction_row,
+    score_said,
+)
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.predictions import ExamplePrediction, Outcome
-from malmoi.evaluation.task import metric_names
+from malmoi.evaluation.task import Task, metric_names
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.protocol import file_names
-from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.task_data import FinetuneData, file_names
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TAGS
 from malmoi.messages import msg, translate
@@ -37,6 +40,7 @@ from malmoi.system.untrusted import JsonObject
 from malmoi.training.state import discard_states
 
 logger = logging.getLogger(__name__)
+ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
 HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
 
 
@@ -83,6 +87,8 @@ class FinishedRun:
     outcome: Outcome  # on the evaluation rows
     steps: int
     held: dict[str, float]  # metrics on the held-out rows; empty: there are none
+    completed: float = 1.0  # share of its steps; less if the time limit came first
+    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
 
 def save_model(
@@ -107,14 +113,53 @@ def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun
     return run
 
 
+def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them.
+
+    Without any, the outcome is empty, and `chosen` what the kind then takes.
+    """
+    kind = head_kind(work.task)
+    if not work.held:
+        unselected = kind.unselected if kind.thresholds(work.train) else {}
+        return Outcome({}, [], [], dict(unselected))
+    plain = predict_and_score(work.task, work.held, _undecided(reading))
+    if kind.choose is None or not (kind.calibrated or kind.thresholds(work.train)):
+        return plain
+    chosen = kind.choose(plain, reading.labels, per_label=work.label_thresholds)
+    return _decided(work.task, plain, reading, chosen)
+
+
+def judge(work: FinetuneData, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
+    """Evaluates the judged rows with what was chosen on the held-out rows."""
+    if not chosen:
+        return predict_and_score(work.task, work.dev, reading)
+    plain = predict_and_score(work.task, work.dev, _undecided(reading))
+    return _decided(work.task, plain, reading, chosen)
+
+
+def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
+    """An outcome with thresholds or a temperature applied; its metrics also undecided."""
+    kind = head_kind(task)
+    predictions = [kind.decide(one, chosen) for one in plain.said]
+    if kind.calibrated:  # the same predictions, less or more certain
+        return replace(plain, said=predictions, chosen=dict(chosen))
+    metrics = score_said(task, plain.labels, predictions, reading.labels)
+    without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
+    return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
+
+
+def _undecided(reading: Predictor) -> Predictor:
+    return replace(reading, threshold=ALWAYS_ANSWER, thresholds=(), temperature=1.0)
+
+
 def judged_run(
     work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, steps: int
 ) -> FinishedRun:
     """A model evaluated on the held-out rows, if there are any, and on the evaluation rows."""
     reading = work.predictor(checkpoint)
     with work.computing(settings):
-        held = judge_held_out(work.task, work, reading)
-        done = judge(work.task, work, reading, held.chosen)
+        held = judge_held_out(work, reading)
+        done = judge(work, reading, held.chosen)
     return FinishedRun(settings, checkpoint, done, steps, held.metrics)
 
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
-from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
+from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
-from malmoi.finetuning.candidates import Fitted, Tried, compare_held_out, held_out_score
+from malmoi.finetuning.candidates import Tried, compare_held_out, held_out_score
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     LOSSES,
@@ -43,6 +43,8 @@ from malmoi.finetuning.results import (
     FinishedRun,
     begin_run,
     complete_run,
+    judge,
+    judge_held_out,
     judged_run,
     load_finished,
     save_model,
@@ -187,8 +189,8 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int
         dev=tuple(work.dev[i] for i in _places(len(work.dev), per_row)),
     )
     measure = work.primary_metric
-    held = judge_held_out(work.task, some, reading)
-    metrics = judge(work.task, some, reading, held.chosen).metrics
+    held = judge_held_out(some, reading)
+    metrics = judge(some, reading, held.chosen).metrics
     score = f"{measure.replace('_', ' ')} {metrics[measure]:.4g}"
     logger.info(
         msg(
@@ -301,7 +303,7 @@ class _Run:
 
     def watch(self) -> Outcome:
         """Evaluates the held-out rows, and keeps the folder at the best model so far."""
-        outcome = judge_held_out(self.work.task, self.work, self.reading)
+        outcome = judge_held_out(self.work, self.reading)
         if self.first is not None and not self.first.beats(outcome):
             self._save()
         return outcome
@@ -332,7 +334,7 @@ class _Run:
             trainer.log.close()
             frozen = read_checkpoint(self.first.folder, device=work.device)
             return judged_run(work, self.settings, frozen, trainer.state.step)
-        done = trainer.judge(lambda: judge(work.task, work, self.reading, held.chosen))
+        done = trainer.judge(lambda: judge(work, self.reading, held.chosen))
         return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 
 
@@ -345,7 +347,9 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     return checkpoint
 
 
-def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> Fitted:
+def run_trial(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float
+) -> FinishedRun:
     """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
 
     After so many seconds of training it ends, its rate decayed by then.
@@ -353,8 +357,7 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
-        known = load_finished(unjudged, settings, out)
-        return Fitted(known.checkpoint, known.outcome, known.steps)
+        return load_finished(unjudged, settings, out)
     trial = _Run(work, settings, out, _new_model(work, settings), None)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
@@ -363,11 +366,16 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
         trainer.fit()
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
-    run = FinishedRun(settings, trial.checkpoint, done, trainer.state.step, done.metrics)
-    complete_run(unjudged, run, out)
-    per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
-    share = min(1.0, trainer.state.step / trainer.steps)
-    return Fitted(trial.checkpoint, done, trainer.state.step, share, per_row)
+    run = FinishedRun(
+        settings,
+        trial.checkpoint,
+        done,
+        trainer.state.step,
+        done.metrics,
+        completed=min(1.0, trainer.state.step / trainer.steps),
+        per_row=trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED,
+    )
+    return complete_run(unjudged, run, out)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:

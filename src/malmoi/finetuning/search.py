@@ -26,7 +26,7 @@ import torch
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.candidates import Comparison, Fitted, Tried, compare_held_out
+from malmoi.finetuning.candidates import Comparison, Tried, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import (
     FinishedRun,
@@ -49,7 +49,7 @@ UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
-Train = Callable[[FinetuneConfig, Path, float], Fitted]  # for at most so many seconds
+Train = Callable[[FinetuneConfig, Path, float], FinishedRun]  # for at most so many seconds
 
 
 def other_settings(settings: FinetuneConfig) -> list[Changes]:
@@ -89,7 +89,7 @@ class Search:
         judging = self.judged * max((one.per_row for one in self.comparison.tried), default=0.0)
         return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    def run(self) -> list[Fitted]:
+    def run(self) -> list[FinishedRun]:
         """The runs whose mean is the result; the first is that of the defaults."""
         first, run = self._run(0, {}, FIRST_TIME * self.left)
         if first.share < UNCUT:
@@ -117,7 +117,7 @@ class Search:
 
     def _run(
         self, number: int, changes: Changes, seconds: float, first: Outcome | None = None
-    ) -> tuple[Tried, Fitted]:
+    ) -> tuple[Tried, FinishedRun]:
         """Trains with other settings, and compares the result with the first."""
         settings = replace(
             self.settings,

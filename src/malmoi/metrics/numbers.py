@@ -1,4 +1,4 @@
-"""Numbers, their ranks, and the ranks of what was searched for."""
+"""Numbers, their ranks, the ranks of what was searched for, and log-probabilities."""
 
 import math
 from typing import Any
@@ -67,7 +67,7 @@ def mrr(gold: Labels, predicted: NumberSeq) -> float:
     return mean_of(lambda _, rank: 1 / rank, gold, predicted)
 
 
-# ------------------------------------------------------------------ Language models by their log
+# ------------------------------------------------------------------ language models
 
 
 @compares("likelihoods", lower_is_better=True)

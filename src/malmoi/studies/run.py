@@ -271,12 +271,16 @@ def run_cells(
     missing = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
     models = {model_key(c): c for c in missing.values() if not _is_trained(c, kept)}
     failed: list[str] = []
-    count = _Count(len(models) + len(missing))
+    began = time.monotonic()
     try:
         with StopSignals() as stop:
-            for cell, outcome in _all_outcomes(models, missing, kept, workers, device):
-                _note(cell, outcome, failed)
-                count.add()
+            outcomes = _all_outcomes(models, missing, kept, workers, device)
+            for ready, (cell, outcome) in enumerate(outcomes, start=1):
+                if isinstance(outcome, BaseException):
+                    failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
+                    unknown = None if isinstance(outcome, MalmoiError) else outcome
+                    logging.getLogger(__name__).warning(failed[-1], exc_info=unknown)
+                _report(ready, len(models) + len(missing), began)
                 if number := stop.number or (outcome if isinstance(outcome, int) else 0):
                     raise Stopped(number)  # after running cells have saved their state
     except BrokenExecutor as error:
@@ -299,33 +303,16 @@ def _all_outcomes(
         yield from measured
 
 
-def _note(cell: Cell, outcome: int | BaseException, failed: list[str]) -> None:
-    if isinstance(outcome, BaseException):
-        failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
-        known = isinstance(outcome, MalmoiError)
-        log = logging.getLogger(__name__)
-        log.warning(failed[-1], exc_info=None if known else outcome)
-
-
-@dataclass
-class _Count:
-    """Reports progress, and once how long the rest will take."""
-
-    total: int
-    ready: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def add(self) -> None:
-        self.ready += 1
-        left = self.total - self.ready
-        report_progress(Progress("study", self.ready, self.total, "cells"))
-        minutes = left * (time.monotonic() - self.began) / self.ready / 60
-        if self.ready == 1 and minutes > LONG_MINUTES:
-            logger.info(
-                "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
-                cells=plural(left, "cell"),
-                minutes=plural(round(minutes), "minute"),
-            )
+def _report(ready: int, total: int, began: float) -> None:
+    """Reports progress, and after the first how long the rest will take."""
+    report_progress(Progress("study", ready, total, "cells"))
+    minutes = (total - ready) * (time.monotonic() - began) / 60
+    if ready == 1 and minutes > LONG_MINUTES:
+        logger.info(
+            "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+            cells=plural(total - ready, "cell"),
+            minutes=plural(round(minutes), "minute"),
+        )
 
 
 def _outcomes(

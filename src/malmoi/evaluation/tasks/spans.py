@@ -13,7 +13,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.prompts import SQUAD_PROMPT
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
-from malmoi.metrics.tags import entities
+from malmoi.metrics.labels import entities
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, json_value, text_lines
 
 
