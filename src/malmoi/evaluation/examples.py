@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -90,9 +90,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
     """Returns the examples of valid rows, and the errors of the others."""
     kind = kind_of(task)
-    several = kind.text_labels and not kind.exclusive
     found: list[Example] = []
-    flags: list[dict[str, bool]] = []
     bad: list[str] = []
     for row in rows:
         try:
@@ -100,39 +98,11 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
             if wrong := kind.check(task, example):
                 raise BadRow(row.place, wrong)
             found.append(example)
-            flags += [_flags(row)] * several
         except BadRow as problem:
             if isinstance(problem, NoColumn) and not found and not bad:
                 raise MalmoiError(problem.sentence) from problem
             bad.append(str(problem))
-    refused = {example.place: why for example, why in _disagreements(found, flags)}
-    bad += refused.values()
-    return [example for example in found if example.place not in refused], bad
-
-
-def _flags(row: DataRow) -> dict[str, bool]:
-    """The columns of a row that hold 0 or 1."""
-    cells = {name: str(value).strip() for name, value in row.values.items()}
-    return {name: cell == "1" for name, cell in cells.items() if cell in ("0", "1")}
-
-
-def _disagreements(
-    found: Sequence[Example], flags: Sequence[Mapping[str, bool]]
-) -> Iterator[tuple[Example, str]]:
-    """The rows whose list of labels differs from the table's 0/1 columns of the same names."""
-    columns = {name for e in found for name in e.label or ()} if flags else set()
-    for row in flags:
-        columns &= row.keys()
-    for example, row in zip(found, flags, strict=False):  # no flags: each row has one label
-        wrong = [n for n in sorted(columns) if row[n] != (n in (example.label or ()))]
-        if wrong:
-            held = "1" if row[wrong[0]] else "0"
-            why = msg(
-                "the column {wrong!r} holds {held}, the list of labels says otherwise",
-                wrong=wrong[0],
-                held=held,
-            )
-            yield example, msg("{place}: {why}", place=example.place, why=why)
+    return found, bad
 
 
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:

@@ -21,7 +21,6 @@ from malmoi.evaluation.task import (
     KIND_METRICS,
     Columns,
     Example,
-    ExampleMaker,
     Task,
     metric_names,
 )
@@ -31,7 +30,7 @@ from malmoi.inference.predictors import TaskHead
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
-from malmoi.text.rows import any_rows
+from malmoi.text.rows import DataRow, any_rows
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
@@ -53,9 +52,11 @@ class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
+    read: Callable[[Columns, DataRow], Example]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
+    # columns that a table must have, and why
+    needs: Mapping[str, str] = field(default_factory=dict)
     template: Callable[[Columns], str] = lambda by: "{text}"  # a custom task's prompt
     # the error of an invalid example; empty if it is valid
     check: Callable[[Task, Example], str] = lambda task, example: ""
@@ -228,7 +229,7 @@ grade_label_sets = written_grader(lambda text, task, example: parse_labels(text,
 
 CLASSIFICATION = HeadKind(
     name="classification",
-    columns=tables.label_columns,
+    read=tables.label_row,
     check=_check_label,
     template=_and_label,
     prompt=prompts.classification_prompt,
@@ -246,7 +247,7 @@ CLASSIFICATION = HeadKind(
 )
 MULTILABEL = HeadKind(
     name="multilabel",
-    columns=tables.label_set_columns,
+    read=tables.label_set_row,
     check=_check_label_set,
     template=_and_label,
     prompt=prompts.multilabel_prompt,
@@ -265,7 +266,7 @@ MULTILABEL = HeadKind(
 )
 REGRESSION = HeadKind(
     name="regression",
-    columns=tables.number_columns,
+    read=tables.number_row,
     template=_text_and_pair,
     prompt=prompts.regression_prompt,
     grade=graders.grade_numbers,
@@ -281,7 +282,7 @@ REGRESSION = HeadKind(
 SIMILARITY = replace(
     REGRESSION,
     name="similarity",
-    columns=tables.similarity_columns,
+    read=tables.similarity_row,
     output=predictors.SENTENCE,
     features=features.similarity_items,
     sentence_objective=losses.cosine_loss,
@@ -294,7 +295,7 @@ SIMILARITY = replace(
 RETRIEVAL = replace(
     SIMILARITY,
     name="retrieval",
-    columns=tables.retrieval_columns,
+    read=tables.retrieval_row,
     features=features.retrieval_items,
     sentence_objective=losses.ranking_loss,
     predict=predictions.predict_ranks,
@@ -303,7 +304,7 @@ RETRIEVAL = replace(
 )
 TAGGING = HeadKind(
     name="tagging",
-    columns=tables.tag_columns,
+    read=tables.tag_row,
     check=_check_tags,
     prompt=prompts.tagging_prompt,
     grade=grade_tags,
@@ -317,7 +318,12 @@ TAGGING = HeadKind(
 )
 MULTIPLE_CHOICE = HeadKind(
     name="choice",
-    columns=tables.choice_columns,
+    read=tables.choice_row,
+    needs={
+        "choices": msg(
+            "A choice needs the columns of its choices: --choices first,second (choices=[…])."
+        )
+    },
     check=_check_choice,
     template=_text_and_pair,
     prompt=prompts.choice_prompt,
@@ -332,7 +338,7 @@ MULTIPLE_CHOICE = HeadKind(
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
-    columns=tables.answer_columns,
+    read=tables.span_row,
     check=_check_answers,
     template=lambda by: prompts.SQUAD_PROMPT,
     prompt=prompts.answer_prompt,
@@ -352,13 +358,13 @@ QUESTION_ANSWERING = HeadKind(
 )
 CLOZE = Kind(
     name="cloze",
-    columns=tables.label_columns,
+    read=tables.label_row,
     prompt=prompts.cloze_prompt,
     grade=graders.grade_cloze,
 )
 WRITING = HeadKind(
     name="writing",
-    columns=tables.written_columns,
+    read=tables.written_row,
     template=_text_and_pair,
     prompt=prompts.write_prompt,
     grade=grade_texts,
@@ -376,14 +382,20 @@ WRITING = HeadKind(
 )
 READING = Kind(
     name="text",
-    columns=tables.text_columns,
+    read=tables.text_row,
     prompt=prompts.text_prompt,
     grade=graders.grade_likelihood,
     only_read=True,
 )
 ACCEPTABILITY = replace(READING, name="acceptability", grade=graders.grade_acceptability)
 MINIMAL_PAIRS = replace(
-    READING, name="pairs", columns=tables.pair_columns, grade=graders.grade_pairs
+    READING,
+    name="pairs",
+    read=tables.pair_row,
+    needs={
+        "pair": msg("Minimal pairs need a second column: --pair COLUMN, the wrong sentence."),
+    },
+    grade=graders.grade_pairs,
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -493,11 +505,16 @@ def custom_task(  # noqa: PLR0913  # one per column
     """
     chosen = kind_named(kind)
     by = Columns(text, pair, label, choices, separator)
+    if chosen is not MULTILABEL:
+        _ = by.one_label  # refuses several
+    for column, why in chosen.needs.items():
+        if not getattr(by, column):
+            raise UsageError(why)
     return Task(
         chosen.name,
         chosen.name,
         partial(any_rows, named=_column_list(by)),
-        chosen.columns(by),
+        partial(chosen.read, by),
         about="your own columns",
         metrics=tuple(metrics) or chosen.metrics,
         labels=() if isinstance(label, str) else tuple(label),

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,13 +91,17 @@ def measure_with_error(name: str, gold: Sequence[Any], guesses: Sequence[Any]) -
     measure = metric.function
     if metric.is_mean:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, guesses, strict=True)])
-    value = measure(gold, guesses)
-    rng = Random(0)
-    size = len(gold)
-    draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
-    found = [measure([gold[i] for i in some], [guesses[i] for i in some]) for some in draws]
-    spread = float(np.std(found, ddof=1))
-    return MeanWithError(value, spread, spread * math.sqrt(size))
+    return _bootstrapped(
+        lambda some: measure([gold[i] for i in some], [guesses[i] for i in some]), len(gold)
+    )
+
+
+def _bootstrapped(measure: Callable[[Any], float], size: int) -> MeanWithError:
+    """A metric of so many items, given their numbers, with its error; 0 for a single item."""
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(size, size=size) for _ in range(RESAMPLES if size > 1 else 0)]
+    error = float(np.std([measure(some) for some in draws], ddof=1)) if draws else 0.0
+    return MeanWithError(measure(np.arange(size)), error, error * math.sqrt(size))
 
 
 # ------------------------------------------------------------------ choices
@@ -349,15 +352,9 @@ def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
 
 
 def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanWithError:
-    """A metric of Σ loss / Σ units; its error by bootstrap over texts, None for a single text."""
-    rng = np.random.default_rng(0)
-    draws = [
-        rng.integers(len(loss), size=len(loss)) for _ in range(RESAMPLES if len(loss) > 1 else 0)
-    ]
-    spread = [as_measure(loss[some].sum() / units[some].sum()) for some in draws]
-    error = float(np.std(spread, ddof=1)) if spread else 0.0
-    return MeanWithError(
-        as_measure(float(loss.sum() / units.sum())), error, error * math.sqrt(len(loss))
+    """A metric of Σ loss / Σ units over texts."""
+    return _bootstrapped(
+        lambda some: as_measure(float(loss[some].sum() / units[some].sum())), len(loss)
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from malmoi.evaluation.task import Task, columns, numbers
+from malmoi.evaluation.task import Task, columns
 from malmoi.text.rows import BrokenRow, DataRow, json_array_rows, json_line_rows, table_rows
 
 SCITAIL_COLUMNS = ("premise", "hypothesis", "label")
@@ -86,7 +86,7 @@ STSB = Task(
     "stsb",
     "regression",
     table_rows,
-    numbers("sentence1", "sentence2"),
+    columns("sentence1", "sentence2", "score", numeric=True),
     about="how similar are two sentences, 0 to 5?",
     metrics=("spearman", "pearson"),
     both_orders=True,
@@ -179,7 +179,7 @@ SICK = replace(
 SICK_R = replace(
     STSB,
     name="sick-r",
-    example=numbers("sentence_A", "sentence_B", "relatedness_score", id="pair_ID"),
+    example=columns("sentence_A", "sentence_B", "relatedness_score", id="pair_ID", numeric=True),
     about="how related are two plain sentences, 1 to 5?",
     metrics=(),
     files=("*train*", "*trial*"),

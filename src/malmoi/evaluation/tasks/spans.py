@@ -6,6 +6,7 @@ CoNLL-2003 (Tjong Kim Sang & De Meulder 2003) and the Korean set klp2016.
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -92,32 +93,32 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
     `word` is the column of the word. Lines that begin a document and comments (klp2016's ; and $)
     are skipped.
     """
-    words: list[str] = []
-    tags: list[str] = []
-    broken = ""
-    # wide: the number of columns, set by the first valid line
-    begun = 1
-    wide = 0
-    for number, line in text_lines(path):
-        if not line.strip() or line.startswith(DOCUMENT_MARK):
-            yield from _sentence(f"{path}:{begun}", words, tags, broken)
-            words = []
-            tags = []
-            broken = ""
-            continue
-        if split is not None and line.startswith((";", "$")) and split not in line:
-            continue
-        begun = begun if words else number
-        columns = line.split(split)
-        if fault := _fault(columns, word, wide, bare=split is None and line[0].isspace()):
-            broken = broken or msg(
-                "line {number} {fault}, not {line!r:.40}", number=number, fault=fault, line=line
-            )
-            continue
-        wide = len(columns)
-        words.append(columns[word].strip())
-        tags.append(columns[-1].strip())
-    yield from _sentence(f"{path}:{begun}", words, tags, broken)
+    wide = 0  # the number of columns, set by the first valid line
+    for ends, lines in groupby(text_lines(path), key=lambda numbered: _ends(numbered[1])):
+        pairs: list[tuple[str, str]] = []
+        broken = ""
+        begun = 1
+        for number, line in lines if not ends else ():
+            if split is not None and line.startswith((";", "$")) and split not in line:
+                continue
+            begun = begun if pairs else number
+            columns = line.split(split)
+            if fault := _fault(columns, word, wide, bare=split is None and line[0].isspace()):
+                broken = broken or msg(
+                    "line {number} {fault}, not {line!r:.40}", number=number, fault=fault, line=line
+                )
+                continue
+            wide = len(columns)
+            pairs.append((columns[word].strip(), columns[-1].strip()))
+        if broken:
+            yield BrokenRow({}, f"{path}:{begun}", broken)
+        elif pairs:
+            words, tags = map(list, zip(*pairs, strict=True))
+            yield DataRow({"words": words, "tags": tags}, f"{path}:{begun}")
+
+
+def _ends(line: str) -> bool:
+    return not line.strip() or line.startswith(DOCUMENT_MARK)
 
 
 def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
@@ -126,13 +127,6 @@ def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
         return msg("must hold a word and a tag")
     other = wide not in (0, len(columns))
     return msg("must have {wide} columns like the lines before it", wide=wide) if other else ""
-
-
-def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Iterator[DataRow]:
-    if broken:
-        yield BrokenRow({}, place, broken)
-    elif words:
-        yield DataRow({"words": words, "tags": tags}, place)
 
 
 def tagging_example(row: DataRow) -> Example:
