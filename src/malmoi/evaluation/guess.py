@@ -212,13 +212,10 @@ def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     row = first_rows(data, columns.values())[0] if columns else {}
     found: dict[str, Any] = {}
     for name, column in columns.items():
-        parts = column.split(",")
-        if column in row:
-            found[name] = column
-        elif name in ("label", "choices") and all(part in row for part in parts):
-            found[name] = tuple(parts)
-    if "choices" in found and isinstance(found["choices"], str):
-        found["choices"] = (found["choices"],)
+        several = name in ("label", "choices") and column not in row
+        parts = tuple(column.split(",")) if several else (column,)
+        if all(part in row for part in parts):
+            found[name] = parts if several or name == "choices" else column
     return found | ({"separator": columns["separator"]} if "separator" in columns else {})
 
 

@@ -165,11 +165,8 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
     Each fold of the training rows is predicted by both, fitted on the other folds.
     """
     logger.info(
-        msg(
-            "Too few rows to hold some out: {folds} folds of them tell whether the frozen or the "
-            "fine-tuned model is kept.",
-            folds=FOLDS,
-        )
+        "Too few rows to hold some out: cross-validation chooses between the frozen and the "
+        "fine-tuned model."
     )
     rows = sorted(work.train, key=lambda row: str(row.label))  # so that folds have all labels alike
     frozen: list[Outcome] = []
@@ -190,7 +187,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
     gain = paired_gain(score, _together(frozen), _together(tuned))
     logger.info(
         msg(
-            "Fine-tuned rather than frozen, on rows left out of training: {measure} {gain}.",
+            "Fine-tuned instead of frozen, by cross-validation: {measure} {gain}.",
             measure=work.primary_metric.replace("_", " "),
             gain=gain,
         )
@@ -299,7 +296,7 @@ def run_once(
             checkpoint = _new_model(work, replace(settings, layers_transferred=None))
             start_solved(work, settings, checkpoint, out)
         elif first.folds_fit(settings) and not tuning_gain(work, settings, out).clear:
-            logger.info("Fine-tuning is not clearly better: the frozen model is the result.")
+            logger.info("Not clearly better: the frozen model is the result.")
             frozen = read_checkpoint(first.folder, device=work.device)
             return complete_run(work, judged_run(work, settings, frozen, 0), out)
     return _Run(work, settings, out, checkpoint, first).train(items)

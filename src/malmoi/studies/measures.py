@@ -1,7 +1,7 @@
 """The numbers of a study's cells: functions from a pre-trained model to columns of the table."""
 
 import math
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,9 +126,4 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
 
 def _seconds(call: Callable[[], object]) -> float:
     """The fastest of three calls, because other processes may slow one down."""
-    spent = []
-    for _ in range(3):
-        began = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - began)
-    return min(spent)
+    return min(timeit.repeat(call, number=1, repeat=3))

@@ -131,27 +131,21 @@ def _sources(cell: Cell) -> list[str | Path]:
 
 
 def _digest(value: object) -> str:
-    text = json.dumps([__version__, _plain(value)], sort_keys=True, ensure_ascii=False)
+    text = json.dumps([__version__, value], sort_keys=True, ensure_ascii=False, default=_plain)
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
 def _plain(value: object) -> object:
-    """A value as JSON; a file is identified by its content, a function by its name."""
+    """A value for JSON; a file is identified by its content, a function by its name."""
     if isinstance(value, partial):
-        named = f"{value.func.__module__}.{value.func.__qualname__}"
-        return [named, _plain(value.args), _plain(value.keywords)]
+        return [f"{value.func.__module__}.{value.func.__qualname__}", value.args, value.keywords]
     if isinstance(value, Path):
         files = sorted(p for p in value.rglob("*") if p.is_file()) if value.is_dir() else [value]
         return [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if isinstance(value, Config):
-        return _plain(value.to_dict())
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
+        return value.to_dict()
+    assert is_dataclass(value)
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 @cache

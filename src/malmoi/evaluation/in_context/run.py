@@ -52,31 +52,15 @@ def draw_examples(
     )
 
 
-@dataclass(frozen=True)
-class Shots:
-    """The number of examples: fixed, or as many as fit."""
-
-    count: int
-    as_many_as_fit: bool = False
-
-    def __str__(self) -> str:
-        return "max" if self.as_many_as_fit else str(self.count)
-
-
-def parse_shots(given: int | str) -> list[Shots]:
-    """4 → [4]; "0,1,max" → all three."""
-    found = []
-    for word in str(given).split(","):
-        word = word.strip()
-        if word == "max":
-            found.append(Shots(0, as_many_as_fit=True))
-        elif word.isdigit():
-            found.append(Shots(int(word)))
-        else:
+def parse_shots(given: int | str) -> list[int | None]:
+    """4 → [4]; "0,1,max" → [0, 1, None]: as many examples as fit."""
+    words = [word.strip() for word in str(given).split(",")]
+    for word in words:
+        if word != "max" and not word.isdigit():
             raise UsageError(
                 "The number of examples must be 0, 1, 2… or max, not {word!r}.", word=word
             )
-    return found
+    return [None if word == "max" else int(word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -86,18 +70,18 @@ class QuestionBuilder:
     task: Task
     model: Model
     pool: Sequence[Example]
-    shots: Shots
+    shots: int | None  # None: as many as fit
     seed: int = 0
 
     def build(self, item: Example, number: int) -> Question:
         """The item with its examples; an error if they do not fit."""
-        if self.shots.as_many_as_fit:
+        if self.shots is None:
             return self._fullest(item, number)
         return self._fitted([self._shown(item, number)])[0]
 
     def build_all(self, items: Sequence[Example]) -> list[Question]:
         """Builds questions for all items, numbered from 0."""
-        if self.shots.as_many_as_fit:
+        if self.shots is None:
             return [self._fullest(item, number) for number, item in enumerate(items)]
         shown = (self._shown(item, number) for number, item in enumerate(items))
         found: list[Question] = []
@@ -107,12 +91,13 @@ class QuestionBuilder:
 
     def _shown(self, item: Example, number: int) -> Question:
         prompt = self.prompt(item)
-        some = list(islice(draw_examples(self.pool, item, self.seed, number), self.shots.count))
-        if len(some) < self.shots.count:
+        wanted = self.shots or 0
+        some = list(islice(draw_examples(self.pool, item, self.seed, number), wanted))
+        if len(some) < wanted:
             raise UsageError(
                 "{examples} requested, but there are only {some} to draw from: give a file of "
                 "training rows with --train (train=…), or request fewer.",
-                examples=plural(self.shots.count, "example"),
+                examples=plural(wanted, "example"),
                 some=len(some),
             )
         return self._with(prompt, item, some)
@@ -228,7 +213,7 @@ class InContextResult:
     """A model's metrics on a task with a given number of examples."""
 
     task: str
-    shots: Shots
+    shots: int | None
     verdict: Graded
     questions: list[Question] = field(repr=False)
     session: EvaluationSession = field(repr=False)
@@ -244,7 +229,7 @@ class InContextResult:
         count = sum(question.shots for question in self.questions) / len(self.questions)
         return {
             **measured,
-            "shots": count if self.shots.as_many_as_fit else self.shots.count,
+            "shots": count if self.shots is None else self.shots,
             "examples": len(self.questions),
             **({"truncated": cut} if (cut := sum(q.cut for q in self.questions)) else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
@@ -309,7 +294,7 @@ def _result(
     shots = asker.shots
     kind = kind_of(task)
     if kind.only_read:
-        if shots.count or shots.as_many_as_fit:
+        if shots != 0:
             raise UsageError(
                 "The task {task} reads whole texts and takes no examples: omit --shots.",
                 task=task.name,
@@ -355,7 +340,7 @@ def split_rows(
     source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
-    shown = any(shots.count or shots.as_many_as_fit for shots in parse_shots(asking.shots))
+    shown = any(shots != 0 for shots in parse_shots(asking.shots))
     if source is None and shown:
         notes.append(
             "Examples are drawn from the other rows of the data, as there is no file of training "
