@@ -206,7 +206,8 @@ def input_columns(task: Task) -> list[str]:
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     """The columns that a fine-tuned model learnt from, as far as these rows have them."""
-    if model.task_head is None or (is_files(data) and _has_folder(data)):
+    sources = [data] if isinstance(data, str | Path) else data
+    if model.task_head is None or (is_files(data) and any(Path(one).is_dir() for one in sources)):
         return {}
     columns = Predictor.of(model.checkpoint).columns
     row = first_rows(data, columns.values())[0] if columns else {}
@@ -255,7 +256,3 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
 
 def _given(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in columns.items() if value is not None}
-
-
-def _has_folder(data: Any) -> bool:
-    return any(Path(one).is_dir() for one in ([data] if isinstance(data, str | Path) else data))

@@ -101,7 +101,11 @@ def run_all(
     """Runs all variants of the settings, and writes the selected one to the folder."""
     measure = work.primary_metric
     variants = settings.variants()
-    folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
+    names = [
+        f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
+        for v in variants
+    ]
+    folders = [out] if len(variants) == 1 else [out / name for name in names]
     with run_folder_lock(out):
         if settings.best:
             runs = [search_settings(work, settings, out, overwrite=overwrite)]
@@ -135,10 +139,6 @@ def run_all(
     return FinetuneResult(
         kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
     )
-
-
-def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
-    return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
 
 
 def _is_gpt(network: Network) -> bool:

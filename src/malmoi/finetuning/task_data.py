@@ -94,19 +94,6 @@ def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def selected_settings(
-    task: Task, rows: Sequence[Example], settings: FinetuneConfig
-) -> tuple[str, ...]:
-    """The settings that need held-out rows; a temperature alone does not."""
-    kind = head_kind(task)
-    needs = {
-        "setting": settings.grid,
-        "epoch": settings.patience > 0,
-        "threshold": kind.thresholds(rows),
-    }
-    return tuple(name for name, needed in needs.items() if needed)
-
-
 def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, needed: bool) -> int:
     """Number of training rows held out for selection; 0: none."""
     enough = settings.holdout or count >= MIN_ROWS_FOR_TEMPERATURE
@@ -126,11 +113,6 @@ def frozen_rows(count: int, settings: FinetuneConfig) -> int:
     low, high = FROZEN_ROWS
     rows = min(high, round(count * SELECTION_SHARE))
     return rows if settings.frozen_first and rows >= low else 0
-
-
-def judged_rows(count: int, settings: FinetuneConfig) -> int:
-    """Number of rows held out for evaluation if there is no separate file."""
-    return max(1, round(count * (settings.holdout or JUDGED_SHARE)))
 
 
 def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tuple[Rows, Rows]:
@@ -311,7 +293,8 @@ def load_data(
     task = _fit(task, every, start)
     rows = given[0].rows
     if dev is None:
-        rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
+        count = max(1, round(len(rows) * (settings.holdout or JUDGED_SHARE)))
+        rows, judged = hold_out(task, rows, count, settings.seed)
     else:
         judged = given[1].rows
     if twins := judged_twins(rows, judged):
@@ -351,14 +334,20 @@ def _hold_out_to_select(
     task: Task, rows: Rows, settings: FinetuneConfig
 ) -> tuple[Rows, Rows, tuple[str, ...]]:
     """The rows to train on, those to select on, if any, and the names of what they select."""
-    selects = selected_settings(task, rows, settings)
-    count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
+    kind = head_kind(task)
+    needs = {
+        "setting": settings.grid,
+        "epoch": settings.patience > 0,
+        "threshold": kind.thresholds(rows),
+    }
+    selects = tuple(name for name, needed in needs.items() if needed)  # a temperature alone: none
+    count = selection_rows(len(rows), kind, settings, needed=bool(selects))
     if frozen := frozen_rows(len(rows), settings):
         count = max(count, frozen)
         selects = (*selects, FROZEN_OR_TUNED)
     if count:
         rest, held = hold_out(task, rows, count, settings.seed)
-        return rest, held, (*selects, *(("temperature",) if head_kind(task).calibrated else ()))
+        return rest, held, (*selects, *(("temperature",) if kind.calibrated else ()))
     if selects:
         names = joined(", ", map(msg, selects))
         logger.warning(

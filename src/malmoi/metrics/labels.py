@@ -57,14 +57,10 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
             "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
             names=len(names),
         )
-    one = _positive(names) if positive is None else positive
-    right = sum(g == p == one for g, p in zip(gold, predicted, strict=True))
-    return f_score(right, sum(p == one for p in predicted), sum(g == one for g in gold))
-
-
-def _positive(names: Sequence[Any]) -> Any:
-    """The label 1 if labels are 0 and 1 and only one of them occurs; else the last by name."""
-    return {"0": "1", 0: 1}.get(names[0], names[0]) if len(names) == 1 else names[-1]
+    if positive is None:  # 1 of 0 and 1 if only one of them occurs
+        positive = names[-1] if len(names) > 1 else {"0": "1", 0: 1}.get(names[0], names[0])
+    right = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))
+    return f_score(right, sum(p == positive for p in predicted), sum(g == positive for g in gold))
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,11 @@ def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
 
 def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
     roles = ("acceptability", "minimal pairs", "last word")
-    tasks = [_by_likelihood(t) for t in plan.data.of(*roles, dev_rows=plan.scale.dev_rows)]
+    tasks = [
+        # CoLA by the likelihood of a sentence alone, as in GPT-1 §5
+        replace(task, task="cola-likelihood") if task.task == "cola" else task
+        for task in plan.data.of(*roles, dev_rows=plan.scale.dev_rows)
+    ]
     recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
     updates = recipe.train.steps or MOST_UPDATES
     steps = {plural(4**power, "update"): 4**power for power in range(12) if 4**power < updates}
@@ -161,11 +165,6 @@ def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
     for row, step in (steps | {end: 0}).items():
         options = dict(step=step, tasks=tasks, text=plan.data.held_out)
         yield plan.cell(row, recipe, snapshot_scores, **options)
-
-
-def _by_likelihood(task: StudyTask) -> StudyTask:
-    """CoLA by the likelihood of a sentence alone, as in GPT-1 §5."""
-    return replace(task, task="cola-likelihood") if task.task == "cola" else task
 
 
 def gpt1_zeroshot_figure(results: StudyResults) -> str:
