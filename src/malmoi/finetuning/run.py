@@ -7,6 +7,7 @@ weights (LP-FT, Kumar et al. 2022).
 """
 
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -114,10 +115,11 @@ class FirstAnswer:
 
     def folds_fit(self, settings: FinetuneConfig) -> bool:
         """Whether no rows are held out, and there is time to fine-tune without each fold, too."""
-        rows = len(self.work.train)
-        seconds = TRAINED_PER_READ * self.tried.per_row * rows * settings.epochs
-        limit = 60 * settings.max_minutes
-        return not self.work.held and (not limit or FOLDS * seconds <= limit)
+        if self.work.held or settings.minutes:
+            return False
+        seen = settings.steps * settings.batch or settings.epochs * len(self.work.train)
+        seconds = TRAINED_PER_READ * self.tried.per_row * seen
+        return FOLDS * seconds <= (60 * settings.max_minutes or math.inf)
 
     def hurries(self, settings: FinetuneConfig, share: float) -> bool:
         """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
@@ -172,6 +174,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
     frozen: list[Outcome] = []
     tuned: list[Outcome] = []
     held: list[Example] = []
+    limit = 60 * settings.max_minutes or math.inf
     for number in range(FOLDS):
         rest = tuple(row for i, row in enumerate(rows) if i % FOLDS != number)
         fold = replace(work, train=rest, held=tuple(rows[number::FOLDS]))
@@ -181,7 +184,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
             frozen.append(judge_held_out(fold, Predictor.of(checkpoint)))
         stop.check()
         folder = out / "train_state" / "trials" / f"fold-{number}"
-        tuned.append(run_trial(fold, settings, folder, 60 * settings.max_minutes).outcome)
+        tuned.append(run_trial(fold, settings, folder, limit).outcome)
         held += fold.held
     score = held_out_score(replace(work, held=tuple(held)))
     gain = paired_gain(score, _together(frozen), _together(tuned))
