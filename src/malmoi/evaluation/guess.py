@@ -206,7 +206,7 @@ def input_columns(task: Task) -> list[str]:
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     """The columns that a fine-tuned model learnt from, as far as these rows have them."""
-    sources = [data] if isinstance(data, str | Path) else data
+    sources: Any = [data] if isinstance(data, str | Path) else data
     if model.task_head is None or (is_files(data) and any(Path(one).is_dir() for one in sources)):
         return {}
     columns = Predictor.of(model.checkpoint).columns

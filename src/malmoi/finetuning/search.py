@@ -135,8 +135,8 @@ class Search:
         if known is not None:
             self.comparison.tried.append(known)
             return known, fitted
-        facts = dict(share=fitted.completed, per_row=fitted.per_row)
-        facts |= dict(changes=changes, seed=settings.seed)
+        facts: dict[str, Any] = {"changes": changes, "seed": settings.seed}
+        facts |= {"share": fitted.completed, "per_row": fitted.per_row}
         return self.comparison.add(name, fitted.outcome, began, first, **facts), fitted
 
     @contextmanager

@@ -39,9 +39,9 @@ UNKNOWN = "unknown, %"
 def korean_tasks(plan: StudyPlan) -> list[StudyTask]:
     """The data sets that the folders have; each once."""
     found: dict[str, StudyTask] = {}
-    rows = dict(train_rows=plan.scale.train_rows, dev_rows=plan.scale.dev_rows)
     for task in public_tasks(plan.data.folders, DATA_SETS):
-        found.setdefault(task.name, replace(task, **rows))
+        cut = replace(task, train_rows=plan.scale.train_rows, dev_rows=plan.scale.dev_rows)
+        found.setdefault(task.name, cut)
     return list(found.values())
 
 
