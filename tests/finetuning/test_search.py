@@ -11,7 +11,7 @@ import pytest
 import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.finetuning.candidates import Comparison, Gain, paired_gain, read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import FinishedRun

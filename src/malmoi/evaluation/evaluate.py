@@ -17,6 +17,7 @@ from malmoi.evaluation.contamination import (
     refuse_contamination,
 )
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import (
     InContextConfig,
@@ -25,7 +26,6 @@ from malmoi.evaluation.in_context.run import (
     limited_rows,
 )
 from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model, load

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 from malmoi.errors import UsageError, require_known
-from malmoi.evaluation import features, predictions, prompts
+from malmoi.evaluation import features, prompts
 from malmoi.evaluation import task as tables
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
-from malmoi.evaluation.predictions import ExamplePrediction
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.task import (
     KIND_ALIASES,
@@ -109,7 +108,7 @@ class HeadKind(Kind):
     @property
     def calibrated(self) -> bool:
         """Whether a prediction has probabilities that a temperature can correct."""
-        return self.choose is predictions.choose_temperature
+        return self.choose is features.choose_temperature
 
     @property
     def head(self) -> str:
@@ -239,11 +238,11 @@ CLASSIFICATION = HeadKind(
     features=features.classification_items,
     objective=losses.classification_loss,
     compare=compare_scores(losses.class_scores),
-    predict=predictions.predict_labels,
+    predict=features.predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
-    choose=predictions.choose_temperature,
-    decide=predictions.with_temperature,
+    choose=features.choose_temperature,
+    decide=features.with_temperature,
 )
 MULTILABEL = HeadKind(
     name="multilabel",
@@ -257,11 +256,11 @@ MULTILABEL = HeadKind(
     features=features.multilabel_items,
     objective=losses.multilabel_loss,
     compare=compare_scores(losses.class_scores, binary_divergence),
-    predict=predictions.predict_label_sets,
+    predict=features.predict_label_sets,
     classes=lambda label: label,
     gold=_in_order,
-    choose=predictions.choose_label_thresholds,
-    decide=predictions.decide_labels,
+    choose=features.choose_label_thresholds,
+    decide=features.decide_labels,
     thresholds=lambda rows: True,
 )
 REGRESSION = HeadKind(
@@ -274,7 +273,7 @@ REGRESSION = HeadKind(
     features=features.regression_items,
     objective=losses.regression_loss,
     compare=compare_scores(losses.class_scores, squared_distance),
-    predict=predictions.predict_numbers,
+    predict=features.predict_numbers,
     classes=lambda label: (label,),
     class_names=("score",),
     by_vectors="similarity",
@@ -287,7 +286,7 @@ SIMILARITY = replace(
     features=features.similarity_items,
     sentence_objective=losses.cosine_loss,
     defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
-    predict=predictions.predict_cosines,
+    predict=features.predict_cosines,
     classes=None,
     class_names=(),
     by_vectors="",
@@ -298,7 +297,7 @@ RETRIEVAL = replace(
     read=tables.retrieval_row,
     features=features.retrieval_items,
     sentence_objective=losses.ranking_loss,
-    predict=predictions.predict_ranks,
+    predict=features.predict_ranks,
     grade=_no_prompt,
     gold=lambda label, labels: 1,
 )
@@ -312,7 +311,7 @@ TAGGING = HeadKind(
     features=features.tagging_items,
     objective=losses.tagging_loss,
     compare=compare_scores(losses.tag_scores),
-    predict=predictions.predict_tags,
+    predict=features.predict_tags,
     classes=lambda label: label,
     windows=True,
 )
@@ -332,9 +331,9 @@ MULTIPLE_CHOICE = HeadKind(
     features=features.choice_items,
     objective=losses.choice_loss,
     compare=compare_scores(losses.choice_scores),
-    predict=predictions.predict_choices,
-    choose=predictions.choose_temperature,
-    decide=predictions.with_temperature,
+    predict=features.predict_choices,
+    choose=features.choose_temperature,
+    decide=features.with_temperature,
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
@@ -347,12 +346,12 @@ QUESTION_ANSWERING = HeadKind(
     features=features.answer_items,
     objective=losses.span_loss,
     compare=compare_scores(losses.span_scores),
-    predict=predictions.predict_answers,
+    predict=features.predict_answers,
     gold=lambda label, labels: _answer_texts(label),
     windows=True,
     by_id=True,
-    choose=predictions.choose_no_answer,
-    decide=predictions.decide_answer,
+    choose=features.choose_no_answer,
+    decide=features.decide_answer,
     thresholds=lambda rows: not all(row.label for row in rows),
     unselected={"threshold": 0.0},  # no answer if it is more likely than the best span
 )
@@ -372,9 +371,9 @@ WRITING = HeadKind(
     features=features.writing_items,
     objective=losses.answer_loss,
     compare=compare_scores(losses.answer_scores),
-    predict=predictions.predict_writing,
+    predict=features.predict_writing,
     gold=lambda label, labels: list(label),
-    measure=predictions.measure_writing,
+    measure=features.measure_writing,
     defaults={"lm": 0.0, "lr": 3e-4, "warmup": 0.05},
     fit=_fit_writing,
     windows=True,

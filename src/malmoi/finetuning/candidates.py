@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from malmoi.evaluation.evaluate import score_examples
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.messages import msg
 from malmoi.metrics import goodness

@@ -18,9 +18,8 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.evaluation.evaluate import score_examples
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.features import ExamplePrediction, FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.candidates import Comparison, Gain, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig

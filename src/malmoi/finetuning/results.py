@@ -20,8 +20,8 @@ from malmoi.evaluation.evaluate import (
     prediction_row,
     score_said,
 )
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.kinds import head_kind
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Task, metric_names
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig

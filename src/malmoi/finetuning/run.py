@@ -23,9 +23,8 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.evaluation.evaluate import predict_and_score
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
-from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import Example, metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
 from malmoi.finetuning.candidates import Gain, Tried, compare_held_out, held_out_score, paired_gain

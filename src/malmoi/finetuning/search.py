@@ -25,7 +25,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import predict_and_score
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.finetuning.candidates import Comparison, Tried, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import (

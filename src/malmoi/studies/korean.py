@@ -11,9 +11,8 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask, public_tasks
-from malmoi.studies.measures import BITS_CHARACTERS, zero_shot
 from malmoi.studies.report import StudyResults
-from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
+from malmoi.studies.study import BITS_CHARACTERS, Cell, JudgedModel, StudyPlan, Words, zero_shot
 from malmoi.system.files import write_text
 
 BYTES = "byte-level BPE"

@@ -17,8 +17,13 @@ from malmoi.model import Network
 from malmoi.planning.flops import flops, keys_seen
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.studies.data import StudyTask, write_rows
-from malmoi.studies.measures import (
+from malmoi.studies.report import StudyResults, best_rows, curve_figure, lower_is_better, number
+from malmoi.studies.study import (
     BITS_CHARACTERS,
+    Cell,
+    JudgedModel,
+    StudyPlan,
+    Words,
     clean_and_dirty,
     held_out_bits,
     millions,
@@ -29,8 +34,6 @@ from malmoi.studies.measures import (
     text_perplexity,
     zero_shot,
 )
-from malmoi.studies.report import StudyResults, best_rows, curve_figure, lower_is_better, number
-from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
 from malmoi.training.recipe import Recipe, read_recipe
 
 Cells = Iterator[Cell]
