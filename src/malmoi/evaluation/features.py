@@ -277,7 +277,7 @@ def _items(
         yield TrainingItem(tuple(next(rows) for _ in some), label)
 
 
-# ------------------------------------------------------------------ predictionshe
+# ------------------------------------------------------------------ predictions
 
 QUERIES_AT_ONCE = 1024  # rows of the table of cosines held in memory
 LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
