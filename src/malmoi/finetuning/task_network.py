@@ -278,7 +278,7 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         module.requires_grad_(requires_grad=False)
 
 
-# ------------------------------------------------------------------ Verbalizer loss: a language
+# ------------------------------------------------------------------ label words
 
 
 def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:

@@ -1,7 +1,9 @@
 """GPT-3 figure 1.2: accuracy by the number of examples in context, for models of several sizes.
 
 Small GPTs are pre-trained on text and on documents of hidden rules, then asked about words that no
-document contained, after 0, 1, 2 … examples.
+document contained, after 0, 1, 2 … examples. A rule turns one word into another; its parameter is
+drawn for each document and never named, so that only the examples show it. Some words, numbers and
+parameters are held out for questions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
