@@ -20,12 +20,11 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS, HeadKind
-from malmoi.finetuning import defaults
+from malmoi.finetuning import finetune as defaults
 from malmoi.finetuning.candidates import Tried
 from malmoi.finetuning.config import FEATURE_DEFAULTS, FinetuneConfig
-from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
-from malmoi.finetuning.first_answer import FirstAnswer
-from malmoi.finetuning.linear_head import LOSSES, fit_head
+from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS, LOSSES, fit_head
+from malmoi.finetuning.run import FirstAnswer
 from malmoi.inference.predictors import LABEL_SET, NUMBER
 from malmoi.model import Network, preset
 from malmoi.settings import settings_of
@@ -158,7 +157,7 @@ def test_the_first_answer_is_judged_on_held_out_rows_and_loads(
 def test_the_fine_tuned_model_is_kept_if_the_held_out_rows_prefer_it(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.finetuning.first_answer.READ_SECONDS", 0.0)
+    monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
     how: dict[str, Any] = {"lr": 3e-3, "epochs": 12, "frozen_first": True, "batch": 16}
     rows = reviews(600)
     done = malmoi.finetune(bert, "classification", rows, tmp_path / "o", device="cpu", **how)
@@ -176,6 +175,33 @@ def test_evaluation_rows_do_not_choose_between_the_two(bert: Path, tmp_path: Pat
         done = malmoi.finetune(bert, "classification", reviews(600), tmp_path / name, dev, **how)
         assert (done.metrics["accuracy"] > 0.9) is not wrong
     assert equal(tmp_path / "right", tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_of_few_rows_cross_validation_chooses_between_the_two(
+    learns: bool,
+    bert: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network that learns beside a layer that saw 16 rows; or one that learns nothing."""
+    how: dict[str, Any] = {"frozen_first": True, "max_minutes": 60.0, "batch": 16, "device": "cpu"}
+    how |= {"lr": 3e-3, "epochs": 12} if learns else {"lr": 1e-9, "steps": 1}
+    if learns:
+        monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
+    out = tmp_path / "o"
+    rows = reviews(300)
+    # rows whose labels are all wrong: were they asked, the other model would be chosen
+    done = malmoi.finetune(bert, "classification", rows, out, reviews(60, wrong=True), **how)
+    assert done.protocol.selected_on == 0
+    assert "Fine-tuned instead of frozen, by cross-validation: accuracy" in caplog.text
+    assert ("Not clearly better: the frozen model is the result." in caplog.text) is not learns
+    assert (done.steps > 0) is learns
+    assert dict(malmoi.evaluate(out, data=rows))["accuracy"] > 0.9
+    kind = json.loads((out / "config.json").read_text("utf-8"))["architectures"]
+    assert (kind == ["BertForSequenceClassification"]) is learns
+    assert not (out / "train_state").exists()
 
 
 def test_with_few_updates_the_new_layer_is_solved_for(
@@ -276,7 +302,9 @@ def test_rows_are_cut_until_two_epochs_fit(
 ) -> None:
     """1,000 rows of 500 tokens at 0.1 s a reading: two epochs of 600 s in four minutes."""
     work: Any = None
-    first = FirstAnswer(work, Tried("frozen", {}, 0, 1.0, 0.8, 25.0, per_row), Path())
+    first = FirstAnswer(
+        work, Tried(name="frozen", value=0.8, seconds=25.0, per_row=per_row), Path()
+    )
     items: Any = [SimpleNamespace(length=500)] * 1000
     settings = FinetuneConfig(max_minutes=4.0, **changes)
     assert first.fitting_length(settings, items) == length

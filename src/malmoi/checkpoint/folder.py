@@ -228,7 +228,7 @@ def read_checkpoint(
     quantization = config.get("quantization_config")
     if quantization:
         from malmoi.checkpoint import quantized
-        from malmoi.kernels.int8_row import kernels
+        from malmoi.kernels.int8 import kernels
 
         packed = packed and kernels() is not None
     check_memory(tensors, dtype, folder, packed=packed)
