@@ -31,7 +31,6 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
 import malmoi
-from conftest import without_package
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
@@ -680,7 +679,7 @@ def test_a_failing_request_does_not_affect_others(
 
 
 def test_responses_follow_the_openapi_schema(live: Live) -> None:
-    check_specification(live, examples=6)
+    check_specification(live, examples=3)
 
 
 @pytest.mark.heavy
@@ -940,16 +939,6 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
     finally:
         child.kill()
         child.stderr.close()
-
-
-def test_without_the_extra_the_command_says_what_to_install(capsys: Any, tmp_path: Path) -> None:
-    from malmoi.cli import run_command
-
-    assert run_command(["serve"]) == 2
-    assert "--model" in capsys.readouterr().err
-    with without_package("fastapi"):
-        assert run_command(["serve", "--model", str(tmp_path)]) == 1
-    assert "pip install fastapi uvicorn jinja2" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_reported() -> None:
