@@ -1,13 +1,15 @@
 """What several tests share: where real data lies, quiet transformers, small models."""
 
+import gc
 import io
+import multiprocessing
 import os
 import shlex
 import subprocess
 import sys
 import traceback
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from itertools import dropwhile
 from pathlib import Path
@@ -95,6 +97,26 @@ def fetch_packages(folder: Path, *packages: str) -> None:
             files.extractall(folder)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_waits() -> Iterator[None]:
+    """No test needs what a run leaves to survive a power cut, nor to know how fast a compressed
+    model is: a flush takes 20 ms and each run makes dozens, a measurement takes a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("malmoi.compression.cost.SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """Garbage collections pass over what earlier tests imported: with all of transformers loaded
+    each would take a second, and some of Malmoi's functions ask for one.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def numerics_stay() -> Iterator[None]:
     """No test may leave torch computing differently: runs are compared to the bit with others'."""
@@ -129,6 +151,17 @@ def typed(*parts: object) -> list[str]:
         for part in parts
         for word in (shlex.split(part) if isinstance(part, str) else [str(part)])
     ]
+
+
+def exit_code_of(function: Callable[..., object], *given: object) -> int | None:
+    """How a copy of this process ends that calls the function; it needs no second import of torch.
+
+    A negative number is the signal that killed it.
+    """
+    child = multiprocessing.get_context("fork").Process(target=function, args=given)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 import ast
 import json
+import runpy
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import transformers
 
+from malmoi.text.sources import sotu_messages
 from test_readme import blocks
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +24,9 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
+def test_a_custom_task_of_public_names_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = {
         node.attr
         for node in ast.walk(ast.parse(EXAMPLE.read_text("utf-8")))
@@ -29,7 +34,11 @@ def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
         if isinstance(node.value, ast.Name) and node.value.id == "malmoi"
     }
     assert names == {"pretrain", "custom_task", "finetune", "evaluate", "predict"}
-    assert "'accuracy': " in run(EXAMPLE, tmp_path, "2")
+    few = list(islice(sotu_messages(), 3))
+    monkeypatch.setattr("malmoi.text.sources.sotu_messages", lambda: iter(few))
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(tmp_path), "2"])
+    runpy.run_path(str(EXAMPLE))
+    assert "'accuracy': " in capsys.readouterr().out
     assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "delivery", "1": "praise", "2": "refund"}

@@ -95,7 +95,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.inputs import changes_of
+        from malmoi.cli.shared import changes_of
         from malmoi.training.recipes import RECIPES, resolve_recipe
 
         budget = {n: values[n] for n in ("minutes", "tokens", "steps") if values[n] is not None}

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from malmoi.api.records import SETTINGS
 from malmoi.cli.app import build_app
-from malmoi.cli.options import options_of
+from malmoi.cli.shared import options_of
 from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS

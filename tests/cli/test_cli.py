@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -28,9 +28,9 @@ from malmoi.cli.app import build_app
 from malmoi.cli.bench import benchmarks
 from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.finetune import task_and_files
-from malmoi.cli.options import duration, whole_number
 from malmoi.cli.prediction_file import predict_file
 from malmoi.cli.recipes import approximate_parameters, with_vocab
+from malmoi.cli.shared import duration, whole_number
 from malmoi.errors import UsageError
 from malmoi.text.rows import any_rows
 from malmoi.training.recipes import RECIPES
@@ -475,10 +475,10 @@ def test_unknown_names_offer_the_nearest(call: Call) -> None:
 
 def test_system_errors_give_a_clear_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(error: BaseException) -> Done:
-        def doctor_fails() -> str:
+        def disk_fails(path: Path) -> NoReturn:
             raise error
 
-        monkeypatch.setitem(sys.modules["malmoi.cli.doctor"].CHECKS, "disk", doctor_fails)
+        monkeypatch.setattr("shutil.disk_usage", disk_fails)
         return call("doctor")
 
     refused(fails(OSError(28, "No space left on device", "/full")), 1, "The disk is full", "/full")
@@ -552,6 +552,7 @@ def test_the_table_of_benchmarks_knows_its_switches(capfd: pytest.CaptureFixture
     assert "'nothing' is none of kernel, prefix, cache, screen, graphs" in capfd.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     assert run_command(["bench", "decode", "--limit", "tiny"]) == 0

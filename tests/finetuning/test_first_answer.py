@@ -221,18 +221,29 @@ def test_with_few_updates_the_new_layer_is_solved_for(
 # ------------------------------------------------------------------ stopping
 
 
+LONG: dict[str, Any] = {"epochs": 3, "lr": 1e-3, "max_minutes": 60.0, "frozen_first": True}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("whole")
+    with pretend(parse_machine("no-bf16")):
+        return malmoi.finetune(
+            bert, "classification", reviews(600), out, reviews(60), device="cpu", **LONG
+        )
+
+
 @pytest.mark.parametrize(
     ("verb", "count"), [("predict", 1), ("predict", 4), ("finetune", 1), ("finetune", 30)]
 )
 def test_ctrl_c_leaves_a_model_and_the_run_resumes_bit_equal(
-    verb: str, count: int, bert: Path, tmp_path: Path
+    verb: str, count: int, bert: Path, uninterrupted: Any, tmp_path: Path
 ) -> None:
     """While the rows are read, while it is judged, after the first step, and later."""
-    how: dict[str, Any] = {"epochs": 3, "lr": 1e-3, "max_minutes": 60.0, "frozen_first": True}
+    how = LONG
     rows, dev = reviews(600), reviews(60)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done, cut = uninterrupted, tmp_path / "cut"
     task = "classification"
-    done = malmoi.finetune(bert, task, rows, whole, dev, device="cpu", **how)
     stop = when(verb, count, interrupt)
     with pytest.raises(Stopped):
         malmoi.finetune(bert, task, rows, cut, dev, device="cpu", progress=stop, **how)
@@ -240,7 +251,7 @@ def test_ctrl_c_leaves_a_model_and_the_run_resumes_bit_equal(
     assert found > (0.9 if (verb, count) != ("predict", 1) else 0.5)  # of the first few rows
     again = malmoi.finetune(bert, task, rows, cut, dev, device="cpu", **how)
     assert (again.metrics, again.steps) == (done.metrics, done.steps)
-    assert equal(whole, cut)
+    assert equal(done.out, cut)
 
 
 # ------------------------------------------------------------------ the linear layer

@@ -23,8 +23,14 @@ from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
 from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
-from malmoi.planning.memory import DeviceLayout, MemoryUse, device_layout
-from malmoi.planning.plan import Fleet, RunPlan, plan_run
+from malmoi.planning.plan import (
+    DeviceLayout,
+    Fleet,
+    MemoryUse,
+    RunPlan,
+    device_layout,
+    plan_run,
+)
 from malmoi.training.budget import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective

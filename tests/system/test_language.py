@@ -11,6 +11,8 @@ from string import Formatter
 from typing import Any
 
 import pytest
+from jinja2 import Environment
+from jinja2.nodes import Call, Const
 from typer.main import get_command
 
 from conftest import environment
@@ -40,7 +42,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
 DOORS |= {"require_known"}
 DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
-DOORS |= {"info", "warning", "say", "note", "line"}
+DOORS |= {"info", "warning", "say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
 # one word for one thing
@@ -66,8 +68,21 @@ def korean() -> Iterator[None]:
 
 @cache
 def nodes() -> list[ast.AST]:
-    trees = (ast.parse(file.read_text("utf-8")) for file in SOURCE.rglob("*.py"))
+    """The source, and in the templates of pages what stands between braces."""
+    trees = [ast.parse(file.read_text("utf-8")) for file in SOURCE.rglob("*.py")]
+    for file in SOURCE.rglob("*.jinja"):
+        for kind in (Call, Const):
+            for found in Environment().parse(file.read_text("utf-8")).find_all(kind):
+                trees.append(ast.parse(as_python(found)))
     return [node for tree in trees for node in ast.walk(tree)]
+
+
+def as_python(node: Call | Const) -> str:
+    """A text of a template, or a call with the texts that it is given."""
+    if isinstance(node, Const):
+        return repr(node.value)
+    texts = [repr(one.value) for one in node.args if isinstance(one, Const)]
+    return f"{getattr(node.node, 'name', '_')}({', '.join(texts)})"
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:

@@ -134,7 +134,7 @@ def test_threads_sleep_soon_unless_the_user_decided(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     sleep_soon()  # OMP_NUM_THREADS is set in tests
     assert "GOMP_SPINCOUNT" not in os.environ
-    code = "import os, malmoi; malmoi.load; print(os.environ.get('GOMP_SPINCOUNT'))"
+    code = "import os, malmoi; malmoi.Progress; print(os.environ.get('GOMP_SPINCOUNT'))"
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert done.stdout.split() == [b"3000"]

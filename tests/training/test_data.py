@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import exit_code_of
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import listening
@@ -267,28 +268,25 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-CHILD = """
-import itertools, os, signal, sys
-sys.path[:0] = {path!r}
-import test_data as t
-from malmoi.training.data.encode import build_stores; from malmoi.training.data import encode
-encode.JOURNAL_BYTES = 400
-class Mortal(t.Words):
-    def ids(self, texts):
-        if next(calls) == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().ids(texts)
-calls = itertools.count()
-build_stores(t.corpus(300), Mortal(), sys.argv[1], sentences=t.lines)
-"""
+def build_until(call: int, folder: Path) -> None:
+    """Builds stores, and is killed at this call of the tokenizer."""
+    calls = count()
+
+    class Mortal(Words):
+        def ids(self, texts: list[str]) -> list[list[int]]:
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().ids(texts)
+
+    encode.JOURNAL_BYTES = 400
+    build_stores(corpus(300), Mortal(), folder, sentences=lines)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_killed_builds_resume_to_the_same_bytes(tmp_path: Path) -> None:
     """Killed in the middle of a text: of the first one, of later ones; the last build survives."""
-    script = CHILD.format(path=[str(Path(__file__).parent)])
     for call, code in ((0, -signal.SIGKILL), (20, -signal.SIGKILL), (35, -signal.SIGKILL), (-1, 0)):
-        command = [sys.executable, "-c", script, str(tmp_path / "a"), str(call)]
-        assert subprocess.run(command).returncode == code
+        assert exit_code_of(build_until, call, tmp_path / "a") == code
     build_stores(corpus(300), Words(), tmp_path / "b", sentences=lines)
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
 

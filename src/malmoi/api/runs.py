@@ -21,10 +21,12 @@ from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
 
 if TYPE_CHECKING:
+    from malmoi.evaluation.contamination import FindOverlaps
     from malmoi.evaluation.tasks import Task
     from malmoi.finetuning.finetune import FinetuneResult
     from malmoi.inference.model import Model
     from malmoi.studies.run import StudyResult
+    from malmoi.text.columns import GuessedColumns
     from malmoi.text.rows import RowSource
     from malmoi.training.recipe import Recipe
 
@@ -139,11 +141,14 @@ def _task(
         if named:
             raise UsageError("A Task has its own columns; leave {named}= out.", named=named[0])
         return task
-    found, guessed = guess_task(task, data, **columns)
-    if guessed is not None:
-        for sentence in guessed.sentences():
-            logger.info(sentence)
-    return found
+    return announced(*guess_task(task, data, **columns))
+
+
+def announced(task: "Task", guessed: "GuessedColumns | None") -> "Task":
+    """Logs which columns a task was found to read, and returns it."""
+    for sentence in guessed.sentences() if guessed is not None else ():
+        logger.info(sentence)
+    return task
 
 
 @overload
@@ -213,15 +218,22 @@ def evaluate(
     if shots is not None:
         given["shots"] = shots if isinstance(shots, int | str) else ",".join(map(str, shots))
     if corpus := given.pop("contamination", None):
-        from malmoi.corpus.decontaminate import find_overlaps
-
-        texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
-        given["contamination"] = lambda items: find_overlaps(items, texts)
+        given["contamination"] = overlap_finder(corpus)
     with listening(progress):
         found: Metrics | dict[str, PlainValue] | list[Metrics] = evaluate_model(
             opened, chosen, data, **given
         )
     return found
+
+
+def overlap_finder(corpus: str | Sequence[str]) -> "FindOverlaps":
+    """Finds items in a corpus, which is resolved now so that a misspelt path fails early."""
+    from malmoi.corpus.decontaminate import find_overlaps
+    from malmoi.text.documents import read_documents
+
+    texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
+    read_documents(texts)
+    return lambda items: find_overlaps(items, texts)
 
 
 def _evaluated_task(
@@ -237,11 +249,7 @@ def _evaluated_task(
         return task
     if task is not None and not isinstance(task, str):
         return _task(task, [], columns)
-    found, guessed = evaluated_task(model, task, data, columns)
-    if guessed is not None:
-        for sentence in guessed.sentences():
-            logger.info(sentence)
-    return found
+    return announced(*evaluated_task(model, task, data, columns))
 
 
 @lists_options(StudyOptions)

@@ -11,12 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from malmoi.messages import msg
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader  # importing it takes a third of malmoi's import time
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
@@ -42,20 +38,14 @@ class _AfterImport:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)  # type: ignore[assignment]  # as loaders are
+            execute = spec.loader.exec_module
+
+            def then_register(module: ModuleType) -> None:
+                execute(module)
+                _register(name)
+
+            spec.loader.exec_module = then_register  # type: ignore[method-assign]
         return spec
-
-
-class _ThenRegister:
-    def __init__(self, loader: "Loader") -> None:
-        self.loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        _register(module.__name__)
 
 
 def _register(name: str) -> None:

@@ -24,8 +24,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from malmoi import __version__
-from malmoi.cli.options import RecordOptions, option
-from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
+from malmoi.cli import shared as cli
+from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, require_known
 from malmoi.messages import Message, language, msg, sections, translate
 from malmoi.pair import shipped
 from malmoi.report.console import Console
@@ -81,12 +81,8 @@ class CommandGroup(TyperGroup):
         return sorted(super().list_commands(ctx), key=lambda name: (*order, name).index(name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(
-                "There is no command {args!r}.{hint}",
-                args=args[0],
-                hint=nearest(args[0], self.commands),
-            )
+        if args and not args[0].startswith("-"):
+            require_known(args[0], self.commands, "There is no command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -159,7 +155,7 @@ def _with_record_options(verb: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of its records instead of the parameters that stand for them."""
     own = signature(verb).parameters
     records = {
-        name: one.default for name, one in own.items() if isinstance(one.default, RecordOptions)
+        name: one.default for name, one in own.items() if isinstance(one.default, cli.RecordOptions)
     }
     if not records:
         return verb
@@ -228,9 +224,9 @@ def _translate_titles() -> None:
 
 def malmoi(
     ctx: typer.Context,
-    version: bool = option(False, "Print the version and exit.", "--version"),
-    debug: bool = option(False, "Show the full traceback of an error.", "--debug"),
-    plugin: list[Path] | None = option(
+    version: bool = cli.option(False, "Print the version and exit.", "--version"),
+    debug: bool = cli.option(False, "Show the full traceback of an error.", "--debug"),
+    plugin: list[Path] | None = cli.option(
         None,
         "Python file that registers tasks, losses, schedules…; works with any command.",
         "--plugin",

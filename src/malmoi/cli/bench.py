@@ -8,9 +8,8 @@ from pathlib import Path
 
 import typer
 
-from malmoi.cli.options import argument, option
-from malmoi.cli.output import say
-from malmoi.errors import UsageError, nearest
+from malmoi.cli import shared as cli
+from malmoi.errors import UsageError, require_known
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 FOLDER = Path(__file__).parents[3] / "bench"  # beside src/, in a copy of the repository alone
@@ -18,13 +17,13 @@ FOLDER = Path(__file__).parents[3] / "bench"  # beside src/, in a copy of the re
 
 def bench_command(
     ctx: typer.Context,
-    name: str | None = argument(
+    name: str | None = cli.argument(
         None,
         "Benchmark to run, followed by its own options; omit it for one table of all hot paths.",
         metavar="[NAME]",
     ),
-    list_: bool = option(False, "List the benchmarks and what they compare.", "--list"),
-    gpu: bool = option(False, "Benchmark the GPU.", "--gpu"),
+    list_: bool = cli.option(False, "List the benchmarks and what they compare.", "--list"),
+    gpu: bool = cli.option(False, "Benchmark the GPU.", "--gpu"),
 ) -> None:
     """Benchmark Malmoi against other libraries on this machine.
 
@@ -44,18 +43,15 @@ def bench_command(
     # without a name, the table's first option is read as one
     arguments = [*filter(None, [name]), *ctx.args]
     named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    if named and named not in known:
-        raise UsageError(
-            "There is no benchmark {chosen!r}.{hint} `malmoi bench --list` lists them.",
-            chosen=named,
-            hint=nearest(named, known),
-        )
+    if named:
+        about = "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them."
+        require_known(named, known, about)
     if find_spec("transformers") is None:
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"
         )
     if named:
-        say(f"{named}: {known[named]}")
+        cli.say(f"{named}: {known[named]}")
     command = [sys.executable, *_script(named, arguments, gpu)]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 

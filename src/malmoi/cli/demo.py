@@ -4,25 +4,22 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import option
-from malmoi.cli.output import print_json, print_table
-from malmoi.errors import UsageError, nearest
+from malmoi.cli import shared as cli
+from malmoi.errors import require_known
 from malmoi.messages import LANGUAGES, translate
 from malmoi.messages import language as user_language
 
 
 def demo_command(
-    out: Path | None = option(
+    out: Path | None = cli.option(
         None, "Output folder.", "--out", "-o", shown="demo, or demo-ko", metavar="DIR"
     ),
-    language: str | None = option(
+    language: str | None = cli.option(
         None, "Text, messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
-    seed: int | None = option(None, "Random seed.", shown="0"),
-    overwrite: opt.Overwrite = False,
-    json: opt.Json = False,
+    seed: int | None = cli.option(None, "Random seed.", shown="0"),
+    overwrite: cli.Overwrite = False,
+    json: cli.Json = False,
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.
 
@@ -33,14 +30,9 @@ def demo_command(
     Example: malmoi demo --language ko
     """
     if language is not None:
-        if language not in LANGUAGES:
-            raise UsageError(
-                "There is no demo in {language!r}.{hint}",
-                language=language,
-                hint=nearest(language, LANGUAGES),
-            )
+        require_known(language, LANGUAGES, "There is no demo in {name!r}.{hint}")
         os.environ["MALMOI_LANG"] = language
-    load_torch()
+    cli.load_torch()
     from malmoi.demo.demo import run_demo
     from malmoi.demo.texts import BUILT_IN
 
@@ -52,10 +44,10 @@ def demo_command(
         **story.scores,
     }
     if json:
-        print_json(facts)
+        cli.print_json(facts)
         return
     prompt, text = story.samples[0]
-    print_table(
+    cli.print_table(
         (translate("what"), translate("result")),
         [(translate("sample of the GPT"), prompt + text), *_lines(facts)],
     )

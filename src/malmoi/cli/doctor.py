@@ -4,16 +4,14 @@ import math
 import platform
 import shutil
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from malmoi import __version__
-from malmoi.cli import options as opt
-from malmoi.cli.output import print_facts, print_json
+from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, plural
-from malmoi.system.machine import GIB, free_memory, this_machine
+from malmoi.system.machine import GIB, Machine, free_memory, this_machine
 
 NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
@@ -29,45 +27,53 @@ EXTRAS = {  # modules of each optional part of the installation
 }
 
 
-def doctor_command(json: opt.Json = False) -> None:
+def doctor_command(json: cli.Json = False) -> None:
     """Show what this machine can do, and what is missing.
 
     Example: malmoi doctor
     """
-    found = {topic: look() for topic, look in CHECKS.items()}
+    found = _facts(this_machine())
     extras = _extras()
     if json:
-        print_json({**found, "extras": extras})
+        cli.print_json({**found, "extras": extras})
         return
-    print_facts(
-        ("what", "found"),
-        [
-            *found.items(),
-            *((msg("extra {name}", name=name), status) for name, status in extras.items()),
-        ],
-    )
+    named = ((msg("extra {name}", name=name), status) for name, status in extras.items())
+    cli.print_facts(("what", "found"), [*found.items(), *named])
 
 
-def _python() -> str:
-    system = f"{platform.system()} {platform.machine()}"
-    return f"Python {platform.python_version()}, malmoi {__version__}, {system}"
-
-
-def _torch() -> str:
-    """torch's version, read from its metadata because importing it takes seconds."""
-    return f"torch {version('torch')}"
-
-
-def _processor() -> str:
-    machine = this_machine()
-    instructions = ", ".join(sorted(machine.features)) or msg("no known vector instructions")
-    return joined(", ", (machine.architecture, plural(machine.cores, "core"), instructions))
-
-
-def _precision() -> str:
-    """The precision the machine computes in, and why."""
-    machine = this_machine()
+def _facts(machine: Machine) -> dict[str, str]:
     kind = machine.default_device()
+    system = f"{platform.system()} {platform.machine()}"
+    instructions = ", ".join(sorted(machine.features)) or msg("no known vector instructions")
+    usage = shutil.disk_usage(Path.cwd())
+    return {
+        "python": f"Python {platform.python_version()}, malmoi {__version__}, {system}",
+        "torch": f"torch {version('torch')}",  # its metadata: importing it takes seconds
+        "processor": joined(
+            ", ", (machine.architecture, plural(machine.cores, "core"), instructions)
+        ),
+        "precision": _precision(machine, kind),
+        "int8": _int8(machine),
+        "compiler": _compiler(machine, kind),
+        "gpu": _gpu(machine),
+        "memory": msg(
+            "{memory:.1f} GiB, {memory2:.1f} GiB free",
+            memory=machine.memory / GIB,
+            memory2=free_memory() / GIB,
+        ),
+        "disk": msg(
+            "{free:.0f} of {total:.0f} GiB free here",
+            free=usage.free / GIB,
+            total=usage.total / GIB,
+        ),
+        "tested on": (
+            "Linux on x86 and ARM, NVIDIA GPUs; never run on Windows, macOS or an Apple GPU"
+        ),
+    }
+
+
+def _precision(machine: Machine, kind: str) -> str:
+    """The precision the machine computes in, and why."""
     if machine.fast_bf16(kind):
         return msg("bf16 on the {names}'s matrix units", names=msg(NAMES[kind]))
     if machine.native_bf16(kind):
@@ -81,8 +87,7 @@ def _precision() -> str:
     )
 
 
-def _int8() -> str:
-    machine = this_machine()
+def _int8(machine: Machine) -> str:
     if machine.int8_instructions:
         return msg(
             "a kernel for {instructions}, compiled with {compiler}",
@@ -94,11 +99,10 @@ def _int8() -> str:
     return "slower than fp32 here: no int8 dot-product instructions"
 
 
-def _compiler() -> str:
-    machine = this_machine()
+def _compiler(machine: Machine, kind: str) -> str:
     if machine.compiler is None:
         return "none; torch.compile is not used on the processor"
-    pays = machine.compile_pays(machine.default_device(), math.inf)
+    pays = machine.compile_pays(kind, math.inf)
     return msg(
         "{compiler}; torch.compile is {runs}",
         compiler=machine.compiler,
@@ -106,9 +110,8 @@ def _compiler() -> str:
     )
 
 
-def _gpu() -> str:
-    found = this_machine().accelerators
-    if not found:
+def _gpu(machine: Machine) -> str:
+    if not machine.accelerators:
         return "none; models run on the processor"
     return joined(
         "; ",
@@ -120,44 +123,9 @@ def _gpu() -> str:
                 memory=gpu.memory / GIB,
                 kind=gpu.kind,
             )
-            for gpu in found
+            for gpu in machine.accelerators
         ),
     )
-
-
-def _memory() -> str:
-    return msg(
-        "{memory:.1f} GiB, {memory2:.1f} GiB free",
-        memory=this_machine().memory / GIB,
-        memory2=free_memory() / GIB,
-    )
-
-
-def _disk() -> str:
-    usage = shutil.disk_usage(Path.cwd())
-    return msg(
-        "{free:.0f} of {total:.0f} GiB free here",
-        free=usage.free / 2**30,
-        total=usage.total / 2**30,
-    )
-
-
-def _tested() -> str:
-    return "Linux on x86 and ARM, NVIDIA GPUs; never run on Windows, macOS or an Apple GPU"
-
-
-CHECKS: dict[str, Callable[[], str]] = {
-    "python": _python,
-    "torch": _torch,
-    "processor": _processor,
-    "precision": _precision,
-    "int8": _int8,
-    "compiler": _compiler,
-    "gpu": _gpu,
-    "memory": _memory,
-    "disk": _disk,
-    "tested on": _tested,
-}
 
 
 def _extras() -> dict[str, str]:

@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, open_model
-from malmoi.cli.options import option
-from malmoi.cli.output import print_json, print_result
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
@@ -16,27 +13,27 @@ if TYPE_CHECKING:
 
 
 def embed_command(
-    model: opt.Bert = None,
-    texts: opt.Texts = None,
-    layers: str = option(
+    model: cli.Bert = None,
+    texts: cli.Texts = None,
+    layers: str = cli.option(
         "-1", "Layers to average, such as -4,-3,-2,-1: 0 is the embedding, -1 the last."
     ),
-    pool: str = option(
+    pool: str = cli.option(
         "auto",
         "mean over the tokens, cls (the first token) or none; auto uses the folder's setting.",
     ),
-    truncate: bool = option(False, "Truncate texts longer than the context.", "--truncate"),
-    out: Path | None = option(None, "Write the vectors to this .npy file.", "--out", "-o"),
-    overwrite: opt.Overwrite = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    truncate: bool = cli.option(False, "Truncate texts longer than the context.", "--truncate"),
+    out: Path | None = cli.option(None, "Write the vectors to this .npy file.", "--out", "-o"),
+    overwrite: cli.Overwrite = False,
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Turn each text into a vector.
 
     Example: malmoi embed --layers=-4,-3,-2,-1 "a text" "another"
     """
-    given = input_lines(texts)
+    given = cli.input_lines(texts)
     chosen = _layers(layers)
     if out and pool == "none":
         raise UsageError(
@@ -44,15 +41,15 @@ def embed_command(
         )
     if out:
         require_free(out, overwrite=overwrite)
-    vectors = open_model(model, device, dtype, BERT).embed(
+    vectors = cli.open_model(model, device, dtype, BERT).embed(
         given, chosen, cast("Pool", pool), truncate=truncate
     )
     if out:
         _save(out, vectors)
-        print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
+        cli.print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
-        print_json({"text": text, "vector": vector.tolist()}) if json else print_result(
+        cli.print_json({"text": text, "vector": vector.tolist()}) if json else cli.print_result(
             _numbers(vector)
         )
 

@@ -3,18 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from malmoi.api.records import SETTINGS, ColumnOptions, EvaluateSettings
-from malmoi.cli import options as opt
+from malmoi.api.records import ColumnOptions, DetailedSettings, EvaluateSettings
+from malmoi.api.runs import announced, overlap_finder
+from malmoi.cli import shared as cli
 from malmoi.cli.finetune import show_facts, task_and_files
-from malmoi.cli.inputs import complete_tasks, load_torch, open_model, parsed_columns
-from malmoi.cli.options import argument, option, options_of
-from malmoi.cli.output import print_json, print_result, print_table, say
 from malmoi.errors import UsageError
 from malmoi.messages import joined, msg, plural
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
-    from malmoi.evaluation.contamination import FindOverlaps
     from malmoi.evaluation.in_context.run import InContextResult
     from malmoi.evaluation.tasks import Task
     from malmoi.inference import Model
@@ -23,28 +20,25 @@ YAML = (".yaml", ".yml")
 
 
 def evaluate_command(
-    model: opt.Model,
-    words: list[str] | None = argument(
+    model: cli.Model,
+    words: list[str] | None = cli.argument(
         None,
         "Labelled rows; some tasks generate their own. TASK: a name (malmoi tasks) or a "
         "kind such as classification; omit it for the one the model was fine-tuned for.",
         metavar="[TASK] [FILE…]",
-        autocompletion=complete_tasks,
+        autocompletion=cli.complete_tasks,
     ),
-    data: list[Path] | None = option(None, "Labelled rows, if not given as FILE."),
-    shots: str | None = option(
+    data: list[Path] | None = cli.option(None, "Labelled rows, if not given as FILE."),
+    shots: str | None = cli.option(
         None, "Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
     ),
-    asked: dict[str, Any] = options_of(EvaluateSettings),
-    show: int = option(0, "Print the first N prompts as the model saw them."),
-    overwrite: opt.Overwrite = False,
-    metric: str | None = option(None, "Primary metric: f1_macro, mcc, bleu…"),
-    contamination: list[str] | None = option(
-        None, SETTINGS["DetailedEvaluateOptions"]["contamination"].help, metavar="CORPUS"
-    ),
-    columns: dict[str, Any] = options_of(ColumnOptions),
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    asked: dict[str, Any] = cli.options_of(EvaluateSettings, DetailedSettings),
+    show: int = cli.option(0, "Print the first N prompts as the model saw them."),
+    overwrite: cli.Overwrite = False,
+    metric: str | None = cli.option(None, "Primary metric: f1_macro, mcc, bleu…"),
+    columns: dict[str, Any] = cli.options_of(ColumnOptions),
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Evaluate a model on a task, fine-tuned or in context.
 
@@ -58,19 +52,20 @@ def evaluate_command(
     """
     out, harness = asked.pop("out", None), asked.pop("harness", None)
     skip_bad, device = asked.pop("skip_bad", False), asked.pop("device", None)
+    corpus = asked.pop("contamination", None)
     asking = asked if shots is None else {"shots": shots, **asked}
     if out is not None:
         require_free(out, overwrite=overwrite)
-    find = _overlaps_with(contamination)
+    find = overlap_finder(corpus) if corpus else None
     found: dict[str, Any] = {} if find is None else {"contamination": find}
     harnessed = next((word for word in words or [] if word.endswith(YAML)), None)
     name, files = ("", data or []) if harnessed else task_and_files(words or [], data)
-    load_torch()
+    cli.load_torch()
     from malmoi.evaluation.evaluate import evaluate_model, in_context
 
-    opened = open_model(model, device, dtype)
+    opened = cli.open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
-    chosen = harnessed or _task(opened, name, rows, parsed_columns(columns), metric)
+    chosen = harnessed or _task(opened, name, rows, cli.parsed_columns(columns), metric)
     if opened.config.encoder_depth:
         show_facts(evaluate_model(opened, chosen, rows, **asking, **found), json)
     elif "beams" in asking:
@@ -91,21 +86,10 @@ def evaluate_command(
             _print_contamination(facts.get("contamination"))
 
 
-def _overlaps_with(corpus: list[str] | None) -> "FindOverlaps | None":
-    """Finds items in a corpus, which is resolved now so that a misspelt path fails early."""
-    if not corpus:
-        return None
-    from malmoi.corpus.decontaminate import find_overlaps
-    from malmoi.text.documents import read_documents
-
-    read_documents(corpus)
-    return lambda items: find_overlaps(items, corpus)
-
-
 def _print_contamination(found: dict[str, Any] | None) -> None:
     if found is None:
         return
-    print_result(
+    cli.print_result(
         msg(
             "\n{dirty:,} of {items:,} items share a run of {words} words with the corpus; "
             "{short:,} have no such run and count as clean.",
@@ -120,7 +104,7 @@ def _print_contamination(found: dict[str, Any] | None) -> None:
         (name, *(f"{row[part]:.4f}" if part in row else "–" for part in columns))
         for name, row in found["scores"].items()
     ]
-    print_table(("measure", "all", "clean", "dirty", "clean − all"), rows)
+    cli.print_table(("measure", "all", "clean", "dirty", "clean − all"), rows)
 
 
 def _task(
@@ -137,9 +121,7 @@ def _task(
             "classification rows.csv --model {folder}.",
             folder=folder,
         )
-    task, found = evaluated_task(model, name or None, rows, columns)
-    for sentence in found.sentences() if found is not None else ():
-        say(sentence)
+    task = announced(*evaluated_task(model, name or None, rows, columns))
     return by_metric(task, metric or "")
 
 
@@ -148,7 +130,9 @@ def _print_results(found: "list[InContextResult]", show: int, json: bool) -> Non
     for result in found:
         shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
         if json:
-            print_json({"task": result.task, **result.facts, **({"shown": shown} if shown else {})})
+            cli.print_json(
+                {"task": result.task, **result.facts, **({"shown": shown} if shown else {})}
+            )
         else:
             _print_items(shown)
     if not json:
@@ -160,13 +144,13 @@ def _print_results(found: "list[InContextResult]", show: int, json: bool) -> Non
 def _print_items(shown: list[dict[str, Any]]) -> None:
 
     for one in shown:
-        print_result(
+        cli.print_result(
             joined(
                 "",
                 (f"--- {one['place']}, ", plural(one["shots"], "example"), f"\n{one['prompt']}⟨…⟩"),
             )
         )
-        print_result(
+        cli.print_result(
             msg(
                 "    choices: {choices}\n    label: {right!r}, prediction: {said!r}\n",
                 choices=one["choices"],
@@ -186,10 +170,10 @@ def _print_measures(found: "list[InContextResult]") -> None:
         for result in found
     ]
     if len(found) == 1:
-        print_table(("measure", "value ± error"), cells[0].items())
+        cli.print_table(("measure", "value ± error"), cells[0].items())
         return
     columns = ("shots", *names, "examples")
-    print_table(columns, [[row[name] for name in columns] for row in cells])
+    cli.print_table(columns, [[row[name] for name in columns] for row in cells])
 
 
 def _item(result: "InContextResult", number: int) -> dict[str, Any]:

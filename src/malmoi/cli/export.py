@@ -3,20 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from malmoi.cli import options as opt
-from malmoi.cli.options import described, option
-from malmoi.cli.output import print_result
+from malmoi.api.tools import export
+from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg
-from malmoi.report.console import waiting
 
-OutFileOption = Annotated[Path, described("Output file.", "--out", "-o")]
+OutFileOption = Annotated[Path, cli.described("Output file.", "--out", "-o")]
 
 
 def onnx_command(
-    model: opt.Model,
+    model: cli.Model,
     out: OutFileOption,
-    dtype: str = option("fp32", "fp32, or int8: a quarter of the size, slightly different scores."),
-    overwrite: opt.Overwrite = False,
+    dtype: str = cli.option(
+        "fp32", "fp32, or int8: a quarter of the size, slightly different scores."
+    ),
+    overwrite: cli.Overwrite = False,
 ) -> None:
     """Write an ONNX file, with its tokenizer next to it.
 
@@ -28,10 +28,10 @@ def onnx_command(
 
 
 def gguf_command(
-    model: opt.Model,
+    model: cli.Model,
     out: OutFileOption,
-    dtype: str = option("f32", "f32, f16, bf16 or q8_0."),
-    overwrite: opt.Overwrite = False,
+    dtype: str = cli.option("f32", "f32, f16, bf16 or q8_0."),
+    overwrite: cli.Overwrite = False,
 ) -> None:
     """Write a GPT-2 or a LLaMA as a GGUF file for llama.cpp.
 
@@ -43,9 +43,8 @@ def gguf_command(
 def _export(
     model: str, out: Path, format: Literal["onnx", "gguf"], dtype: str, *, overwrite: bool
 ) -> None:
-    with waiting("Starting"):
-        from malmoi.inference.export import export_model
-    done = export_model(model, out, format=format, dtype=dtype, overwrite=overwrite)
+    cli.load_torch()
+    done = export(model, out, format=format, dtype=dtype, overwrite=overwrite)
     far = done.max_difference
     compared = "" if far is None else msg(", scores within {far:.1g} of ours", far=far)
-    print_result(joined("", (f"{out}: {done.bytes / 1e6:.3g} MB", compared)))
+    cli.print_result(joined("", (f"{out}: {done.bytes / 1e6:.3g} MB", compared)))

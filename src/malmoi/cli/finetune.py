@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.api.records import ColumnOptions
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_tasks, load_torch, parsed_columns
-from malmoi.cli.options import option, options_of
-from malmoi.cli.output import note, print_json, print_table, say, say_next
+from malmoi.api.runs import announced
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
@@ -37,10 +35,10 @@ def finetune_command(
             metavar="[TASK] FILE…",
             help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
             "tasks) or a kind such as classification; omit it to detect the kind.",
-            autocompletion=complete_tasks,
+            autocompletion=cli.complete_tasks,
         ),
     ],
-    model: str | None = option(
+    model: str | None = cli.option(
         None,
         "Model to start from: a folder, or a hub id.",
         "--model",
@@ -48,23 +46,23 @@ def finetune_command(
         shown="malmoi-bert, or malmoi-gpt where it writes",
         metavar="DIR",
     ),
-    data: list[Path] | None = option(None, "Training rows, if not given as FILE."),
-    out: Path | None = option(
+    data: list[Path] | None = cli.option(None, "Training rows, if not given as FILE."),
+    out: Path | None = cli.option(
         None, "Output folder.", "--out", "-o", shown="runs/FILE's name", metavar="DIR"
     ),
-    dev: list[Path] | None = option(
+    dev: list[Path] | None = cli.option(
         None,
         "Test rows, used for evaluation only; repeatable.",
         "--dev",
         "--test",
         shown="a tenth of the rows",
     ),
-    columns: dict[str, Any] = options_of(ColumnOptions),
-    changes: dict[str, Any] = options_of(FinetuneConfig),
-    settings: opt.Set = None,
-    overwrite: opt.Overwrite = False,
-    device: opt.Device = None,
-    json: opt.Json = False,
+    columns: dict[str, Any] = cli.options_of(ColumnOptions),
+    changes: dict[str, Any] = cli.options_of(FinetuneConfig),
+    settings: cli.Set = None,
+    overwrite: cli.Overwrite = False,
+    device: cli.Device = None,
+    json: cli.Json = False,
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
 
@@ -85,20 +83,18 @@ def finetune_command(
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind
 
-    task, found = guess_task(name or None, rows, **parsed_columns(columns))
-    for sentence in found.sentences() if found is not None else ():
-        say(sentence)
+    task = announced(*guess_task(name or None, rows, **cli.parsed_columns(columns)))
     base = model or (GPT if head_kind(task).writes else BERT)
     if model is None:
-        note(introduction(base))
+        cli.note(introduction(base))
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
-        say(msg("model = {base}, out = {folder}", base=base, folder=folder))
+        cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 
-    load_torch()
+    cli.load_torch()
     from malmoi.finetuning.finetune import run_finetuning
 
-    changes |= {"device": device, "overwrite": overwrite, **changes_of(settings)}
+    changes |= {"device": device, "overwrite": overwrite, **cli.changes_of(settings)}
     done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
@@ -139,7 +135,7 @@ def _next_lines(task: "Task", out: Path) -> None:
         use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
     elif output is SENTENCE or "{pair}" in task.prompt:
         use = f'malmoi predict -m {folder} --pairs "…" "…"'
-    say_next(use, folder, out)
+    cli.say_next(use, folder, out)
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
@@ -147,16 +143,14 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     rows = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     if len(rows) < FEW_ROWS:
         shown = plural(len(rows), "row")
-        note(
-            msg(
-                "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
-                shown=shown,
-            )
+        cli.note(
+            "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
+            shown=shown,
         )
         return
     report = loads((out / "report.json").read_text("utf-8"))
     if doubt := _doubt([loads(row)["label"] for row in rows], report, metrics):
-        note(joined(" ", (doubt, _advice(out, report))))
+        cli.note(joined(" ", (doubt, _advice(out, report))))
 
 
 def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
@@ -203,14 +197,14 @@ def _advice(out: Path, report: Mapping[str, Any]) -> str:
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
-        print_json(facts)
+        cli.print_json(facts)
         return
     labels = facts.get("labels", {})
     calibration = facts.get("calibration")
     plain = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
     plain |= {"calibration error": calibration["error"]} if calibration else {}
     rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in plain.items()]
-    print_table(("measure", "value"), rows)
+    cli.print_table(("measure", "value"), rows)
     if labels:
         print()
         columns = ("precision", "recall", "f1")
@@ -218,4 +212,4 @@ def show_facts(facts: dict[str, Any], json: bool) -> None:
             (name, *(f"{one[column]:.4f}" for column in columns), one["support"])
             for name, one in labels.items()
         ]
-        print_table(("label", *columns, "support"), table)
+        cli.print_table(("label", *columns, "support"), table)

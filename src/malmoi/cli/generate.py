@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import open_model, whole_texts
-from malmoi.cli.options import option, options_of
-from malmoi.cli.output import note, one_line, print_json, print_result
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
-from malmoi.messages import msg
 from malmoi.pair import GPT
 from malmoi.system.untrusted import read_object
 
@@ -18,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def generate_command(
-    model: opt.Gpt = None,
-    texts: opt.Texts = None,
-    options: dict[str, Any] = options_of(GenerationConfig, ConstraintOptions),
-    parse_special: bool = option(
+    model: cli.Gpt = None,
+    texts: cli.Texts = None,
+    options: dict[str, Any] = cli.options_of(GenerationConfig, ConstraintOptions),
+    parse_special: bool = cli.option(
         False, "Parse control tokens such as <|endoftext|> in the prompt.", "--parse-special"
     ),
-    features: Path | None = option(
+    features: Path | None = cli.option(
         None, ".npy file of feature vectors to describe (caption-small).", metavar="FILE"
     ),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Continue prompts with a GPT.
 
@@ -42,11 +38,11 @@ def generate_command(
     if features is not None:
         if texts:
             raise UsageError("--features takes no prompt: omit the text.")
-        _describe(open_model(model, device, dtype, GPT), features, options, json)
+        _describe(cli.open_model(model, device, dtype, GPT), features, options, json)
         return
-    prompts = whole_texts(texts)
+    prompts = cli.whole_texts(texts)
     _parse(options)
-    lm = open_model(model, device, dtype, GPT)
+    lm = cli.open_model(model, device, dtype, GPT)
     _note_empty(lm, prompts)
     if len(prompts) > 1 or options.get("n", 1) > 1 or json:
         _write_all(lm, prompts, {**options, "parse_special": parse_special}, json)
@@ -83,7 +79,7 @@ def _describe(lm: "Model", features: Path, options: dict[str, Any], json: bool) 
     limit = options.get("max_new_tokens", GenerationConfig.max_new_tokens)
     texts = lm.describe(open_features(features), max_new_tokens=limit)
     for row, text in enumerate(texts, start=1):
-        print_json({"row": row, "text": text}) if json else print_result(one_line(text))
+        cli.print_json({"row": row, "text": text}) if json else cli.print_result(cli.one_line(text))
 
 
 def _note_empty(lm: "Model", prompts: list[str]) -> None:
@@ -94,7 +90,7 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
         lm.tokenizer.encode(text, specials=False).tokens for text in prompts
     ):
         mark = lm.tokenizer.token(start_token(lm.tokenizer))
-        note(msg("The prompt is empty, so the text starts after {mark}.", mark=mark))
+        cli.note("The prompt is empty, so the text starts after {mark}.", mark=mark)
 
 
 def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: bool) -> None:
@@ -102,6 +98,6 @@ def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: b
     for i, (prompt, some) in enumerate(zip(prompts, texts, strict=True)):
         for j, text in enumerate([some] if options.get("n", 1) == 1 else some):
             if json:
-                print_json({"prompt": prompt, "text": text})
+                cli.print_json({"prompt": prompt, "text": text})
             else:
-                print_result(f"---\n{text}" if i or j else text)
+                cli.print_result(f"---\n{text}" if i or j else text)

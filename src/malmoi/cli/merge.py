@@ -1,11 +1,10 @@
 """`malmoi merge`: an adapter and its base as one model."""
 
-from malmoi.cli import options as opt
-from malmoi.cli.output import print_json, print_result
+from malmoi.cli import shared as cli
 
 
 def merge_command(
-    model: opt.Model, out: opt.Out, overwrite: opt.Overwrite = False, json: opt.Json = False
+    model: cli.Model, out: cli.Out, overwrite: cli.Overwrite = False, json: cli.Json = False
 ) -> None:
     """Merge a LoRA into its base model.
 
@@ -14,4 +13,4 @@ def merge_command(
     from malmoi.inference.export import merge_adapter
 
     merge_adapter(model, out, overwrite=overwrite)
-    print_json({"model": str(out)}) if json else print_result(out)
+    cli.print_json({"model": str(out)}) if json else cli.print_result(out)

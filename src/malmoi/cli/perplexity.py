@@ -2,43 +2,42 @@
 
 from pathlib import Path
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import open_model, whole_texts
-from malmoi.cli.options import option
-from malmoi.cli.output import print_json, print_result
+from malmoi.cli import shared as cli
 from malmoi.pair import GPT
 from malmoi.system.paths import names_file
 
 
 def perplexity_command(
-    model: opt.Gpt = None,
-    texts: opt.Texts = None,
-    bits: bool = option(
+    model: cli.Gpt = None,
+    texts: cli.Texts = None,
+    bits: bool = cli.option(
         False, "Print bits per byte, which are comparable between tokenizers.", "--bits-per-byte"
     ),
-    stride: int | None = option(None, "Stride of the sliding window.", shown="half the context"),
-    memory: int | None = option(
+    stride: int | None = cli.option(
+        None, "Stride of the sliding window.", shown="half the context"
+    ),
+    memory: int | None = cli.option(
         None,
         "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
         shown="as in training",
     ),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Compute a GPT's perplexity on a text or a file of any length.
 
     Example: malmoi perplexity --model runs/tiny-gpt book.txt
     """
     named = bool(texts) and texts != ["-"]
-    whole = [_of_file(text) if named else text for text in whole_texts(texts)]
-    lm = open_model(model, device, dtype, GPT)
+    whole = [_of_file(text) if named else text for text in cli.whole_texts(texts)]
+    lm = cli.open_model(model, device, dtype, GPT)
     for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
         value = measure(text, stride=stride, memory=memory)
-        print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print_result(
-            f"{value:.4f}"
-        )
+        cli.print_json(
+            {"bits_per_byte" if bits else "perplexity": value}
+        ) if json else cli.print_result(f"{value:.4f}")
 
 
 def _of_file(text: str) -> str:

@@ -4,17 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
-from malmoi.cli.options import argument, option, options_of
-from malmoi.cli.output import format_count, format_span, print_facts, print_json, print_table
+from malmoi.api.tools import plan
+from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, translate
-from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
+from malmoi.planning.gpus import GPUS, PlanSettings
 from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:
-    from malmoi.planning.memory import MemoryUse
-    from malmoi.planning.plan import RunPlan
+    from malmoi.planning.plan import MemoryUse, RunPlan
 
 EXAMPLE = (
     "malmoi plan gpt3-175b --gpus 512 --gpu h200 --gradient-checkpointing --set "
@@ -26,22 +23,24 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange")
 
 
 def plan_command(
-    recipe: str | None = argument(
+    recipe: str | None = cli.argument(
         None,
         "A name or a recipe.json; omit to list the GPUs.",
         metavar="[RECIPE]",
-        autocompletion=complete_recipes,
+        autocompletion=cli.complete_recipes,
     ),
-    gpus: int = option(1, "Number of GPUs.", metavar="N"),
-    gpu: str = option("h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."),
-    assumed: dict[str, Any] = options_of(PlanSettings),
-    gradient_checkpointing: bool = option(
+    gpus: int = cli.option(1, "Number of GPUs.", metavar="N"),
+    gpu: str = cli.option(
+        "h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."
+    ),
+    assumed: dict[str, Any] = cli.options_of(PlanSettings),
+    gradient_checkpointing: bool = cli.option(
         False,
         "Recompute activations in the backward pass instead of storing them.",
         "--gradient-checkpointing",
     ),
-    settings: opt.Set = None,
-    json: opt.Json = False,
+    settings: cli.Set = None,
+    json: cli.Json = False,
 ) -> None:
     """Estimate memory, days and cost of a run on any GPUs.
 
@@ -50,40 +49,35 @@ def plan_command(
     if recipe is None:
         _list(json)
         return
-    figures = {name: assumed.pop(f"gpu_{name}", None) for name in ("memory", "tflops", "watts")}
-    one = find_gpu(gpu, **figures)
-    load_torch()  # the network is built, on the meta device
-    from malmoi.planning.plan import Fleet, plan_run
-    from malmoi.training.recipes import resolve_recipe
-
-    changes = changes_of(settings) | (
+    cli.load_torch()  # the network is built, on the meta device
+    changes = cli.changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
-    made = plan_run(resolve_recipe(recipe, changes), Fleet(one, gpus, **assumed))
-    print_json(made.to_dict()) if json else _print_plan(made)
+    made = plan(recipe, gpus=gpus, gpu=gpu, settings=changes, **assumed)
+    cli.print_json(made.to_dict()) if json else _print_plan(made)
 
 
 def _list(json: bool) -> None:
     if json:
         for gpu in GPUS.values():
-            print_json(asdict(gpu))
+            cli.print_json(asdict(gpu))
         return
     columns = ("gpu", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB", "GB/s", "watts")
     rows = [
         (gpu.name, *(f"{v:g}" for v in list(asdict(gpu).values())[1:])) for gpu in GPUS.values()
     ]
-    print_table(columns, rows)
+    cli.print_table(columns, rows)
     print(f"\n{translate('Example')}: {EXAMPLE}")
 
 
 def _print_plan(made: "RunPlan") -> None:
-    print_facts(("what", "expected"), _rows(made))
+    cli.print_facts(("what", "expected"), _rows(made))
     print()
     columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")
-    print_facts(columns, [_row(one, made.fleet.room) for one in made.ways])
+    cli.print_facts(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
     rows = [(str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()]
-    print_table(("micro-batch", "activations", "checkpointed"), rows)
+    cli.print_table(("micro-batch", "activations", "checkpointed"), rows)
     print("".join(f"\n{translate('note: ')}{translate(note)}" for note in made.notes))
 
 
@@ -123,7 +117,7 @@ def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
         utilisation=fleet.utilisation,
         peak=fleet.peak(made.recipe) / 1e12,
     )
-    yield "time", joined(", ", (format_span(made.seconds), speed, pace))
+    yield "time", joined(", ", (cli.format_span(made.seconds), speed, pace))
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
         yield (
@@ -159,10 +153,10 @@ def _compared(made: "RunPlan") -> str:
         "{ratio}; for this size Kaplan 2020 takes {count} tokens, Hoffmann 2022 {count2} "
         "(20 per parameter); for these FLOPs {count3} parameters and {count4} tokens",
         ratio=ratio,
-        count=format_count(o.kaplan),
-        count2=format_count(o.hoffmann),
-        count3=format_count(o.same_parameters),
-        count4=format_count(o.same_tokens),
+        count=cli.format_count(o.kaplan),
+        count2=cli.format_count(o.hoffmann),
+        count3=cli.format_count(o.same_parameters),
+        count4=cli.format_count(o.same_tokens),
     )
 
 

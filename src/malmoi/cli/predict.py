@@ -4,10 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.api.records import ColumnOptions
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, input_pairs, open_model
-from malmoi.cli.options import option, options_of
-from malmoi.cli.output import note, one_line, print_json, print_result
+from malmoi.cli import shared as cli
 from malmoi.cli.prediction_file import (
     default_output,
     note_unknown,
@@ -16,7 +13,7 @@ from malmoi.cli.prediction_file import (
     prediction_facts,
 )
 from malmoi.errors import UsageError
-from malmoi.messages import msg, plural
+from malmoi.messages import plural
 from malmoi.pair import BERT
 from malmoi.system.files import require_free
 from malmoi.system.paths import names_file, require_path
@@ -24,7 +21,7 @@ from malmoi.system.result import plain
 
 
 def predict_command(
-    model: str | None = option(
+    model: str | None = cli.option(
         None,
         "Model folder, or a hub id.",
         "--model",
@@ -32,34 +29,36 @@ def predict_command(
         shown="malmoi-bert with --labels",
         metavar="DIR",
     ),
-    texts: opt.Texts = None,
-    data: Path | None = option(None, "Rows to predict, if not given as a file instead of TEXT."),
-    out: Path | None = option(
+    texts: cli.Texts = None,
+    data: Path | None = cli.option(
+        None, "Rows to predict, if not given as a file instead of TEXT."
+    ),
+    out: Path | None = cli.option(
         None,
         "Output file for the rows with their predictions.",
         "--out",
         "-o",
         shown="next to the file",
     ),
-    columns: dict[str, Any] = options_of(ColumnOptions, names="text pair"),
-    paired: bool = option(
+    columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair"),
+    paired: bool = cli.option(
         False,
         "Read texts in pairs (question, context…); tab-separated on standard input.",
         "--pairs",
     ),
-    choices: list[str] | None = option(
+    choices: list[str] | None = cli.option(
         None, "A choice, for a multiple-choice model; repeatable.", "--choice"
     ),
-    labels: str | None = option(
+    labels: str | None = cli.option(
         None,
         "Zero-shot classification with these label names: positive,negative. Needs a sentence "
         "encoder, an NLI model, a GPT or a BERT.",
         metavar="A,B…",
     ),
-    overwrite: opt.Overwrite = False,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    overwrite: cli.Overwrite = False,
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
 
@@ -74,22 +73,7 @@ def predict_command(
     Example: malmoi predict --model runs/sst2 new.csv --text review -o new.labelled.csv
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
-    if model is None and not names:
-        raise UsageError(
-            "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "
-            "labels with --labels A,B."
-        )
-    if model is None:
-        note(
-            msg(
-                "So small a model is near guessing from the labels' names alone; malmoi finetune "
-                "learns them from some rows."
-            )
-        )
-    if labels is not None and (paired or "pair" in columns or choices):
-        raise UsageError(
-            "--labels classifies single texts: leave --pair, --pairs and --choice out."
-        )
+    _check(model, names, paired=paired or "pair" in columns or bool(choices))
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
@@ -97,17 +81,35 @@ def predict_command(
         target = out or default_output(data)
         # killed between writing the one and removing the other, the same command finishes it
         require_free(target, overwrite=overwrite or partial_file(target).is_file())
-        opened = open_model(model, device, dtype, BERT)
+        opened = cli.open_model(model, device, dtype, BERT)
         count = predict_file(opened, data, target, labels=names, **columns)
         result = {"file": str(target), "rows": count}
-        print_json(result) if json else print_result(f"{target}: " + plural(count, "row"))
+        cli.print_json(result) if json else cli.print_result(f"{target}: " + plural(count, "row"))
         return
     inputs = _inputs(texts, choices or [], paired=paired)
     some = [one for one, empty in inputs if not empty]
-    opened = open_model(model, device, dtype, BERT)
+    opened = cli.open_model(model, device, dtype, BERT)
     note_unknown(opened, some)
     answers = opened.classify(some, names) if names else opened.predict(some)
     _print_answers(inputs, answers, json=json)
+
+
+def _check(model: str | None, names: list[str], *, paired: bool) -> None:
+    """Refuses what no model can do, before one is loaded."""
+    if names and paired:
+        raise UsageError(
+            "--labels classifies single texts: leave --pair, --pairs and --choice out."
+        )
+    if model is None and not names:
+        raise UsageError(
+            "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "
+            "labels with --labels A,B."
+        )
+    if model is None:
+        cli.note(
+            "So small a model is near guessing from the labels' names alone; malmoi finetune "
+            "learns them from some rows."
+        )
 
 
 def _inputs(texts: list[str] | None, choices: list[str], *, paired: bool) -> list[tuple[Any, bool]]:
@@ -115,7 +117,7 @@ def _inputs(texts: list[str] | None, choices: list[str], *, paired: bool) -> lis
 
     Blank lines get a line of output too, so that the two files can be pasted together.
     """
-    read: Any = input_pairs if paired else input_lines
+    read: Any = cli.input_pairs if paired else cli.input_lines
     lines = read(texts, keep_blank=True)
     blank = [not "".join(one).strip() for one in lines]
     if choices:
@@ -130,18 +132,18 @@ def _print_answers(inputs: list[tuple[Any, bool]], answers: list[Any], *, json: 
         answer = None if empty else next(found)
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
-            print_json({"text": one, key: plain(answer)})
+            cli.print_json({"text": one, key: plain(answer)})
         else:
-            print_result(_line(one, answer, scored=scored))
+            cli.print_result(_line(one, answer, scored=scored))
 
 
 def _line(text: Any, answer: Any, *, scored: bool) -> str:
     parts = [text] if isinstance(text, str) else text
-    shown = "\t".join(one_line(p if isinstance(p, str) else " | ".join(p)) for p in parts)
+    shown = "\t".join(cli.one_line(p if isinstance(p, str) else " | ".join(p)) for p in parts)
     if answer is None:
         return "\t".join(("-", *(["-"] if scored else []), shown))
     facts = prediction_facts(answer)
-    prediction = one_line(str(facts["prediction"])) or "-"
+    prediction = cli.one_line(str(facts["prediction"])) or "-"
     score = facts.get("score")
     written = f"{score:.4f}" if isinstance(score, float) else score
     return "\t".join((prediction, *([] if written is None else [written]), shown))

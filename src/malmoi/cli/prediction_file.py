@@ -8,15 +8,14 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from malmoi.cli.output import note, one_line, say
-from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.messages import msg
+from malmoi.cli import shared as cli
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.lines import uncompressed_name
@@ -34,7 +33,7 @@ PARTIAL = ".partial"  # suffix of the predictions so far
 def prediction_facts(answer: Any) -> dict[str, Any]:
     """A prediction of any kind as values of a row: prediction, score and any probabilities."""
     if isinstance(answer, list):  # spans
-        spans = (f"[{one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
+        spans = (f"[{cli.one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
         return {"prediction": " ".join(spans)}
     if hasattr(answer, "candidates"):  # an answer
         return {"prediction": answer.text, "score": round(answer.score, 4)}
@@ -61,6 +60,17 @@ def partial_file(out: Path) -> Path:
     return out.with_name(out.name + PARTIAL)
 
 
+@contextmanager
+def _bad_rows_explained() -> Iterator[None]:
+    from malmoi.text.rows import BadRow
+
+    try:
+        yield
+    except BadRow as error:
+        raise MalmoiError("{error}.", error=error) from error
+
+
+@_bad_rows_explained()
 def predict_file(
     model: "Model",
     data: Path,
@@ -86,7 +96,7 @@ def predict_file(
     partial = partial_file(out)
     made = _resume(partial, _fingerprint(model, data, [*source.names, *labels]))
     if made:
-        say(msg("Resuming after row {made:,} of {total:,}.", made=made, total=total))
+        cli.say("Resuming after row {made:,} of {total:,}.", made=made, total=total)
     with partial.open("a", encoding="utf-8") as file:
         rows = islice(source.rows(), made, None)
         while some := list(islice(rows, ROWS_AT_ONCE)):
@@ -112,32 +122,15 @@ def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
 
     parts = (part for one in inputs for part in ([one] if isinstance(one, str) else one or ()))
     if sentence := unknown_note(model.tokenizer, (p for p in parts if isinstance(p, str))):
-        note(sentence)
+        cli.note(sentence)
 
 
-@dataclass(frozen=True)
-class RowSource:
+class RowSource(NamedTuple):
     """The rows of a file, and the model's input of each; None if it has no text."""
 
-    read: Callable[[], Iterable["DataRow"]]
-    asked: Callable[["DataRow"], Any]
+    rows: Callable[[], Iterator["DataRow"]]
+    ask: Callable[["DataRow"], Any]
     names: tuple[str, ...]  # of the columns or the format that are read
-
-    def rows(self) -> Iterator["DataRow"]:
-        for row in self.read():
-            self._checked(lambda row: row.checked, row)
-            yield row
-
-    def ask(self, row: "DataRow") -> Any:
-        return self._checked(self.asked, row)
-
-    def _checked(self, function: Callable[["DataRow"], Any], row: "DataRow") -> Any:
-        from malmoi.text.rows import BadRow
-
-        try:
-            return function(row)
-        except BadRow as error:
-            raise MalmoiError("{error}.", error=error) from error
 
 
 def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
@@ -148,9 +141,17 @@ def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
     if task is None:
         known = model.input_columns if "text" in given else _known_columns(model, data)
         return _table_source(data, known, given)
-    say(msg("{data} has the format of {task}.", data=data, task=task.name))
+    cli.say("{data} has the format of {task}.", data=data, task=task.name)
     read, example = task.rows, task.example
-    return RowSource(lambda: read(data), lambda row: example(row).input, (f"task:{task.name}",))
+    return RowSource(
+        lambda: _checked(read(data)), lambda row: example(row).input, (f"task:{task.name}",)
+    )
+
+
+def _checked(rows: Iterable["DataRow"]) -> Iterator["DataRow"]:
+    for row in rows:
+        _ = row.checked  # says what is wrong with it
+        yield row
 
 
 def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]) -> RowSource:
@@ -158,8 +159,11 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     from malmoi.text.rows import any_rows
 
     named = (*known.values(), *given.values())
-    rows = RowSource(lambda: any_rows(data, named), lambda row: row, ())
-    first = [row.values for row in islice(rows.rows(), ROWS_AT_ONCE)]
+
+    def rows() -> Iterator["DataRow"]:
+        return _checked(any_rows(data, named))
+
+    first = [row.values for row in islice(rows(), ROWS_AT_ONCE)]
     if not first:
         raise MalmoiError("There are no rows in {data}.", data=data)
     if ".txt" in data.suffixes and len(first[0]) == 1:
@@ -168,20 +172,18 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
             data=data,
         )
     columns = _columns(first, data, known, given)
-    return replace(
-        rows, asked=lambda row: _asked(row.values, columns), names=tuple(columns.values())
-    )
+    return RowSource(rows, lambda row: _asked(row.values, columns), tuple(columns.values()))
 
 
 def _columns(
     first: list[Row], data: Path, known: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
     """The columns that are read: those given, those that the model learnt from, or a guess."""
-    taken = [name for name in ADDED if name in first[0]]
-    if taken:
-        raise UsageError(
-            "{data} already has a column {taken!r}; rename it first.", data=data, taken=taken[0]
-        )
+    for name in ADDED:
+        if name in first[0]:
+            raise UsageError(
+                "{data} already has a column {taken!r}; rename it first.", data=data, taken=name
+            )
     missing = [n for column in known.values() for n in column.split(",") if n not in first[0]]
     if missing and len(known) > 1 and not given:
         raise UsageError(
@@ -198,26 +200,23 @@ def _columns(
 
         others = [name for name in first[0] if name not in given.values()]
         found = {"text": text_column(first, others, str(data))} | found
-    for name in (found["text"], *([found["pair"]] if "pair" in found else [])):
-        if name not in first[0]:
-            raise UsageError(
-                "{data} has no column {name!r}.{hint}",
-                data=data,
-                name=name,
-                hint=nearest(name, first[0]),
-            )
+    for column in (found["text"], found.get("pair", found["text"])):
+        require_known(column, first[0], "{data} has no column {name!r}.{hint}", data=data)
+    _tell(found, first, given)
+    return found
+
+
+def _tell(found: Mapping[str, str], first: list[Row], given: Mapping[str, str]) -> None:
+    """Says which columns are read, and whether rows lack a text."""
     if "text" not in given:
-        say(", ".join(f"{name} = {column}" for name, column in found.items()))
+        cli.say(", ".join(f"{name} = {column}" for name, column in found.items()))
     empty = sum(not _has_text(row.get(found["text"])) for row in first)
     if empty:
-        note(
-            msg(
-                "{empty:,} of the first {first:,} rows have no text and get no prediction.",
-                empty=empty,
-                first=len(first),
-            )
+        cli.note(
+            "{empty:,} of the first {first:,} rows have no text and get no prediction.",
+            empty=empty,
+            first=len(first),
         )
-    return found
 
 
 def _known_columns(model: "Model", data: Path) -> dict[str, str]:
@@ -319,9 +318,9 @@ def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
 def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = "\t") -> None:
     names, flat = _table(rows)
     text = io.StringIO(newline="")
-    table = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    table.writerow(names)
-    table.writerows([row.get(name, "") for name in names] for row in flat)
+    table = csv.DictWriter(text, names, delimiter=delimiter, lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
     found = text.getvalue()
     # without this mark Excel reads a CSV in the system's old code page: Korean becomes garbage
     marked = delimiter != "\t" and not found.isascii()

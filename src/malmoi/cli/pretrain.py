@@ -9,10 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.api.records import StartOptions
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_recipes, load_torch
-from malmoi.cli.options import option, options_of
-from malmoi.cli.output import format_span, print_facts, print_json, print_result, say, say_next
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest
 from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
@@ -38,20 +35,20 @@ def pretrain_command(
             metavar="[RECIPE] SRC…",
             help="Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name "
             "(malmoi recipes) or a recipe.json; omit it for a run of a few minutes.",
-            autocompletion=complete_recipes,
+            autocompletion=cli.complete_recipes,
         ),
     ],
-    data: list[str] | None = option(None, "Text, if not given as SRC.", metavar="SRC"),
-    out: Path | None = option(
+    data: list[str] | None = cli.option(None, "Text, if not given as SRC.", metavar="SRC"),
+    out: Path | None = cli.option(
         None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"
     ),
-    budget: dict[str, Any] = options_of(TrainConfig),
-    settings: opt.Set = None,
-    origin: dict[str, Any] = options_of(StartOptions),
-    overwrite: opt.Overwrite = False,
-    device: opt.Device = None,
-    dry_run: bool = option(False, "Only estimate the cost of the run.", "--dry-run"),
-    json: opt.Json = False,
+    budget: dict[str, Any] = cli.options_of(TrainConfig),
+    settings: cli.Set = None,
+    origin: dict[str, Any] = cli.options_of(StartOptions),
+    overwrite: cli.Overwrite = False,
+    device: cli.Device = None,
+    dry_run: bool = cli.option(False, "Only estimate the cost of the run.", "--dry-run"),
+    json: cli.Json = False,
 ) -> None:
     """Train a model from raw text.
 
@@ -67,7 +64,7 @@ def pretrain_command(
     """
     from malmoi.training.recipes import SIZED
 
-    changes: dict[str, Any] = dict(changes_of(settings))
+    changes: dict[str, Any] = dict(cli.changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
     if "data.text" not in changes:
@@ -75,7 +72,7 @@ def pretrain_command(
     recipe = named or DEFAULT_RECIPE
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
-    load_torch()
+    cli.load_torch()
     if dry_run and recipe in SIZED:
         _print_size(recipe, sources, {**changes, **origin, "device": device}, json)
         return
@@ -88,14 +85,12 @@ def pretrain_command(
             f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
             for name, value in changes.items()
         )
-        say(
-            msg(
-                "recipe = {recipe}, out = {folder}{value}{shown}",
-                recipe=recipe,
-                folder=folder,
-                value=", " if shown else "",
-                shown=shown,
-            )
+        cli.say(
+            "recipe = {recipe}, out = {folder}{value}{shown}",
+            recipe=recipe,
+            folder=folder,
+            value=", " if shown else "",
+            shown=shown,
         )
     from malmoi.training.pretrain import run_pretraining
 
@@ -118,7 +113,7 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
         return {}
     note_missing_header(list(rows[0]), str(file))
     column = text_column(rows, list(rows[0]), str(file))
-    say(msg("text = {column}", column=column))
+    cli.say("text = {column}", column=column)
     return {"data.text": column}
 
 
@@ -169,10 +164,10 @@ def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool)
 
     sized = explain_size(kind, data, **changes)
     if json:
-        print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
+        cli.print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
     for sentence in sized.reasons:
-        print_result(msg(sentence))
+        cli.print_result(msg(sentence))
 
 
 def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
@@ -187,7 +182,7 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
 
     recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:
-        print_json({"recipe": recipe.to_dict(), **made.to_dict()})
+        cli.print_json({"recipe": recipe.to_dict(), **made.to_dict()})
         return
     parts = ("weights", "gradients", "optimizer", "activations")
     memory = joined(", ", (msg(part) + f" {format_size(getattr(made, part))}" for part in parts))
@@ -212,23 +207,21 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
             "time",
             msg(
                 "about {seconds} at {speed}",
-                seconds=format_span(made.seconds),
+                seconds=cli.format_span(made.seconds),
                 speed=speed,
             ),
         ),
     ]
-    print_facts(("what", "expected"), rows)
+    cli.print_facts(("what", "expected"), rows)
     smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
     useful = FEW_UPDATES * smallest_batch(recipe) * recipe.mean_length
     if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:
         minutes = plural(recipe.train.minutes, "minute")
-        say(
-            msg(
-                "That is too little to learn from: malmoi pretrain {smaller} chooses a size "
-                "for {minutes}.",
-                smaller=smaller,
-                minutes=minutes,
-            )
+        cli.say(
+            "That is too little to learn from: malmoi pretrain {smaller} chooses a size "
+            "for {minutes}.",
+            smaller=smaller,
+            minutes=minutes,
         )
 
 
@@ -241,17 +234,17 @@ def _print_run(out: Path, json: bool) -> None:
     row: dict[str, Any] = dict(measured[-1]) if measured else {}
     row.pop("sample", None)
     if json:
-        print_json({"folder": str(out), **row})
+        cli.print_json({"folder": str(out), **row})
         return
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     shown = {n: f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for n, v in named.items()}
     words = (msg(name.replace("_", " ") + " {value}", value=v) for name, v in shown.items())
-    print_result(joined(": ", (str(out), joined(", ", words))))
+    cli.print_result(joined(": ", (str(out), joined(", ", words))))
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
     causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
     folder = shlex.quote(str(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
     use = f"malmoi {use.format(folder)}"
-    say_next(use, folder, out)
+    cli.say_next(use, folder, out)

@@ -2,26 +2,22 @@
 
 from pathlib import Path
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import open_model
-from malmoi.cli.options import count, option
-from malmoi.cli.output import print_json, print_table, say
-from malmoi.messages import msg
+from malmoi.cli import shared as cli
 from malmoi.report.console import progress_bar
 
 
 def probe_command(
-    model: opt.Model,
-    data: Path = option(..., "Labelled words (.conllu) or texts (csv, jsonl…)."),
-    test: Path | None = option(None, "Rows to test on.", shown="a fifth of the data"),
-    label: str | None = option(
+    model: cli.Model,
+    data: Path = cli.option(..., "Labelled words (.conllu) or texts (csv, jsonl…)."),
+    test: Path | None = cli.option(None, "Rows to test on.", shown="a fifth of the data"),
+    label: str | None = cli.option(
         None, "Column of the labels; for CoNLL-U, upos, xpos or deprel.", shown="detected; upos"
     ),
-    limit: int = count(4000, "Read at most this many words or texts."),
-    seed: int = option(0, "Random seed."),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    limit: int = cli.count(4000, "Read at most this many words or texts."),
+    seed: int = cli.option(0, "Random seed."),
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Probe every layer for parts of speech or your own labels.
 
@@ -33,23 +29,21 @@ def probe_command(
 
     rows = read_probe_rows(data, label)
     held = None if test is None else read_probe_rows(test, label)
-    opened = open_model(model, device, dtype)
+    opened = cli.open_model(model, device, dtype)
     found = probe_model(opened, rows, test=held, max_examples=limit, seed=seed)
     if json:
-        print_json(found.to_dict())
+        cli.print_json(found.to_dict())
         return
-    say(
-        msg(
-            "{labels} labels; trained on {train:,} examples, tested on {test:,}. Most "
-            "frequent label: {majority:.1%}.",
-            labels=len(found.labels),
-            train=found.train,
-            test=found.test,
-            majority=found.majority,
-        )
+    cli.say(
+        "{labels} labels; trained on {train:,} examples, tested on {test:,}. Most "
+        "frequent label: {majority:.1%}.",
+        labels=len(found.labels),
+        train=found.train,
+        test=found.test,
+        majority=found.majority,
     )
     cells = (
         (one.layer, f"{one.accuracy:.1%}", f"{one.control:.1%}", progress_bar(one.accuracy))
         for one in found.layers
     )
-    print_table(("layer", "accuracy", "control", ""), cells)
+    cli.print_table(("layer", "accuracy", "control", ""), cells)

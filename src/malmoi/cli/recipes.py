@@ -6,10 +6,7 @@ from dataclasses import fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import complete_recipes
-from malmoi.cli.options import argument
-from malmoi.cli.output import format_count, print_json, print_table
+from malmoi.cli import shared as cli
 from malmoi.config import ModelConfig
 from malmoi.messages import msg, translate
 from malmoi.settings import Config, settings_of
@@ -19,10 +16,13 @@ if TYPE_CHECKING:
 
 
 def recipes_command(
-    name: str | None = argument(
-        None, "Show the settings of this recipe.", metavar="[NAME]", autocompletion=complete_recipes
+    name: str | None = cli.argument(
+        None,
+        "Show the settings of this recipe.",
+        metavar="[NAME]",
+        autocompletion=cli.complete_recipes,
     ),
-    json: opt.Json = False,
+    json: cli.Json = False,
 ) -> None:
     """List the recipes, or the settings of one.
 
@@ -34,10 +34,10 @@ def recipes_command(
 
     if name is not None:
         recipe = named_recipe(name)
-        print_json(recipe.to_dict()) if json else _show(recipe)
+        cli.print_json(recipe.to_dict()) if json else _show(recipe)
     elif json:
         for key, make in RECIPES.items():
-            print_json({"recipe": key, **_facts(make())})
+            cli.print_json({"recipe": key, **_facts(make())})
     else:
         order = [*SIZED, *(key for key in RECIPES if key not in SIZED)]
         rows = [
@@ -45,7 +45,7 @@ def recipes_command(
             for _, names in groupby(order, key=_family)
             for row in ((), *(_row(key, RECIPES[key]()) for key in names))
         ]
-        print_table(("recipe", "size", "layers", "context", "learns"), rows)
+        cli.print_table(("recipe", "size", "layers", "context", "learns"), rows)
 
 
 def _family(name: str) -> str:
@@ -66,7 +66,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
             "auto",
             translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
         )
-    size = format_count(approximate_parameters(with_vocab(recipe)))
+    size = cli.format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
 
@@ -112,7 +112,7 @@ def _show(recipe: "Recipe") -> None:
     """Prints every setting by its --set name, with its meaning."""
     print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
-    print_table(("--set", "value", "meaning"), rows)
+    cli.print_table(("--set", "value", "meaning"), rows)
 
 
 def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

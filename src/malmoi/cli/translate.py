@@ -2,25 +2,24 @@
 
 from pathlib import Path
 
-from malmoi.cli import options as opt
-from malmoi.cli.inputs import input_lines, open_model
-from malmoi.cli.options import option
-from malmoi.cli.output import one_line, print_json, print_result
+from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.system.paths import names_file
 
 
 def translate_command(
-    model: opt.Model,
-    texts: opt.Texts = None,
-    to: str = option(
+    model: cli.Model,
+    texts: cli.Texts = None,
+    to: str = cli.option(
         "", "Target language, for a GPT that is prompted to translate.", metavar="NAME"
     ),
-    beams: int = option(4, "1 is greedy."),
-    length_penalty: float = option(0.6, "Beams are scored by log p / ((5 + length) / 6)^penalty."),
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    json: opt.Json = False,
+    beams: int = cli.option(4, "1 is greedy."),
+    length_penalty: float = cli.option(
+        0.6, "Beams are scored by log p / ((5 + length) / 6)^penalty."
+    ),
+    device: cli.Device = None,
+    dtype: cli.Dtype = None,
+    json: cli.Json = False,
 ) -> None:
     """Translate texts, or every line of a file.
 
@@ -29,7 +28,7 @@ def translate_command(
     Example: malmoi translate --model runs/en-de "A dog runs on the beach."
     """
     lines = _lines(texts)
-    opened = open_model(model, device, dtype)
+    opened = cli.open_model(model, device, dtype)
     if opened.config.encoder_depth:
         if to:
             raise UsageError("--to is for a GPT: this model translates into one language only.")
@@ -39,7 +38,9 @@ def translate_command(
     else:
         found = [opened.translate(line, to) if line.strip() else "" for line in lines]
     for line, text in zip(lines, found, strict=True):
-        print_json({"text": line, "translation": text}) if json else print_result(one_line(text))
+        cli.print_json({"text": line, "translation": text}) if json else cli.print_result(
+            cli.one_line(text)
+        )
 
 
 def _lines(texts: list[str] | None) -> list[str]:
@@ -47,7 +48,7 @@ def _lines(texts: list[str] | None) -> list[str]:
     from malmoi.text.rows import text_lines
 
     found: list[str] = []
-    for text in input_lines(texts, keep_blank=True):
+    for text in cli.input_lines(texts, keep_blank=True):
         if names_file(text):
             found += [line for _, line in text_lines(Path(text))]
         else:

@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from malmoi.demo.page import write_demo_page
-from malmoi.demo.story import HELD_OUT_DOCUMENTS, Story
+import numpy as np
+
+from malmoi.demo.page import Story, write_demo_page
 from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText, plain_sentences
 from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
+from malmoi.inference.embed import Float32Array
 from malmoi.messages import joined, msg
 from malmoi.pair import BERT
 from malmoi.system.files import write_text
@@ -29,6 +31,7 @@ from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.sizing import vocabulary_size
 
 logger = logging.getLogger(__name__)
+HELD_OUT_DOCUMENTS = 6  # one document in this many
 
 
 def run_demo(
@@ -132,7 +135,7 @@ def _vocabularies(story: Story) -> None:
         words = train_tokenizer(texts, kind=kind, vocab=size)
         words.save(story.out / "tokenizers" / kind)
         story.frequencies[kind] = token_shares(words, texts)
-        story.cut[kind] = _tokens(words, story.text.attended, specials=False)
+        story.cut[kind] = _tokens(words, story.text.attended)
         logger.info(f"  {kind}: {' '.join(story.cut[kind])}")
 
 
@@ -142,9 +145,9 @@ def token_shares(words: Tokenizer, texts: list[str]) -> list[float]:
     return [number / counts.total() for _, number in counts.most_common()]
 
 
-def _tokens(words: Tokenizer, text: str, *, specials: bool) -> list[str]:
+def _tokens(words: Tokenizer, text: str) -> list[str]:
     """The tokens of a text in readable form: bytes as the characters they are part of."""
-    encoding = words.encode(text, specials=specials)
+    encoding = words.encode(text, specials=False)
     if words.kind != "byte-bpe":
         return [words.token(token) for token in encoding.tokens]
     return [text[start:end].replace(" ", "▁") for start, end in encoding.offsets]
@@ -203,11 +206,10 @@ def tells_order(model: Model, texts: list[str], opening: str) -> float:
 
 
 def _bert(story: Story) -> None:
-    seconds = story.plan.bert_seconds
     _say(
         msg(
             "Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.",
-            seconds=seconds,
+            seconds=story.plan.bert_seconds,
         )
     )
     model = _pretrain(story, "bert", "wordpiece", story.plan.bert_seconds)
@@ -252,21 +254,17 @@ def _task(story: Story) -> None:
 def verdict(story: Story) -> str:
     """States the gain from pre-training, clear or not, and what took the time."""
     raw, tuned = story.runs.values()
-    gain = fmean(tuned) - fmean(raw)
-    points = f"{100 * gain:+.0f}".replace("-", "−")
     if min(tuned) > max(raw) and fmean(tuned) >= story.scores["counting words (naive Bayes)"]:
-        return msg("Pre-training added {points} points.", points=points)
-    seen = f"{read_metrics(story.out / 'bert' / 'metrics.jsonl')[-1]['tokens'] / 1e6:.1f}"
-    seconds = f"{story.seconds['bert']:.0f}"
-    others = f"{story.facts['others']:.0%}"
+        return msg("Pre-training added {points} points.", points=story.gain)
+    tokens = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return msg(
         "Pre-training made no clear difference here ({points} points): in {seconds} "
         "seconds the BERT read {seen} million tokens, while other programs used {others} "
         "of this machine.",
-        points=points,
-        seconds=seconds,
-        seen=seen,
-        others=others,
+        points=story.gain,
+        seconds=f"{story.seconds['bert']:.0f}",
+        seen=f"{tokens / 1e6:.1f}",
+        others=f"{story.facts['others']:.0%}",
     )
 
 
@@ -303,7 +301,20 @@ def _tune(story: Story, name: str, model: str = "", **how: Any) -> FinetuneResul
 
 
 def _look(story: Story) -> None:
-    """Records the attention of each head of the BERT on one sentence."""
+    """Draws the BERT's attention on one sentence: its most focused head, then all of them."""
     model = load(story.out / "bert", device="cpu")
-    story.tokens = _tokens(model.tokenizer, story.text.attended, specials=True)
-    story.attention = model.attention(story.text.attended).tolist()
+    text = story.text.attended
+    story.focused = layer, head = sharpest(model.attention(text))
+    pictures = (
+        model.show("attention", text, layer=layer, head=head),
+        model.show("attention", text),
+    )
+    story.pictures = [picture.svg for picture in pictures]
+
+
+def sharpest(attention: Float32Array) -> tuple[int, int]:
+    """The (layer, head), from 0, with the most peaked attention over the most varied targets."""
+    decided = attention.max(-1).mean(-1)
+    varied = [[len(set(head.tolist())) for head in layer] for layer in attention.argmax(-1)]
+    layer, head = np.unravel_index((decided * varied).argmax(), decided.shape)
+    return int(layer), int(head)

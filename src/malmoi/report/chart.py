@@ -1,11 +1,12 @@
 """Lines as SVG: axes, a legend, and no more ink than that."""
 
-import html
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from unicodedata import east_asian_width
+
+from malmoi.report.page import render
 
 LINE_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--soft)")
 # room around a chart
@@ -33,6 +34,15 @@ class Line:
         for (_, y), error in zip(self.points, self.errors or [0.0] * len(self.points), strict=True):
             yield from (y - error, y + error)
 
+    @property
+    def dots(self) -> Iterator[tuple[float, float, float]]:
+        """Points that are marked, with their errors: all that have one, else the last."""
+        if self.beside:
+            return
+        marked = self.points if self.errors else self.points[-1:]
+        for (x, y), error in zip(marked, self.errors or [0.0], strict=True):
+            yield x, y, error
+
 
 def chart(
     series: Mapping[str, ChartPoints | Line],
@@ -45,21 +55,22 @@ def chart(
 ) -> str:
     """An SVG; `even` places the x values at equal distances, `share` shows 0 to 100 %."""
     width, height = size
-    lines = {name: line for name, line in _lines(series).items() if line.points}
+    lines = _lines(series)
     if sum(len(line.points) for line in lines.values()) < 2:
         return ""
-    frame = _Frame(lines.values(), width, height, even=even, share=share)
     own = [name for name, line in lines.items() if not line.beside]
     colours = {name: LINE_COLOURS[i % len(LINE_COLOURS)] for i, name in enumerate(own)}
-    drawn = "".join(
-        _drawn(frame, line, colours[line.beside or name]) for name, line in lines.items()
+    svg = render(
+        "report/chart.jinja",
+        frame=_Frame(lines.values(), width, height, even=even, share=share),
+        lines=[(line, colours[line.beside or name]) for name, line in lines.items()],
+        legend=_legend(colours, width) if len(own) > 1 else [],
+        about=f"{up} by {across}: {', '.join(own)}",
+        across=across,
+        up=up,
+        short_number=short_number,
     )
-    about = html.escape(f"{up} by {across}: {', '.join(own)}")
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{_grid(frame)}{drawn}'
-        f"{_legend(colours, up, width)}"
-        f'<text x="{width - MARGIN_RIGHT}" y="{height - 2}" text-anchor="end">{html.escape(across)}</text></svg>'  # noqa: E501
-    )
+    return svg.replace("\n", "")
 
 
 def page_chart(
@@ -88,6 +99,7 @@ def _lines(series: Mapping[str, ChartPoints | Line]) -> dict[str, Line]:
     return {
         name: line if line.errors else replace(line, points=thin_points(line.points))
         for name, line in made.items()
+        if line.points
     }
 
 
@@ -99,6 +111,8 @@ class _Frame:
     ) -> None:
         self.width = width
         self.height = height
+        self.left = MARGIN_LEFT
+        self.right = width - MARGIN_RIGHT
         self.share = share
         xs = sorted({x for line in lines for x, _ in line.points})
         ys = [y for line in lines for y in line.heights()]
@@ -109,12 +123,12 @@ class _Frame:
         self.y = self.ticks_y[0], self.ticks_y[-1]
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        (x0, x1), (y0, y1), at = self.x, self.y, self.slots.get(x, x)
-        inner = self.width - MARGIN_LEFT - MARGIN_RIGHT
+        x0, x1 = self.x
+        y0, y1 = self.y
+        across = (self.slots.get(x, x) - x0) / ((x1 - x0) or 1)
+        down = (y1 - y) / ((y1 - y0) or 1)
         tall = self.height - MARGIN_TOP - MARGIN_BOTTOM
-        return MARGIN_LEFT + (at - x0) / ((x1 - x0) or 1) * inner, MARGIN_TOP + (y1 - y) / (
-            (y1 - y0) or 1
-        ) * tall
+        return self.left + across * (self.right - self.left), MARGIN_TOP + down * tall
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -127,55 +141,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
 
 
-def _grid(frame: _Frame) -> str:
-    parts = []
-    for value in frame.ticks_y:
-        _, y = frame.place(frame.ticks_x[0], value)
-        text = f"{value:.0%}" if frame.share else short_number(value)
-        parts.append(
-            f'<line x1="{MARGIN_LEFT}" x2="{frame.width - MARGIN_RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>'  # noqa: E501
-        )
-        parts.append(f'<text x="{MARGIN_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    for value in frame.ticks_x:
-        x, y = frame.place(value, frame.y[0])
-        parts.append(
-            f'<text x="{x:.0f}" y="{y + 18:.0f}" text-anchor="middle">{short_number(value)}</text>'
-        )
-    return "".join(parts)
-
-
-def _drawn(frame: _Frame, line: Line, colour: str) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (frame.place(*point) for point in line.points))
-    drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" {_stroke(line)}/>'
-    if line.beside:
-        return drawn
-    dots = line.points if line.errors else line.points[-1:]
-    return drawn + "".join(
-        _dot(frame, *p, e, colour) for p, e in zip(dots, line.errors or [0.0], strict=True)
-    )
-
-
-def _stroke(line: Line) -> str:
-    if line.dashed:
-        return 'stroke-width="2" stroke-dasharray="5 5" stroke-opacity=".6"'
-    return 'stroke-opacity=".25"' if line.beside else 'stroke-width="2" stroke-linejoin="round"'
-
-
-def _dot(frame: _Frame, x: float, y: float, error: float, colour: str) -> str:
-    (across, at), (_, top), (_, low) = (frame.place(x, v) for v in (y, y + error, y - error))
-    bar = f'<path d="M{across:.1f},{low:.1f}V{top:.1f}" stroke="{colour}"/>' if error else ""
-    return f'{bar}<circle cx="{across:.1f}" cy="{at:.1f}" r="3" fill="{colour}"/>'
-
-
-def _legend(colours: Mapping[str, str], up: str, width: int) -> str:
-    parts = [f'<text x="0" y="12">{html.escape(up)}</text>']
+def _legend(colours: Mapping[str, str], width: int) -> Iterator[tuple[str, str, int]]:
+    """The names of the lines from the right, with their colours and places."""
     at = width - MARGIN_RIGHT
-    for name, colour in reversed(list(colours.items()) if len(colours) > 1 else []):
-        parts.append(
-            f'<text x="{at}" y="12" text-anchor="end" style="fill:{colour}">{html.escape(name)}</text>'  # noqa: E501
-        )
+    for name, colour in reversed(colours.items()):
+        yield name, colour, at
         at -= sum(13 if east_asian_width(letter) in "WF" else 8 for letter in name) + 14
-    return "".join(parts)
 
 
 def short_number(number: float) -> str:

@@ -1,10 +1,10 @@
 """The page of a fine-tuning: how good it is, where it errs, and which labels to check."""
 
-import html
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from malmoi.messages import msg, translate
@@ -18,7 +18,7 @@ from malmoi.metrics.labels import (
     label_scores,
 )
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart
-from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
+from malmoi.report.page import render
 
 MAX_MISTAKES = 20
 MAX_SUSPECTS = 20
@@ -56,90 +56,73 @@ class TaskPage:
     warning: str = ""
 
     def render(self) -> str:
-        parts = (
-            f"<p><strong>{words(self.warning)}</strong></p>" if self.warning else "",
-            self._cards(),
-            self._against_baseline(),
-            self._runs(),
-            self._curves(),
-            self._labels(),
-            self._confusion(),
-            self._calibration(),
-            self._suspects(),
-            self._examples(),
-            self._made(),
+        return render(
+            "report/task_page.jinja",
+            page=self,
+            title=self.title,
+            lead=self.lead,
+            columns=TRIAL_COLUMNS,
+            mean_with_error=mean_with_error,
         )
-        return html_page(self.title, self.lead, "".join(parts))
 
-    def _cards(self) -> str:
+    @property
+    def cards(self) -> list[tuple[str, str]]:
         last: Row = self.log[-1] if self.log else {}
         shown = [(name.replace("_", " "), f"{value:.4f}") for name, value in self.metrics.items()]
         shown += [("examples", f"{len(self.rows):,}")] if self.rows else []
-        shown += [("steps", f"{last['step']:,}")] if "step" in last else []
-        return fact_cards(shown)
+        return shown + ([("steps", f"{last['step']:,}")] if "step" in last else [])
 
-    def _baselines(self) -> list[tuple[str, float]]:
-        label, times = Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
-        always = (translate(msg("always “{most}”", most=label)), times / len(self.rows))
-        return [always, *((translate(name), value) for name, value in self.baselines)]
+    @cached_property
+    def right(self) -> list[Row]:
+        return [row for row in self.rows if is_correct(row)]
 
     @property
-    def _is_better(self) -> bool:
-        right = sum(map(is_correct, self.rows)) / len(self.rows)
-        return right > max(value for _, value in self._baselines())
+    def shares(self) -> list[tuple[str, float]]:
+        """The accuracies of the baselines and, last, of this model."""
+        label, times = Counter(str(row["label"]) for row in self.rows).most_common(1)[0]
+        always = (msg("always “{most}”", most=label), times / len(self.rows))
+        found = [always, *self.baselines, ("this model", len(self.right) / len(self.rows))]
+        return [(translate(name), share) for name, share in found]
 
-    def _against_baseline(self) -> str:
-        """Accuracy with its confidence interval, next to the baselines."""
-        if not self.exclusive or not self.rows:
-            return ""
-        right = sum(is_correct(row) for row in self.rows)
-        low, high = wilson_interval(right, len(self.rows))
-        shares = [*self._baselines(), (translate("this model"), right / len(self.rows))]
-        note = msg(
-            "{right:,} of {rows:,} rows are right (95% confidence interval: {low:.0%} to "
-            "{high:.0%}).",
-            right=right,
-            rows=len(self.rows),
-            low=low,
-            high=high,
-        )
-        doubt = "" if self._is_better else words("No better than the baseline.")
-        return f"{bars(shares)}<p>{words(note)} <strong>{doubt}</strong></p>"
+    @property
+    def is_better(self) -> bool:
+        *baselines, (_, right) = self.shares
+        return right > max(share for _, share in baselines)
 
-    def _runs(self) -> str:
-        if self.trials:
-            return heading("Every trial") + html_table(TRIAL_COLUMNS, self.trials)
-        if len(self.runs) < 2:
-            return ""
-        head = ("seed", "lr", "batch", "epochs", self.measure)
-        rows = [
-            (r["seed"], f"{r['lr']:g}", r["batch"], f"{r['epochs']:g}", f"{r[self.measure]:.4f}")
-            for r in self.runs
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(len(self.right), len(self.rows))
+
+    @property
+    def curves(self) -> list[str]:
+        """One chart across the page, or two for side by side."""
+        steps = translate("steps")
+        lines = self._lines()
+        if len(lines) == 1:
+            ((name, line),) = lines.items()
+            return [page_chart({name: line}, steps, translate(name), 240)]
+        return [
+            chart({name: line}, steps, translate(name), (400, 220)) for name, line in lines.items()
         ]
-        found = mean_with_error([run[self.measure] for run in self.runs])
-        mean = f"{self.measure} {found.mean:.4f} ± {found.deviation:.4f}"
-        return f"{heading('Every run')}<p>{html.escape(mean)}</p>{html_table(head, rows)}"
 
-    def _curves(self) -> str:
-        loss = [(row["step"], row["loss"]) for row in self.log if "loss" in row]
+    def _lines(self) -> dict[str, ChartPoints]:
+        """The loss and the measure by steps, where there are several."""
         measured = [row for row in self.log if self.measure in row]
         # the final evaluation is on other rows, and would look like a fall or a rise
         held = [row for row in measured if row.get("rows") == "held out"]
-        judged = [(row["step"], row[self.measure]) for row in held or measured]
-        lines = {"loss": loss, self.measure: judged}
-        return _learning_curves({name: line for name, line in lines.items() if len(line) > 1})
+        rows = {"loss": [row for row in self.log if "loss" in row], self.measure: held or measured}
+        return {
+            name: [(row["step"], row[name]) for row in some]
+            for name, some in rows.items()
+            if len(some) > 1
+        }
 
-    def _labels(self) -> str:
+    @property
+    def label_scores(self) -> Mapping[str, Any]:
         if not (self.labels or self.tagged) or not self.rows:
-            return ""
+            return {}
         found = self._gold_and_said()
-        scores = entity_scores(*found) if self.tagged else label_scores(*found, self.labels)
-        rows = [
-            (name, f"{one.precision:.3f}", f"{one.recall:.3f}", f"{one.f1:.3f}", f"{one.support:,}")
-            for name, one in scores.items()
-        ]
-        table = html_table(("label", "precision", "recall", "F1", "examples"), rows)
-        return heading("Each label") + table
+        return entity_scores(*found) if self.tagged else label_scores(*found, self.labels)
 
     def _gold_and_said(self) -> tuple[list[Any], list[Any]]:
         def names(value: Any) -> Any:
@@ -148,15 +131,18 @@ class TaskPage:
         gold = [names(row["label"]) for row in self.rows]
         return gold, [names(row["prediction"]) for row in self.rows]
 
-    def _confusion(self) -> str:
+    @property
+    def confusion(self) -> list[list[int]]:
         if not self.exclusive or not self.rows or len(self.labels) > MAX_LABELS:
-            return ""
-        return heading("Confusion matrix") + confusion_table(self.labels, *self._gold_and_said())
+            return []
+        matrix: list[list[int]] = confusion(*self._gold_and_said(), self.labels).tolist()
+        return matrix
 
-    def _calibration(self) -> str:
-        """Confidence against accuracy, in ranges of confidence (Guo et al. 2017)."""
+    @property
+    def calibration(self) -> tuple[str, float] | None:
+        """Confidence against accuracy, in ranges of confidence (Guo et al. 2017); and the error."""
         if not self.exclusive or len(self.rows) < FEWEST_CALIBRATED:
-            return ""
+            return None
         right = [is_correct(row) for row in self.rows]
         sure = [row["score"] for row in self.rows]
         bins = [one for one in calibration_bins(right, sure) if one.count >= FEWEST_IN_BIN]
@@ -169,127 +155,40 @@ class TaskPage:
         svg = chart(
             lines, translate("confidence"), translate("fraction correct"), (400, 260), share=True
         )
-        note = msg(
-            "A prediction of 80% confidence should be right 8 times in 10. On average "
-            "confidence and accuracy differ by {error:.1%} (expected calibration error).",
-            error=calibration_error(right, sure),
-        )
-        picture = f'<div class="pair"><div>{svg}</div></div>'
-        return f"{heading('Calibration')}<p>{words(note)}</p>{picture}"
+        return svg, calibration_error(right, sure)
 
-    @property
-    def _doubtful(self) -> list[Row]:
+    @cached_property
+    def suspects(self) -> list[Row]:
         """Rows with likely label errors; a model no better than a baseline cannot find them."""
-        if not self.exclusive or not self.rows or not self._is_better:
+        if not self.exclusive or not self.rows or not self.is_better:
             return []
         return likely_label_errors(self.rows)[:MAX_SUSPECTS]
 
-    def _suspects(self) -> str:
-        found = self._doubtful
-        if not found:
-            return ""
-        text = (
-            "The model was not trained on these rows and is more confident of another label than "
-            "it usually is of that one: check them first."
-        )
-        note = f'<p class="lead">{words(text)}</p>'
-        return heading("Likely label errors") + note + self._table(found)
-
-    def _examples(self) -> str:
-        """The most confident mistakes that are not listed above, then some that are right."""
-        if not self.rows:
-            return ""
-        wrong = sorted((r for r in self.rows if not is_correct(r)), key=lambda r: -r["score"])
-        right = [r for r in self.rows if is_correct(r)]
-        note = msg(
-            "{wrong:,} of {rows:,} are wrong, the most confident first; all predictions "
-            "are in predictions.jsonl.",
-            wrong=len(wrong),
-            rows=len(self.rows),
-        )
-        above = self._doubtful
-        wrong = [row for row in wrong if row not in above]
-        parts = [f'{heading("Worst mistakes")}<p class="lead">{words(note)}</p>']
-        parts += [self._table(wrong[:MAX_MISTAKES])] if wrong else []
-        parts += [heading("Right"), self._table(right[:MAX_RIGHT])] if right else []
-        return "".join(parts)
-
-    def _table(self, rows: Sequence[Row]) -> str:
-        paired = any("pair" in row for row in rows)
-        head = ("text", *(["pair"] if paired else []), "label", "prediction", *self._score_name)
-        cells = [
-            (
-                _cut(row["text"]),
-                *([_cut(row.get("pair", ""))] if paired else []),
-                *(_cut(self._shown(row, name)) for name in ("label", "prediction")),
-                *(f"{row['score']:.3f}" for _ in self._score_name),
-            )
-            for row in rows
-        ]
-        return html_table(head, cells, "rows")
+    @property
+    def mistakes(self) -> list[Row]:
+        """The most confident ones that are not suspects."""
+        wrong = [row for row in self.rows if not is_correct(row) and row not in self.suspects]
+        return sorted(wrong, key=lambda row: -row["score"])[:MAX_MISTAKES]
 
     @property
-    def _score_name(self) -> list[str]:
+    def successes(self) -> list[Row]:
+        return self.right[:MAX_RIGHT]
+
+    @property
+    def score_name(self) -> str:
         """The head of the column of scores; the score of tags repeats whether they are right."""
-        if self.tagged:
-            return []
-        return ["confidence" if self.labels else "model score"]
+        return "" if self.tagged else "confidence" if self.labels else "model score"
 
-    def _shown(self, row: Row, name: str) -> Any:
-        """A label or prediction; tags as the entities that they mark: Seoul (LOC)."""
+    def cell(self, row: Row, name: str, limit: int = 160) -> str:
+        """A text, label or prediction, cut; tags as the entities that they mark: Seoul (LOC)."""
+        value = row[name]
         spelt = str(row["text"]).split(" ")
-        if not self.tagged or len(spelt) != len(row[name]):
-            return row[name]
-        found = sorted(entities(row[name]), key=lambda one: one[1])
-        return ", ".join(f"{' '.join(spelt[a : b + 1])} ({label})" for label, a, b in found) or "–"
-
-    def _made(self) -> str:
-        parts = [heading("This run"), html_table(("what", "value"), self.facts)]
-        if self.settings:
-            every = f"<pre>{html.escape(self.settings)}</pre>"
-            parts.append(f"<details><summary>{words('every setting')}</summary>{every}</details>")
-        if self.next_lines:
-            parts += [heading("What to try next"), f"<pre>{html.escape(self.next_lines)}</pre>"]
-        return "".join(parts)
-
-
-def _learning_curves(lines: Mapping[str, ChartPoints]) -> str:
-    """One chart across the page, or two side by side."""
-    steps = translate("steps")
-    if len(lines) < 2:
-        charts = [
-            page_chart({name: line}, steps, translate(name), 240) for name, line in lines.items()
-        ]
-        return heading("Learning curve") + charts[0] if charts else ""
-    drawn = "".join(
-        f"<div>{chart({name: line}, steps, translate(name), (400, 220))}</div>"
-        for name, line in lines.items()
-    )
-    return f'{heading("Learning curve")}<div class="pair">{drawn}</div>'
-
-
-def confusion_table(labels: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> str:
-    """Gold labels in rows, predicted ones in columns; shaded by the share of the row."""
-    matrix = confusion(gold, predicted, labels).tolist()
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in labels)
-    body = []
-    for i, (name, row) in enumerate(zip(labels, matrix, strict=True)):
-        total = sum(row) or 1
-        cells = "".join(
-            f'<td style="background:{_shade(n / total, right=i == j)}">{n:,}</td>'
-            for j, n in enumerate(row)
-        )
-        body.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
-    note = f'<p class="lead">{words("Rows: label; columns: prediction.")}</p>'
-    return (
-        f'{note}<div class="wide"><table class="matrix"><tr><th></th>{head}</tr>'
-        f"{''.join(body)}</table></div>"
-    )
-
-
-def _shade(share: float, *, right: bool) -> str:
-    colour = "--a" if right else "--b"
-    return f"color-mix(in srgb,var({colour}) {round(55 * share)}%,transparent)"
+        if self.tagged and name not in ("text", "pair") and len(spelt) == len(value):
+            found = sorted(entities(value), key=lambda one: one[1])
+            value = ", ".join(f"{' '.join(spelt[a : b + 1])} ({of})" for of, a, b in found) or "–"
+        text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        text = f"{value:.3f}" if isinstance(value, float) else text
+        return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def is_correct(row: Row) -> bool:
@@ -336,9 +235,3 @@ def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, flo
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / total) ** 2 / 4)
     return middle - half, middle + half
-
-
-def _cut(value: Any, limit: int = 160) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    text = f"{value:.3f}" if isinstance(value, float) else text
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -194,13 +194,7 @@ def parse_machine(text: str) -> Machine:
 
 def _changed(machine: Machine, word: str) -> Machine:
     name, _, value = word.partition("=")
-    if name not in CHANGES:
-        raise UsageError(
-            "{environment} has {word!r}.{hint}",
-            environment=ENVIRONMENT,
-            word=word,
-            hint=nearest(name, CHANGES),
-        )
+    require_known(name, CHANGES, "{environment} has {name!r}.{hint}", environment=ENVIRONMENT)
     try:
         return CHANGES[name](machine, value)
     except ValueError as error:
