@@ -15,6 +15,8 @@ from malmoi.server.api import (
     completions,
     docs_page,
     inspection,
+    ollama,
+    other_servers,
     predictions,
     responses_api,
     service,
@@ -25,7 +27,8 @@ from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.prometheus import Metrics
 
-API = (service, completions, chat, responses_api, predictions, inspection, docs_page)
+OPENAI = (service, completions, chat, responses_api)
+API = (*OPENAI, predictions, inspection, other_servers, ollama, docs_page)
 STATUS_MEANINGS: dict[int | str, str] = {
     400: "The request is invalid; the message says where.",
     401: "The API key is missing or wrong.",

@@ -1,4 +1,4 @@
-"""Grammars of llguidance for choices, a regular expression and a JSON schema."""
+"""Grammars of llguidance for choices, a regular expression and a JSON schema; or one as given."""
 
 import json
 import re
@@ -61,12 +61,17 @@ def _lark(regex: str) -> str:
 
 
 def _schema_grammar(schema: Any) -> str:
+    return f"start: {json_rule(schema)}"
+
+
+def json_rule(schema: Any) -> str:
+    """JSON of a schema, as a part of a rule."""
     if schema is not True and not isinstance(schema, Mapping):
         raise UsageError("json_schema must be an object, not {schema}.", schema=shown(schema))
     try:
         described = {"type": "object"} if schema is True else schema
         whole = {**_prepared(described, closed=not _joins(described)), "x-guidance": JSON_OPTIONS}
-        return f"start: %json {json.dumps(whole)}"
+        return f"%json {json.dumps(whole)}"
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             "json_schema is invalid: {error}.", error=first_line(error).rstrip(".")
@@ -108,4 +113,9 @@ def _named_parts(parts: Any, *, closed: bool) -> Any:
     return {name: _prepared(part, closed=closed) for name, part in parts.items()}
 
 
-GRAMMARS = {"choices": _choices_grammar, "regex": _regex_grammar, "json_schema": _schema_grammar}
+GRAMMARS = {
+    "choices": _choices_grammar,
+    "regex": _regex_grammar,
+    "json_schema": _schema_grammar,
+    "grammar": str,
+}

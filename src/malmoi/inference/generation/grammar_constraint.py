@@ -68,7 +68,7 @@ def _vocabulary(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
 def grammar_constraint(
     name: str, value: Any, tokenizer: Tokenizer, ends: frozenset[int]
 ) -> "GrammarConstraint":
-    """The constraint of `choices`, `regex` or `json_schema`."""
+    """The constraint of `choices`, `regex`, `json_schema` or a `grammar`."""
     if LLMatcher is None:
         raise MalmoiError("{name} needs the package llguidance: pip install llguidance.", name=name)
     constraint = _compiled(GRAMMARS[name](value), tokenizer, ends)
