@@ -157,6 +157,15 @@ def test_an_unsupported_schema_is_refused(
     assert sentence in answer.json()["error"]["message"]
 
 
+def test_a_schema_may_come_without_a_name(client: openai.OpenAI) -> None:
+    """As instructor's JSON_SCHEMA mode and Together's clients send it."""
+    form: Any = {"type": "json_object", "schema": PERSON}
+    answer = client.chat.completions.create(
+        model="gpt", messages=USER, seed=1, max_tokens=90, response_format=form
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content)["age"], int)
+
+
 def test_two_constraints_are_refused(live: Live) -> None:
     body = {"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}
     answer = httpx.post(f"{live.url}/v1/completions", json=body, timeout=60)
@@ -171,11 +180,12 @@ def test_two_constraints_are_refused(live: Live) -> None:
     "neutral",
     [
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
-        {"store": False, "service_tier": "auto", "metadata": {"a": "b"}},
+        {"store": True, "service_tier": "flex", "metadata": {"a": "b"}, "user": "me"},
         {"response_format": {"type": "text"}, "logit_bias": {}},
         {"temperature": None, "n": None, "stream": None, "stop": None, "tools": None},
-        {"reasoning_effort": "none", "verbosity": "medium", "use_beam_search": False},
+        {"reasoning_effort": "high", "verbosity": "medium", "use_beam_search": False},
         {"max_tokens": None, "max_completion_tokens": 5, "stop_token_ids": []},
+        {"prompt_cache_key": "a", "safety_identifier": "b", "priority": 1, "request_id": "c"},
     ],
 )
 def test_fields_with_empty_values_change_nothing(live: Live, neutral: dict[str, Any]) -> None:
@@ -191,16 +201,22 @@ def test_fields_with_empty_values_change_nothing(live: Live, neutral: dict[str, 
     ("asked", "sentence"),
     [
         (
-            {"tool_choice": "required", "tools": [{"type": "function"}]},
-            "tools is not offered by this server: omit it.",
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "no chat template with tools",
         ),
-        ({"store": True}, "store is not offered by this server: omit it."),
-        ({"reasoning_effort": "high"}, "reasoning_effort is not offered"),
-        ({"messages": [*USER, {"role": "tool", "content": "3"}]}, "tools are not offered"),
+        ({"functions": [{"name": "f"}]}, "functions is not offered by this server: omit it."),
+        ({"verbosity": "high"}, "verbosity is not offered"),
+        ({"modalities": ["text", "audio"]}, "modalities is not offered"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
-            "messages: tools are not offered by this server, so omit the messages that use them.",
+            {"messages": [*USER, {"role": "tool", "content": "3"}]},
+            "messages: the model 'gpt' has no",
         ),
+        ({"response_format": {"type": "text", "json": 1}}, "response_format.json: Extra inputs"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
+            "messages.0.content.0.type: Input should be 'text'",
+        ),
+        ({"messages": [*USER, {"content": "a"}]}, "messages.1.role: Field required."),
     ],
 )
 def test_unsupported_fields_give_a_clear_error(
@@ -237,7 +253,19 @@ def test_responses_are_those_of_the_chat(client: openai.OpenAI) -> None:
         events = list(stream)
     texts = [one.delta for one in events if one.type == "response.output_text.delta"]
     assert "".join(texts) == whole.output_text
-    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    assert [one.type for one in events if one.type != "response.output_text.delta"] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert events[-2].item.status == events[-1].response.status == "incomplete"
+    assert events[-1].response.incomplete_details.reason == "max_output_tokens"
+    assert events[-1].response.output_text == whole.output_text
     assert [one.sequence_number for one in events] == list(range(len(events)))
     form = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
     found = client.responses.create(
@@ -299,11 +327,23 @@ def test_documents_are_ranked_by_a_cross_encoder(live: Live, model: str) -> None
     assert [one["relevance_score"] for one in answer["results"]] == pytest.approx(scores[best])
 
 
-def test_only_a_cross_encoder_ranks(live: Live) -> None:
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_are_ranked_by_a_sentence_encoder(live: Live, path: str) -> None:
+    documents = ["a small model", "the union is strong", "yes"]
+    ask = {"model": "encoder", "query": "the state", "documents": documents}
+    answer = httpx.post(f"{live.url}{path}", json=ask, timeout=60).json()
+    query, *vectors = live.registry.get("encoder").model.embed(["the state", *documents])
+    cosines = [float(query @ one) for one in vectors]  # of length one
+    found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+    assert [found[i] for i in range(3)] == pytest.approx(cosines, abs=1e-5)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_other_models_do_not_rank(live: Live) -> None:
     ask = {"model": "bert", "query": "a", "documents": ["b"]}
     answer = httpx.post(f"{live.url}/v1/rerank", json=ask, timeout=60)
     assert answer.status_code == 400
-    assert "is not a cross-encoder" in answer.json()["error"]["message"]
+    assert "is neither a cross-encoder" in answer.json()["error"]["message"]
 
 
 def test_python_has_the_same_settings(gpt: Model) -> None:

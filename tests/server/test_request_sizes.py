@@ -72,6 +72,11 @@ ASKED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("/v1/embeddings", "bert", "input", {}),
     ("/v1/embeddings", "bert", "input", {"truncate": True}),
     ("/v1/embeddings", "gpt", "input", {"truncate": True}),
+    ("/embed", "bert", "inputs", {"truncate": True}),
+    ("/tokenize", "gpt", "prompt", {}),
+    ("/tokenize", "gpt", "messages", {}),
+    ("/api/chat", "gpt", "messages", {}),
+    ("/api/generate", "gpt", "prompt", {}),
     ("/v1/attention", "bert", "text", {}),
     ("/v1/lens", "gpt", "text", {}),
 ]

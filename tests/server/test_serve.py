@@ -518,7 +518,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
         400,
-        "tools is not offered",
+        "tools.0.function: Field required.",
     ),
     (
         "/v1/embeddings",

@@ -22,6 +22,8 @@ from malmoi.server.api import (
     completions,
     docs_page,
     inspection,
+    ollama,
+    other_servers,
     predictions,
     responses_api,
     service,
@@ -32,7 +34,8 @@ from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.prometheus import Metrics
 
-API = (service, completions, chat, responses_api, predictions, inspection, docs_page)
+OPENAI = (service, completions, chat, responses_api)
+API = (*OPENAI, predictions, inspection, other_servers, ollama, docs_page)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection

@@ -2,6 +2,8 @@
 
 import sys
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -123,16 +125,22 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
         )
     # a union field reports one error per alternative; those of another type tell nothing
     here = [one for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]]
-    fitting = [one for one in here if not one["type"].endswith("_type")]
-    wrong = dict.fromkeys(one["msg"] for one in fitting or here)
-    return ApiError(
-        400,
-        "{where}: {wrong}.",
-        param=where,
-        code="invalid_value",
-        where=where,
-        wrong="; or: ".join(list(wrong)[:4]),
-    )
+    fitting = [one for one in here if not one["type"].endswith("_type")] or here
+    named = [(_path(one, error.body), one["msg"]) for one in fitting]
+    path = named[0][0]
+    wrong = list(dict.fromkeys(reason for place, reason in named if place == path))[:4]
+    sentence = msg("{where}: {wrong}.", where=path or where, wrong="; or: ".join(wrong))
+    return ApiError(400, sentence, param=where, code="invalid_value")
+
+
+def _path(error: Mapping[str, Any], body: Any) -> str:
+    """Where in a body a value is, such as messages.0.content, or a field lacks."""
+    found = []
+    for part in error["loc"][1:]:
+        with suppress(KeyError, IndexError, TypeError):  # the name of an alternative
+            body = body[part]
+            found.append(str(part)[:80])
+    return ".".join([*found, str(error["loc"][-1])] if error["type"] == "missing" else found)
 
 
 def _sentence(error: HTTPException) -> str:

@@ -25,7 +25,10 @@ MAX_DRAINED_BYTES = 64 * 2**20
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # paths that need the key; the page itself holds no data
-AUTHENTICATED_PREFIXES = ("/v1", "/studio", "/metrics")
+AUTHENTICATED_PREFIXES = (
+    *("/v1", "/v2", "/api", "/rerank", "/embed", "/tokenize", "/detokenize"),
+    *("/studio", "/metrics"),
+)
 TAB_HEADER = "x-studio-run"  # "<tab>:<number>": requests of one run have the same number
 TAB_RUN = re.compile(r"([\w-]{1,64}):(\d{1,15})")
 access = logging.getLogger("malmoi.access")

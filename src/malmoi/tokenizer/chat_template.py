@@ -49,15 +49,17 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer(tokenizer._rust, tokenizer.settings | settings)
 
 
-def template_of(tokenizer: Tokenizer) -> str | None:
-    """The tokenizer's chat template; if it has several, the one named "default"."""
+def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str | None:
+    """The tokenizer's chat template; of several the "default", or with tools the "tool_use"."""
     given = tokenizer.chat_template
     # tokenizer_config.json stores several as [{"name": …, "template": …}]
     if isinstance(given, list):
         given = {
             str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
         }
-    found = given.get("default") if isinstance(given, dict) else given
+    found = given
+    if isinstance(given, dict):
+        found = (given.get("tool_use") if tools else None) or given.get("default")
     if not found:
         return None
     if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
@@ -93,7 +95,7 @@ def encode_chat(
 
 
 def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str:
-    template = template_of(tokenizer)
+    template = template_of(tokenizer, tools=bool(chat.get("tools")))
     if template is None:
         return plain_dialogue(chat["messages"], reply=reply)
     if template == DEFAULT_TEMPLATE:  # the same text without asking another process

@@ -86,7 +86,7 @@ def build_constraint(
     if options.min_tokens is not None:
         parts.append(MinTokens(options.min_tokens, ends))
     # last, since near the limit they choose among the tokens that the others leave
-    for name in ("choices", "regex", "json_schema"):
+    for name in ("choices", "regex", "json_schema", "grammar"):
         value = getattr(options, name)
         if value is not None:
             from malmoi.inference.generation.grammar import grammar_constraint

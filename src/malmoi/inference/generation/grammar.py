@@ -1,4 +1,4 @@
-"""Texts that are one of some choices, match a regular expression or follow a JSON schema.
+"""Texts that are one of some choices, match a regular expression or follow a JSON schema or a grammar.
 
 llguidance says which tokens may come next. It does not know how many may still be written: near the
 limit only tokens are allowed after which an end was found. V vocabulary.
@@ -88,12 +88,17 @@ def _lark(regex: str) -> str:
 
 
 def _schema_grammar(schema: Any) -> str:
+    return f"start: {json_rule(schema)}"
+
+
+def json_rule(schema: Any) -> str:
+    """JSON of a schema, as a part of a rule."""
     if schema is not True and not isinstance(schema, Mapping):
         raise UsageError("json_schema must be an object, not {schema}.", schema=shown(schema))
     try:
         described = {"type": "object"} if schema is True else schema
         whole = {**_prepared(described, closed=not _joins(described)), "x-guidance": JSON_OPTIONS}
-        return f"start: %json {json.dumps(whole)}"
+        return f"%json {json.dumps(whole)}"
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             "json_schema is invalid: {error}.", error=first_line(error).rstrip(".")
@@ -135,7 +140,12 @@ def _named_parts(parts: Any, *, closed: bool) -> Any:
     return {name: _prepared(part, closed=closed) for name, part in parts.items()}
 
 
-GRAMMARS = {"choices": _choices_grammar, "regex": _regex_grammar, "json_schema": _schema_grammar}
+GRAMMARS = {
+    "choices": _choices_grammar,
+    "regex": _regex_grammar,
+    "json_schema": _schema_grammar,
+    "grammar": str,
+}
 
 
 class Vocabulary:
@@ -171,7 +181,7 @@ def _vocabulary(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
 def grammar_constraint(
     name: str, value: Any, tokenizer: Tokenizer, ends: frozenset[int]
 ) -> "GrammarConstraint":
-    """The constraint of `choices`, `regex` or `json_schema`."""
+    """The constraint of `choices`, `regex`, `json_schema` or a `grammar`."""
     constraint = _compiled(GRAMMARS[name](value), tokenizer, ends)
     if constraint.matcher.is_error():
         reason = _reason(constraint.matcher)

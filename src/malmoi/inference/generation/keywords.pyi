@@ -50,6 +50,8 @@ class GenerationOptions(TypedDict, total=False):
     """Regular expression that the whole text must match."""
     json_schema: Mapping[str, Any] | Literal[True] | None
     """JSON schema that the text must follow."""
+    grammar: str | None
+    """Grammar of llguidance (Lark) that the text must follow."""
     allowed: Iterable[int] | Callable[[list[int]], Iterable[int]] | None
     """Token ids, or a function of the tokens generated so far that returns them."""
     banned: Sequence[str] | None

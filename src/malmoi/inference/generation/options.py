@@ -164,6 +164,7 @@ class ConstraintOptions:
     json_schema: Mapping[str, Any] | Literal[True] | None = option(
         None, "JSON schema that the text must follow.", metavar="FILE", typed=Path
     )
+    grammar: str | None = setting(None, "Grammar of llguidance (Lark) that the text must follow.")
     allowed: Iterable[int] | Callable[[list[int]], Iterable[int]] | None = setting(
         None, "Token ids, or a function of the tokens generated so far that returns them."
     )

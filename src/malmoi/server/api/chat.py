@@ -1,18 +1,20 @@
 """POST /v1/chat/completions."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
-from malmoi.inference.engine import Engine, GenerationJob, TextChunk, join_chunks
-from malmoi.inference.prompt import encode_conversation
+from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
+from malmoi.inference.prompt import Conversation, encode_conversation
+from malmoi.messages import msg
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES
-from malmoi.server.api.limits import served_model
+from malmoi.server.api.limits import require_characters, served_model
 from malmoi.server.api.logprobs import chat_logprobs
 from malmoi.server.api.requests import ChatRequest
 from malmoi.server.api.responses import (
@@ -25,6 +27,15 @@ from malmoi.server.api.responses import (
     Delta,
     Usage,
 )
+from malmoi.server.api.tools import (
+    CalledFunction,
+    CallFormat,
+    CallReader,
+    ToolCall,
+    ToolCallPart,
+    call_format,
+)
+from malmoi.server.error_replies import ApiError
 from malmoi.server.executor import IndexedChunk
 from malmoi.server.model_registry import ServedModel
 
@@ -45,31 +56,78 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     check_length(ask, request)
     if ask.limit == 0:
         raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
-    jobs = await asyncio.to_thread(chat_jobs, ask, served.writer)
-    return await respond(request, ChatReply(ask, served, jobs))
+    jobs = await asyncio.to_thread(chat_jobs, ask, served)
+    reply = ToolReply if ask.callable_tools else ChatReply
+    return await respond(request, reply(ask, served, jobs))
 
 
-def chat_jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
-    messages = [message.plain() for message in ask.messages]
-    prompt = encode_conversation(engine.model.tokenizer, messages)
+def chat_jobs(ask: ChatRequest, served: ServedModel) -> list[GenerationJob]:
+    engine = served.writer
     limit = {"max_new_tokens": ask.limit} if ask.limit else {}
-    options = prompt.settings(ask.settings() | limit)
+    given = ask.settings() | call_grammar(ask, served) | limit
+    prompt = conversation_of(ask, served)
+    options = prompt.settings(given)
     named = max(ask.top_logprobs or 0, 1) if ask.logprobs else 0
     return [
         engine.job(prompt.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds(ask.n)
     ]
 
 
+def call_grammar(ask: ChatRequest, served: ServedModel) -> dict[str, Any]:
+    """The setting that lets the answer call tools; refuses what this model cannot do."""
+    form = _checked_format(ask, served)
+    if form is None or not ask.callable_tools:
+        return {}
+    if clash := next(iter(ask.constraints()), None):
+        raise UsageError(
+            "{constraints} cannot be combined: choose one.", constraints=f"tools and {clash}"
+        )
+    try:
+        grammar = form.grammar(
+            ask.callable_tools, forced=ask.must_call, several=ask.parallel_tool_calls
+        )
+        served.model._generation_config(grammar=grammar)  # compiled, and kept for the jobs
+    except UsageError as error:
+        sentence = msg("tools: {error}", error=error)
+        raise ApiError(400, sentence, param="tools", code="invalid_value") from None
+    return {"grammar": grammar}
+
+
+def _checked_format(ask: ChatRequest, served: ServedModel) -> CallFormat | None:
+    """How this model writes calls; refuses tools that it cannot be given."""
+    tools = ask.callable_tools
+    form = call_format(served.model.tokenizer)
+    if form is None and (tools or any(message.uses_tools for message in ask.messages)):
+        field = "tools" if tools else "messages"
+        sentence = msg(
+            "{field}: the model {name!r} has no chat template with tools, so it cannot call them; "
+            "for JSON of a schema use response_format.",
+            field=field,
+            name=served.name,
+        )
+        raise ApiError(400, sentence, param=field, code="tools_not_offered")
+    if ask.must_call and not tools:
+        sentence = "tool_choice asks for a function that tools does not have."
+        raise ApiError(400, sentence, param="tool_choice", code="invalid_value")
+    return form
+
+
+def conversation_of(ask: ChatRequest, served: ServedModel) -> Conversation:
+    """The messages and tools as the model's chat template writes them."""
+    values: dict[str, Any] = {}
+    if ask.callable_tools:
+        values["tools"] = [tool.model_dump(exclude_none=True) for tool in ask.tools]
+        require_characters(served, "tools", len(json.dumps(values)))
+    if ask.reasoning_effort is not None:
+        values["reasoning_effort"] = ask.reasoning_effort
+    messages = [message.plain() for message in ask.messages]
+    return encode_conversation(served.model.tokenizer, messages, **values)
+
+
 class ChatReply(GenerationReply):
     """Bodies of /v1/chat/completions."""
 
     prefix = "chatcmpl"
-
-    def __init__(
-        self, ask: ChatRequest, served: ServedModel, jobs: Sequence[GenerationJob]
-    ) -> None:
-        super().__init__(ask, served, jobs)
-        self.begun = [False] * len(jobs)
 
     def opening(self) -> list[ChatChunk]:
         role = Delta(role="assistant", content="")
@@ -90,13 +148,19 @@ class ChatReply(GenerationReply):
         choices = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=done.text.lstrip()),
+                message=self.message(index, done),
                 logprobs=self._logprobs(done.logprobs),
-                finish_reason=done.finish,  # type: ignore[arg-type]
+                finish_reason=self.finish(index, done),
             )
             for index, done in enumerate(answers)
         ]
         return ChatResponse(**self.head, choices=choices, usage=self.usage())
+
+    def message(self, index: int, done: TextChunk) -> AssistantMessage:
+        return AssistantMessage(content=done.text.lstrip())
+
+    def finish(self, index: int, chunk: TextChunk) -> Any:
+        return chunk.finish
 
     def body(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatChunk:
         return ChatChunk(**self.head, choices=choices, usage=usage)
@@ -108,8 +172,7 @@ class ChatReply(GenerationReply):
         return not blank or chunk.finish is not None or (self.ask.logprobs and bool(chunk.tokens))
 
     def _part(self, index: int, chunk: TextChunk) -> ChunkChoice:
-        text = chunk.text if self.begun[index] else chunk.text.lstrip()
-        self.begun[index] = self.begun[index] or bool(text)
+        text = self.trimmed(index, chunk.text)
         logprobs = self._logprobs(chunk.logprobs) if chunk.tokens else None
         delta = Delta(content=text) if text else Delta()
         return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=chunk.finish)  # type: ignore[arg-type]
@@ -117,6 +180,52 @@ class ChatReply(GenerationReply):
     def _logprobs(self, given: Sequence[Any]) -> ChatLogprobs | None:
         top = self.ask.top_logprobs or 0
         return chat_logprobs(self.served.model.tokenizer, given, top) if self.ask.logprobs else None
+
+
+class ToolReply(ChatReply):
+    """Answers that may call tools."""
+
+    def __init__(
+        self, ask: ChatRequest, served: ServedModel, jobs: Sequence[GenerationJob]
+    ) -> None:
+        super().__init__(ask, served, jobs)
+        form = call_format(served.model.tokenizer)
+        assert form is not None  # `call_grammar` refuses the others
+        self.readers = [CallReader(form) for _ in jobs]
+
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk | bytes]:
+        choices = (choice for index, chunk in chunks for choice in self._choices(index, chunk))
+        return [self.body([choice]) for choice in choices]
+
+    def message(self, index: int, done: TextChunk) -> AssistantMessage:
+        text = ""
+        calls: dict[int, ToolCall] = {}
+        for part in self.readers[index].read(done.text, last=True):
+            if isinstance(part, str):
+                text += part
+                continue
+            call = calls.setdefault(part.index, ToolCall(id=part.id, function=CalledFunction()))
+            call.function.name = call.function.name or part.function.name
+            call.function.arguments += part.function.arguments
+        content = text.lstrip() or (None if calls else "")
+        return AssistantMessage(content=content, tool_calls=list(calls.values()) or None)
+
+    def finish(self, index: int, chunk: TextChunk) -> Any:
+        return (
+            "tool_calls" if chunk.finish == "stop" and self.readers[index].count else chunk.finish
+        )
+
+    def _choices(self, index: int, chunk: TextChunk) -> Iterator[ChunkChoice]:
+        self.written += len(chunk.tokens)
+        for part in self.readers[index].read(chunk.text, last=chunk.finish is not None):
+            if isinstance(part, ToolCallPart):
+                yield ChunkChoice(index=index, delta=Delta(tool_calls=[part]))
+            elif text := self.trimmed(index, part):
+                yield ChunkChoice(index=index, delta=Delta(content=text))
+        logprobs = self._logprobs(chunk.logprobs) if chunk.tokens else None
+        finish = self.finish(index, chunk)
+        if logprobs or finish:
+            yield ChunkChoice(index=index, delta=Delta(), logprobs=logprobs, finish_reason=finish)
 
 
 def _plain(index: int, text: str) -> ChunkChoice:

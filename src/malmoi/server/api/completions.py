@@ -90,6 +90,7 @@ class GenerationReply(ABC):
     """Turns the chunks of the jobs into OpenAI's response bodies."""
 
     prefix: str  # of the response's id
+    stream_class = EventStream
 
     def __init__(self, ask: Any, served: ServedModel, jobs: Sequence[GenerationJob]) -> None:
         self.ask = ask
@@ -100,6 +101,7 @@ class GenerationReply(ABC):
         )
         self.per_prompt = len(ask.seeds(getattr(ask, "best_of", None) or ask.n))
         self.written = 0
+        self.begun = [False] * len(jobs)
         self.text_events: dict[int, TextEvent] = {}
 
     def opening(self) -> list[Any]:
@@ -123,6 +125,12 @@ class GenerationReply(ABC):
         if index not in self.text_events:
             self.text_events[index] = TextEvent(self.body([choice(MARK)]))
         return self.text_events[index](text)
+
+    def trimmed(self, index: int, text: str) -> str:
+        """The text without white space at the beginning of an answer."""
+        text = text if self.begun[index] else text.lstrip()
+        self.begun[index] = self.begun[index] or bool(text)
+        return text
 
     def is_text(self, chunk: TextChunk) -> bool:
         """Whether the event of a chunk has nothing but its text."""
@@ -153,7 +161,7 @@ async def respond(request: Request, reply: GenerationReply) -> Any:
     """The response: a stream of events, or one body at the end unless the client disconnects."""
     generation = GenerationStream(request, reply.served, reply.jobs)
     if reply.ask.stream:
-        return EventStream(generation, reply.stream(generation))
+        return reply.stream_class(generation, reply.stream(generation))
     with generation:
         return reply.whole(await unless_disconnected(request.receive, generation.chunks()))
 

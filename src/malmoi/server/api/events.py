@@ -1,9 +1,9 @@
-"""Server-sent events; every stream ends with [DONE], after an error too."""
+"""Streams: server-sent events, which end with [DONE], after an error too; lines of JSON."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -28,9 +28,11 @@ class EventStream(Response):
     """Sends the events of a generation; a client that disconnects cancels it."""
 
     media_type = "text/event-stream"
+    sent_headers: ClassVar = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    end = DONE_EVENT
 
     def __init__(self, generation: GenerationStream, events: Events) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers=self.sent_headers)
         del self.headers["content-length"]
         self.generation = generation
         self.events = events
@@ -54,8 +56,24 @@ class EventStream(Response):
                 await _send(send, b"".join(map(_event, some)))
         except Exception as error:
             log(error)
-            await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
-        await _send(send, DONE_EVENT, more=False)
+            await _send(send, self.failure(api_error(error)))
+        await send({"type": "http.response.body", "body": self.end})
+
+    def failure(self, error: ApiError) -> bytes:
+        """What tells a client that a stream has failed."""
+        return sse_event(json.dumps(error.body(), ensure_ascii=False))
+
+
+class LineStream(EventStream):
+    """Sends lines of JSON, as Ollama does."""
+
+    media_type = "application/x-ndjson"
+    # else they would be compressed, and lines would wait for others
+    sent_headers: ClassVar = EventStream.sent_headers | {"Content-Encoding": "identity"}
+    end = b""
+
+    def failure(self, error: ApiError) -> bytes:
+        return json.dumps({"error": error.message}, ensure_ascii=False).encode() + b"\n"
 
 
 def sse_event(data: str) -> bytes:
@@ -84,6 +102,6 @@ def _event(body: BaseModel | bytes) -> bytes:
     return name + sse_event(body.model_dump_json())
 
 
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
+async def _send(send: Send, body: bytes) -> None:
     if body:
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+        await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -139,6 +139,7 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
 
 
 @router.post("/rerank", include_in_schema=False, response_model=RerankResponse)
+@router.post("/v2/rerank", include_in_schema=False, response_model=RerankResponse)
 @router.post(
     "/v1/rerank",
     response_model=RerankResponse,
@@ -146,29 +147,31 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
     tags=["Understand"],
 )
 async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
-    """Ranks documents by relevance to a query, with a model fine-tuned on pairs of texts.
+    """Ranks documents by relevance to a query; /v2/rerank, as Cohere's clients ask, is the same.
 
-    A model with two labels scores by the probability of the second; a model with one label by its
-    value, passed through a sigmoid unless it was trained for regression.
+    A model fine-tuned on pairs of texts with two labels scores by the probability of the second; a
+    model with one label by its value, passed through a sigmoid unless it was trained for
+    regression; a sentence encoder by the cosine of the vectors.
     """
     served = served_model(request, ask)
     model = served.model
-    if model.task_head not in (ONE_LABEL, NUMBER) or len(model.labels) not in (1, 2):
+    pairs = _reads_pairs(model)
+    if not pairs and model.checkpoint.sentence is None:
         can = ", ".join(model.abilities)
         raise UsageError(
-            "The model {served!r} is not a cross-encoder, which has one or two labels for a "
-            "pair of texts. It can: {can}.",
+            "The model {served!r} is neither a cross-encoder, which has one or two labels for a "
+            "pair of texts, nor a sentence encoder. It can: {can}.",
             served=served.name,
             can=can,
         )
 
     def rank() -> tuple[list[float], int]:
         query, *texts = beginnings(served, [ask.query, *ask.texts])
-        tokens = count_reading(request, model, [query], passes=len(texts)) * len(texts)
+        passes = len(texts) if pairs else 1
+        tokens = count_reading(request, model, [query], passes=passes) * passes
         tokens += count_reading(request, model, texts)
         check_reading(request, tokens)
-        found = model.predict([(query, text) for text in texts])
-        return [_relevance(model, one) for one in found], tokens
+        return _relevances(model, query, texts), tokens
 
     scores, read = await run_on_model(request, served, rank)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: ask.top_n]
@@ -185,6 +188,17 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
     return RerankResponse(
         id=f"rerank-{uuid4().hex}", model=served.name, results=results, usage=usage
     )
+
+
+def _reads_pairs(model: Model) -> bool:
+    return model.task_head in (ONE_LABEL, NUMBER) and len(model.labels) in (1, 2)
+
+
+def _relevances(model: Model, query: str, texts: Sequence[str]) -> list[float]:
+    if _reads_pairs(model):
+        return [_relevance(model, one) for one in model.predict([(query, text) for text in texts])]
+    vectors = [_cut(one, None, scaled=True) for one in model.embed([query, *texts], truncate=True)]
+    return [float(one @ vectors[0]) for one in vectors[1:]]
 
 
 def _relevance(model: Model, found: Any) -> float:

@@ -22,6 +22,7 @@ from malmoi.inference.generation.options import (
     GenerationConfig,
     Sampling,
 )
+from malmoi.server.api.tools import Tool, ToolCall, ToolChoice
 from malmoi.settings import settings_of
 
 MAX_TEXTS = 256  # per request
@@ -53,27 +54,35 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
     "previous_response_id": (),
     "conversation": (),
     "include": ([],),
     "background": (False,),
-    "reasoning": ({}, {"effort": "none"}),
     "truncation": ("disabled",),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "stop_token_ids": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "think": (False,),
+    "images": ([],),
+    "template": ("",),
+    "context": ([],),
+}
+# fields that change nothing in an answer: notes for an account, hints for a cache or a queue
+IGNORED = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "cache_salt", "priority", "request_id"),
+    "keep_alive",
+    *("reasoning", "reasoning_effort"),  # read by chat templates alone
 }
 ROLE_NAMES = {"developer": "system"}
-IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 
 
 def example(**fields: Any) -> dict[str, Any]:
@@ -83,7 +92,7 @@ def example(**fields: Any) -> dict[str, Any]:
 class ApiRequest(BaseModel):
     """A request. Unknown fields are refused, so that a misspelt one is not silently ignored.
 
-    null means the default, OpenAI's fields that request nothing (`tools: []`) are accepted, and
+    null means the default, fields that change nothing here (`user`, `tools: []`) are accepted, and
     `input` may be written for `text`.
     """
 
@@ -99,23 +108,21 @@ class ApiRequest(BaseModel):
         if not isinstance(given, dict):
             return given
         kept = {name: value for name, value in given.items() if value is not None}
-        # the table's order: a request with tools and tool_choice is refused for its tools
-        ordered = dict.fromkeys((*NOT_OFFERED, *given))
-        unknown = [name for name in ordered if name in given and name not in cls.model_fields]
-        takes_text = "text" in cls.model_fields and "text" not in kept
-        if takes_text and "input" in unknown and "input" in kept:
+        known = cls.model_fields
+        if "text" in known and "input" not in known and "text" not in kept and "input" in kept:
             kept["text"] = kept.pop("input")  # the name that OpenAI's routes have for a text
-            unknown.remove("input")
-        for name in unknown:
-            value = kept.pop(name, None)
-            about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
+        # the table's order: a request with tools and tool_choice is refused for its tools
+        for name in dict.fromkeys((*NOT_OFFERED, *given)):
+            if name in known or name not in kept:
+                continue
+            value = kept.pop(name)
+            if name in IGNORED or value in NOT_OFFERED.get(name, ()):
+                continue
+            sentence = "There is no field {name} here.{hint}"
             if name in NOT_OFFERED:
-                if value is not None and value not in NOT_OFFERED[name]:
-                    sentence = "{name} is not offered by this server: omit it."
-                    raise PydanticCustomError("unknown_field", sentence, about)
-            elif name not in IGNORED:
-                sentence = "There is no field {name} here.{hint}"
-                raise PydanticCustomError("unknown_field", sentence, about)
+                sentence = "{name} is not offered by this server: omit it."
+            about = {"name": name[:80], "hint": nearest(name[:80], known)}
+            raise PydanticCustomError("unknown_field", sentence, about)
         return kept
 
     @classmethod
@@ -162,15 +169,17 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="A schema without a name, as instructor sends it."
+    )
 
     def json_value(self) -> dict[str, Any] | Literal[True] | None:
-        if self.type == "json_object":
-            return True
         if self.type == "text":
             return None
-        if self.json_schema is None:
+        given = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        if given is None and self.type == "json_schema":
             raise UsageError("response_format of type json_schema needs its json_schema.")
-        return self.json_schema.schema_
+        return True if given is None else given
 
 
 SETTINGS = settings_of(GenerationConfig, ConstraintOptions)
@@ -216,7 +225,6 @@ class GenerationFields(SharedFields):
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
         None, description="The text must be one of these."
     )
-    user: str | None = Field(None, description="Accepted and not stored.")
 
     @property
     def limit(self) -> int | None:
@@ -228,7 +236,7 @@ class GenerationFields(SharedFields):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         found = {name: getattr(self, name) for name in SHARED}
         found |= {"stop": tuple(stops), "logit_bias": self._bias()}
-        constraints = self._constraints()
+        constraints = self.constraints()
         if len(constraints) > 1:
             raise UsageError(
                 "{constraints} cannot be combined: choose one.",
@@ -243,7 +251,7 @@ class GenerationFields(SharedFields):
             raise UsageError("logit_bias must map token ids to numbers.")
         return {int(token): value for token, value in (self.logit_bias or {}).items()}
 
-    def _constraints(self) -> dict[str, tuple[str, Any]]:
+    def constraints(self) -> dict[str, tuple[str, Any]]:
         """The setting of `generate` for each field that constrains the text."""
         form = self.response_format
         given = {
@@ -278,12 +286,12 @@ class CompletionRequest(
 class TextPart(BaseModel):
     """A part of a message."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class Message(BaseModel):
-    """A message of a conversation; one that calls a tool or answers for it is refused."""
+    """A message of a conversation."""
 
     model_config = ConfigDict(strict=True)
 
@@ -292,25 +300,26 @@ class Message(BaseModel):
         None, examples=["안녕?"]
     )
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = Field(
+        None, description="What an assistant called."
+    )
+    tool_call_id: str | None = Field(None, description="The call that a tool's message answers.")
+    function_call: None = Field(None, description="Of an older API: use tool_calls.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_tools(cls, given: Any) -> Any:
-        uses_tools = isinstance(given, dict) and (
-            given.get("role") in ("tool", "function")
-            or given.get("tool_calls")
-            or given.get("function_call")
-        )
-        if uses_tools:
-            sentence = "tools are not offered by this server, so omit the messages that use them"
-            raise PydanticCustomError("no_tools", sentence)
-        return given
+    @property
+    def uses_tools(self) -> bool:
+        return self.role in ("tool", "function") or bool(self.tool_calls)
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """As a chat template reads it; OpenAI's newer role "developer" is "system"."""
         parts = self.content if isinstance(self.content, list) else []
         text = "".join(part.text for part in parts) if parts else self.content or ""
-        return {"role": ROLE_NAMES.get(self.role, self.role), "content": str(text)}
+        found = {"role": ROLE_NAMES.get(self.role, self.role), "content": str(text)}
+        if not self.uses_tools:
+            return found
+        calls = [call.plain() for call in self.tool_calls or ()]
+        known = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls}
+        return found | {name: value for name, value in known.items() if value}
 
 
 class ChatRequest(
@@ -324,6 +333,24 @@ class ChatRequest(
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
     )
+    tools: Annotated[list[Tool], Field(max_length=128)] = Field(
+        [], description="Functions that the model may call, if its chat template has tools."
+    )
+    tool_choice: ToolChoice = Field("auto", description="Whether it must call one, and which.")
+    parallel_tool_calls: bool = Field(True, description="Whether it may call more than one.")
+    reasoning_effort: str | None = Field(None, description="For the chat template.")
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in ("none", "auto")
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if isinstance(self.tool_choice, Tool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == name]
+        return [] if self.tool_choice == "none" else self.tools
 
 
 class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "another"])):
@@ -346,7 +373,6 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "a
         "the folder of a sentence encoder says, else the mean.",
     )
     truncate: bool = Field(False, description="Truncate texts longer than the context.")
-    user: str | None = Field(None, description="Accepted and not stored.")
 
 
 class RerankDocument(BaseModel):

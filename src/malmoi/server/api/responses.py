@@ -8,8 +8,9 @@ from malmoi.inference.fill import Fill
 from malmoi.inference.score import Score
 from malmoi.inference.spans import Candidate, Span
 from malmoi.interpret.forward_pass import LayerGuess
+from malmoi.server.api.tools import ToolCall, ToolCallPart
 
-FinishField = Literal["stop", "length"]
+FinishField = Literal["stop", "length", "tool_calls"]
 
 
 class ModelCard(BaseModel):
@@ -19,7 +20,9 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "malmoi"
-    abilities: list[str] = Field(description="The methods of malmoi.Model it supports.")
+    abilities: list[str] = Field(
+        description="The methods of malmoi.Model it supports; chat only with a chat template."
+    )
     context: int = Field(description="Maximum context in tokens.")
     labels: list[str] = Field(description="Labels of a fine-tuned classifier or tagger.")
 
@@ -97,7 +100,8 @@ class AssistantMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -121,6 +125,7 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 class ChunkChoice(BaseModel):

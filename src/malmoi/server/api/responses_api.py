@@ -16,9 +16,7 @@ from malmoi.server.api.requests import (
     ApiRequest,
     ChatRequest,
     Message,
-    NamedSchema,
     ResponseFormat,
-    TextPart,
     example,
 )
 from malmoi.server.api.responses import Usage
@@ -28,35 +26,10 @@ from malmoi.server.model_registry import ServedModel
 router = APIRouter()
 
 
-class InputPart(BaseModel):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class InputMessage(Message):
-    """A message of the conversation."""
-
-    content: str | Annotated[list[InputPart], Field(max_length=256)]  # type: ignore[assignment]
-
-    def as_message(self) -> Message:
-        if isinstance(self.content, str):
-            return Message(role=self.role, content=self.content)
-        parts = [TextPart(type="text", text=part.text) for part in self.content]
-        return Message(role=self.role, content=parts)
-
-
-class TextFormat(NamedSchema):
+class TextFormat(ResponseFormat):
     """What the text must be, as `response_format` of the chat endpoint."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    schema_: dict[str, Any] | None = Field(None, alias="schema")  # type: ignore[assignment]
-
-    def response_format(self) -> ResponseFormat:
-        given = self.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-        schema = NamedSchema(**given) if self.schema_ is not None else None
-        return ResponseFormat(type=self.type, json_schema=schema)
+    model_config = ConfigDict(extra="ignore")  # name, description, strict
 
 
 class TextSettings(BaseModel):
@@ -71,22 +44,21 @@ class ResponseRequest(
 ):
     """A text or a conversation to answer."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=1000)]
+    input: str | Annotated[list[Message], Field(min_length=1, max_length=1000)]
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1, description="Maximum new tokens.")
     temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy decoding.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
     stream: bool = Field(False, description="Server-sent events.")
     text: TextSettings | None = None
-    user: str | None = Field(None, description="Accepted and not stored.")
 
     def as_chat(self) -> ChatRequest:
         messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             messages.append(Message(role="user", content=self.input))
         else:
-            messages += [one.as_message() for one in self.input]
-        form = self.text.format.response_format() if self.text and self.text.format else None
+            messages += self.input
+        form = self.text.format if self.text else None
         given: dict[str, Any] = {"model": self.model}
         given |= {"temperature": self.temperature, "top_p": self.top_p}
         given |= {"messages": messages, "max_completion_tokens": self.max_output_tokens}
@@ -153,7 +125,7 @@ async def responses_endpoint(ask: ResponseRequest, request: Request) -> Any:
     chat = ask.as_chat()
     served = served_model(request, ask)
     check_length(chat, request)
-    jobs = await asyncio.to_thread(chat_jobs, chat, served.writer)
+    jobs = await asyncio.to_thread(chat_jobs, chat, served)
     return await respond(request, ResponseReply(chat, served, jobs))
 
 
@@ -185,6 +157,7 @@ class ResponseReply(GenerationReply):
         begun = self._message("in_progress", [])
         yield [
             self._event("created", response=self.body([])),
+            self._event("in_progress", response=self.body([])),
             self._event("output_item.added", output_index=0, item=begun),
             self._event("content_part.added", part=OutputText(text=""), **part),
         ]
@@ -203,7 +176,7 @@ class ResponseReply(GenerationReply):
         found = []
         for _, chunk in chunks:
             self.chunks.append(chunk)
-            if text := chunk.text if self.text else chunk.text.lstrip():
+            if text := self.trimmed(0, chunk.text):
                 self.text += text
                 found.append(self._event("output_text.delta", delta=text, **part))
         return found

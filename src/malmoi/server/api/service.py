@@ -8,6 +8,7 @@ from fastapi.responses import PlainTextResponse
 from malmoi import __version__
 from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList, VersionResponse
 from malmoi.server.model_registry import ModelRegistry, ServedModel
+from malmoi.tokenizer.chat_template import template_of
 
 router = APIRouter()
 
@@ -55,10 +56,12 @@ async def metrics(request: Request) -> Any:
 def _card(name: str, served: ServedModel, request: Request) -> ModelCard:
     model = served.model
     created = int(request.app.state.metrics.start)
+    tokenizer = model.checkpoint.tokenizer
+    chats = tokenizer is not None and template_of(tokenizer) is not None
     return ModelCard(
         id=name,
         created=created,
-        abilities=list(model.abilities),
+        abilities=[verb for verb in model.abilities if verb != "chat" or chats],
         context=model.config.context,
         labels=list(model.labels),
     )
