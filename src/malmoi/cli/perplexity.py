@@ -22,6 +22,11 @@ def perplexity_command(
         "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
         shown="as in training",
     ),
+    counts: bool = option(
+        False,
+        "Mix in what followed the same words in the run's training text.",
+        "--counts",
+    ),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,
@@ -35,7 +40,7 @@ def perplexity_command(
     lm = open_model(model, device, dtype, GPT)
     for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
-        value = measure(text, stride=stride, memory=memory)
+        value = measure(text, stride=stride, memory=memory, counts=counts)
         print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print_result(
             f"{value:.4f}"
         )

@@ -66,7 +66,9 @@ class TrainingRun:
         """The trained model; one sharded over processes is read back from its folder."""
         from malmoi.inference import Model
 
-        return Model(read_checkpoint(self.out) if self._sharded else self.checkpoint)
+        if self._sharded:
+            return Model(read_checkpoint(self.out))
+        return Model(replace(self.checkpoint, source=self.out))
 
     def save(self) -> None:
         """Writes the checkpoint at the top of the run folder."""
