@@ -9,6 +9,7 @@ from malmoi.inference.fill import Fill
 from malmoi.inference.score import Score
 from malmoi.inference.tagging import Span
 from malmoi.interpret.attention_and_lens import LayerGuess
+from malmoi.tracing.trace import Trace
 
 FinishField = Literal["stop", "length"]
 
@@ -244,6 +245,13 @@ class LensResponse(BaseModel):
     layers: list[list[list[LayerGuess]]] = Field(
         description="[layer, the embedding first][place][best first]"
     )
+
+
+class TraceResponse(BaseModel):
+    """What of a text is in the training text."""
+
+    model: str
+    trace: Trace
 
 
 class HealthResponse(BaseModel):
