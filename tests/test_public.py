@@ -26,6 +26,7 @@ PROMISED = {
     "predict": ("texts",),
     "logits": ("text",),
     "tokens": ("text",),
+    "trace": ("text", "words", "top"),
     "save": ("folder",),
 }
 

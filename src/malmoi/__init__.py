@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.models import probe as probe
     from malmoi.api.models import score as score
     from malmoi.api.models import stream as stream
+    from malmoi.api.models import trace as trace
     from malmoi.api.options import EvaluateOptions as EvaluateOptions
     from malmoi.api.options import FinetuneOptions as FinetuneOptions
     from malmoi.api.options import PretrainOptions as PretrainOptions
@@ -68,7 +69,17 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.training.recipe import Recipe as Recipe
 
 HOMES = {
-    "api.models": ("generate", "stream", "chat", "score", "fill", "embed", "predict", "probe"),
+    "api.models": (
+        "generate",
+        "stream",
+        "chat",
+        "score",
+        "fill",
+        "embed",
+        "predict",
+        "probe",
+        "trace",
+    ),
     "api.runs": ("pretrain", "finetune", "evaluate", "study"),
     "api.tools": (
         "compress",

@@ -65,6 +65,7 @@ VIEWS = (
     "train",
     "embeddings",
     "beside",
+    "trace",
 )
 # where the numbers do not matter
 QUICK: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Using a model: generate, stream, chat, score, fill, embed, predict.
+"""Using a model: generate, stream, chat, score, fill, embed, predict, trace.
 
 Each function takes a `Model` or the path of a model folder. A path is loaded at every call; to call
 more than once, load the model with `load`.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from malmoi.inference.score import Score
     from malmoi.interpret.probe import Probe, ProbeRow
     from malmoi.tokenizer.chat_template import Messages
+    from malmoi.tracing.trace import Trace
 
 AnyModel: TypeAlias = "Model | str | Path"
 P = TypeVar("P")
@@ -250,6 +251,33 @@ def predict(
     """
     with listening(progress):
         return as_model(model).predict(texts, kind)
+
+
+def trace(  # noqa: PLR0913  # the keywords of Model.trace
+    model: "AnyModel",
+    text: str,
+    *,
+    words: str = "",
+    top: int = 5,
+    sentences: int = 3,
+    nearest: int = 0,
+    data: str | Sequence[str] = (),
+) -> "Trace":
+    """Finds the longest pieces of a text in the text that a model was trained on.
+
+    Each match has how often and in how many documents it occurs, and some of its `sentences`;
+    `novelty` is the share of n-grams that are new, by n. With `words`, a part of the text, only
+    matches that have some of them; with `nearest`, also that many sentences with similar hidden
+    states. The training text is that of the run's folder, or `data`.
+
+    Examples:
+        >>> found = malmoi.trace("runs/tiny-gpt", "the state of the union", sentences=1)
+        >>> found.matches[0].count > 0, found.novelty
+        (True, {...})
+    """
+    return as_model(model).trace(
+        text, words=words, top=top, sentences=sentences, nearest=nearest, data=data
+    )
 
 
 def probe(

@@ -627,6 +627,8 @@ class ServeOptions(TypedDict, total=False):
     """Folder of runs for the studio to show."""
     pairs: tuple[Path, ...]
     """Minimal pairs (BLiMP, Kontrast) for the studio; repeatable."""
+    trace: bool
+    """Let other machines read the training text that a text matches (/v1/trace)."""
     served_model_name: tuple[str, ...]
     """Name in the API instead of the folder's; repeatable: aliases, or one per model."""
     log_level: LogLevel

@@ -42,7 +42,7 @@ PANELS = {
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
     ),
     "Use": ("generate", "chat", "translate", "fill", "embed", "predict"),
-    "Evaluate": ("evaluate", "score", "perplexity", "probe", "study", "records"),
+    "Evaluate": ("evaluate", "score", "perplexity", "trace", "probe", "study", "records"),
     "Compress": ("compress",),
     "Serve": ("export", "serve"),
     "This machine": ("doctor", "plan", "bench"),

@@ -21,6 +21,11 @@ def perplexity_command(
         "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
         shown="as in training",
     ),
+    counts: bool = cli.option(
+        False,
+        "Mix in what followed the same words in the run's training text.",
+        "--counts",
+    ),
     device: cli.Device = None,
     dtype: cli.Dtype = None,
     json: cli.Json = False,
@@ -34,7 +39,7 @@ def perplexity_command(
     lm = cli.open_model(model, device, dtype, GPT)
     for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
-        value = measure(text, stride=stride, memory=memory)
+        value = measure(text, stride=stride, memory=memory, counts=counts)
         cli.print_json(
             {"bits_per_byte" if bits else "perplexity": value}
         ) if json else cli.print_result(f"{value:.4f}")

@@ -15,6 +15,7 @@ from malmoi.tokenizer import Encoding, Tokenizer
 if TYPE_CHECKING:
     from malmoi.inference.predict import Predictor
     from malmoi.inference.predictors import TaskHead
+    from malmoi.tracing.index import TextIndex
 
 # available without fine-tuning: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
@@ -127,6 +128,15 @@ class LoadedModel:
     def _ends(self) -> frozenset[int]:
         """Tokens that end a text: generation_config.json's, else the tokenizer's."""
         return frozenset(self.checkpoint.end_tokens)
+
+    @cached_property
+    def _own_text(self) -> "TextIndex":
+        """The index of the text that the model was trained on, in its run's folder."""
+        from malmoi.tracing.index import TextIndex
+
+        if self.checkpoint.source is None:
+            raise UsageError("This model has not been saved yet: call model.save(folder) first.")
+        return TextIndex.open(self.checkpoint.source, self.tokenizer)
 
     @cached_property
     def _causal(self) -> bool:

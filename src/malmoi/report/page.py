@@ -57,6 +57,10 @@ def heading(text: str) -> str:
     return _part("heading", text)
 
 
+def note(text: str) -> str:
+    return _part("note", translate(text))
+
+
 def fact_cards(pairs: Sequence[tuple[str, str]]) -> str:
     """Key figures as cards."""
     return _part("cards", pairs)

@@ -35,6 +35,9 @@ class ServeConfig:
     pairs: tuple[Path, ...] = option(
         (), "Minimal pairs (BLiMP, Kontrast) for the studio; repeatable.", metavar="FILE"
     )
+    trace: bool = option(
+        False, "Let other machines read the training text that a text matches (/v1/trace)."
+    )
     served_model_name: tuple[str, ...] = option(
         (), "Name in the API instead of the folder's; repeatable: aliases, or one per model."
     )

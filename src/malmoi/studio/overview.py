@@ -10,6 +10,7 @@ from malmoi.inference.predictors import LABEL_SET, ONE_LABEL
 from malmoi.model import count_parameters
 from malmoi.studio.tokens import covers
 from malmoi.tokenizer import Tokenizer
+from malmoi.tracing.index import find_stores
 
 SAMPLES = {"en": "The state of the union is strong", "ko": "어제 카페 갔었어 거기 사람 많더라"}
 
@@ -35,6 +36,7 @@ class ModelFacts(BaseModel):
     head: str  # of its fine-tuning: classify, tag, span…; empty without one
     classifies: bool  # whether it classifies whole texts
     several: bool  # whether a text may have several labels
+    trained: bool  # whether the text that it was trained on is in its folder
 
 
 class Overview(BaseModel):
@@ -68,6 +70,7 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         head="" if model.task_head is None else model.task_head.head,
         classifies=model.task_head in (ONE_LABEL, LABEL_SET),
         several=model.task_head is LABEL_SET,
+        trained=bool(find_stores(model.checkpoint.source)),
     )
 
 

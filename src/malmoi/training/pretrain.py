@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
             from malmoi.inference import Model  # only at the end
 
             # one sharded over processes is read back from its folder
-            return Model(read_checkpoint(out) if run.sharded else run.checkpoint)
+            if run.sharded:
+                return Model(read_checkpoint(out))
+            return Model(replace(run.checkpoint, source=out))
 
 
 def _train(trainer: Trainer) -> None:

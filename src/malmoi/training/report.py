@@ -88,11 +88,13 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> str:
     return heading("Samples") + html_table(("step", "sample"), shown) if shown else ""
 
 
-def write_report(out: Path, recipe: Recipe) -> None:
-    """Writes the report of a pre-training run from its metrics.jsonl."""
+def write_report(out: Path, recipe: Recipe, more: str = "") -> None:
+    """Writes the report of a pre-training run from its metrics.jsonl; `more` is a section."""
     rows = read_metrics(out / "metrics.jsonl")
     body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
-    body += f"{heading('Learning curve')}{loss_chart(rows)}{_speed_charts(rows)}{_samples(rows)}"
+    body += (
+        f"{heading('Learning curve')}{loss_chart(rows)}{_speed_charts(rows)}{_samples(rows)}{more}"
+    )
     settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
     body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
     body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"

@@ -1,4 +1,4 @@
-"""Texts that are one of some choices, match a regular expression or follow a JSON schema or a grammar.
+"""Texts that are one of some choices, match a regular expression or follow a schema or grammar.
 
 llguidance says which tokens may come next. It does not know how many may still be written: near the
 limit only tokens are allowed after which an end was found. V vocabulary.

@@ -1,4 +1,4 @@
-"""POST /v1/attention and /v1/lens."""
+"""POST /v1/attention, /v1/lens and /v1/trace."""
 
 import json
 from typing import Any
@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from malmoi.interpret.forward_pass import AttentionArray, attention, chosen_reader, lens
 from malmoi.server.api.limits import served_model
-from malmoi.server.api.requests import AttentionRequest, LensRequest
-from malmoi.server.api.responses import AttentionResponse, LensResponse
+from malmoi.server.api.requests import AttentionRequest, LensRequest, TraceRequest
+from malmoi.server.api.responses import AttentionResponse, LensResponse, TraceResponse
+from malmoi.server.error_replies import ApiError
 from malmoi.server.executor import checkpoint, run_on_model
 
 router = APIRouter()
@@ -54,3 +55,18 @@ async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
         return found.model_dump_json()
 
     return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+@router.post("/v1/trace", response_model=TraceResponse, tags=["Look inside"])
+async def trace_endpoint(ask: TraceRequest, request: Request) -> Any:
+    """The longest pieces of a text in the text that the model was trained on.
+
+    Other machines may read training text only if the server was started with --trace.
+    """
+    settings = request.app.state.settings
+    if not (settings.local or settings.trace):
+        raise ApiError(403, "This server shows no training text: start it with --trace.")
+    served = served_model(request, ask)
+    options = ask.model_dump(exclude={"model", "text"})
+    found = await run_on_model(request, served, lambda: served.model.trace(ask.text, **options))
+    return TraceResponse(model=served.name, trace=found)

@@ -468,3 +468,17 @@ class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of Fra
 
     text: str
     top: Top = Field(5, description="Tokens at each position of each layer.")
+
+
+class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the union", top=3)):
+    """A text to find in the model's training text."""
+
+    long_texts = frozenset({"text", "words"})
+
+    text: TextField
+    words: TextField = Field("", description="Only matches with some of these words of the text.")
+    top: Top = Field(5, description="Longest matches.")
+    sentences: Top = Field(3, description="Sentences of the training text for each match.")
+    nearest: int = Field(
+        0, ge=0, le=100, description="Also this many sentences with similar hidden states."
+    )

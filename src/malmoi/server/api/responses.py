@@ -9,6 +9,7 @@ from malmoi.inference.score import Score
 from malmoi.inference.spans import Candidate, Span
 from malmoi.interpret.forward_pass import LayerGuess
 from malmoi.server.api.tools import ToolCall, ToolCallPart
+from malmoi.tracing.trace import Trace
 
 FinishField = Literal["stop", "length", "tool_calls"]
 
@@ -245,6 +246,13 @@ class LensResponse(BaseModel):
     layers: list[list[list[LayerGuess]]] = Field(
         description="[layer, the embedding first][place][best first]"
     )
+
+
+class TraceResponse(BaseModel):
+    """What of a text is in the training text."""
+
+    model: str
+    trace: Trace
 
 
 class HealthResponse(BaseModel):

@@ -27,6 +27,7 @@ import probe from "./views/probe.js";
 import replay from "./views/replay.js";
 import shots from "./views/shots.js";
 import tokens from "./views/tokens.js";
+import trace from "./views/trace.js";
 import train from "./views/train.js";
 import translation from "./views/translation.js";
 
@@ -36,7 +37,7 @@ export const GROUPS = {
   inside: [attention, patterns, lens, ablate, probe],
   words: [next, generate, chat, fill, beside],
   tasks: [finetuned, shots, translation],
-  training: [train, replay],
+  training: [train, replay, trace],
 };
 export const VIEWS = Object.values(GROUPS).flat();
 export const named = (name) => VIEWS.find((view) => view.name === name);

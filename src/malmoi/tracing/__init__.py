@@ -1,0 +1,1 @@
+"""Where a model learnt something: a run's own training text, indexed and searched."""

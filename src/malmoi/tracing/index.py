@@ -1,0 +1,222 @@
+"""The training text of a run, indexed: what occurs in it, how often and where."""
+
+import hashlib
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import UsageError
+from malmoi.messages import StatusLog
+from malmoi.system.files import DiskError, atomic_write
+from malmoi.system.native import cache_folder
+from malmoi.system.result import Result
+from malmoi.text.documents import read_documents
+from malmoi.text.sentences import split_sentences
+from malmoi.tokenizer import Tokenizer
+from malmoi.tracing.suffixes import PlaceArray, TokenArray, sort_places
+from malmoi.training.data.encode import build_stores
+from malmoi.training.data.store import Store
+
+logger = StatusLog(__name__)
+
+LONGEST = 1024  # tokens of a match; what goes on is the next match
+AROUND = 96  # tokens before and after a match in which its sentence is sought
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, repr=False)
+class Passage(Result):
+    """A sentence of the training text, and which of its characters are meant."""
+
+    text: str
+    start: int
+    end: int
+    document: int  # its number in the training text, from 0
+
+    def marked(self) -> str:
+        """The sentence with the characters that are meant in «»."""
+        match = f"«{self.text[self.start : self.end]}»"
+        return f"{self.text[: self.start]}{match}{self.text[self.end :]}"
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedStore:
+    """A token store and the order of its suffixes."""
+
+    store: Store
+    places: PlaceArray
+
+    @classmethod
+    def open(cls, folder: Path) -> "IndexedStore":
+        """Reads the index beside the store, or builds it there; in memory if that is read-only."""
+        store = Store.open(folder)
+        # named after what it was made from, so that another store's index is not taken for it
+        made = hashlib.sha256(json.dumps(store.about, sort_keys=True).encode()).hexdigest()
+        path = folder / f"suffixes-{made[:12]}.bin"
+        if path.is_file() and path.stat().st_size == 4 * len(store.tokens):
+            return cls(store, np.memmap(path, np.int32, "r").view(np.ndarray))
+        logger.info("Indexing {tokens:,} tokens of training text …", tokens=len(store.tokens))
+        ends = store.documents[1:] if store.end is None else store.documents[:0]
+        vocab = max(store.about["vocab"], int(store.tokens.max()) + 1)
+        places = sort_places(store.tokens, ends, vocab)
+        with suppress(DiskError, OSError):
+            for old in folder.glob("suffixes-*.bin"):
+                old.unlink()
+            with atomic_write(path) as file:
+                file.write(places.data)
+        return cls(store, places)
+
+    def piece(self, length: int, place: int) -> bytes:
+        """The bytes of the tokens from a place on, up to the end of the document."""
+        stop = place + length
+        if self.store.end is None:
+            documents = self.store.documents
+            stop = min(stop, int(documents[np.searchsorted(documents, place, "right")]))
+        return self.store.tokens[place:stop].tobytes()
+
+    def longest(self, query: TokenArray) -> int:
+        """How many of the first tokens of the query occur here one after another."""
+        piece = partial(self.piece, min(len(query), LONGEST))
+        after = bisect_left(self.places, query[:LONGEST].tobytes(), key=piece)
+        best = 0
+        for place in self.places[max(after - 1, 0) : after + 1]:
+            other = np.frombuffer(piece(place), query.dtype)
+            differ = np.append(query[: len(other)] != other, True)
+            best = max(best, int(differ.argmax()))
+        return best
+
+    def occurrences(self, query: TokenArray) -> PlaceArray:
+        """Every place where these tokens occur, in the order of what follows them."""
+        piece = partial(self.piece, len(query))
+        first = bisect_left(self.places, query.tobytes(), key=piece)
+        return self.places[first : bisect_right(self.places, query.tobytes(), first, key=piece)]
+
+    def document(self, place: int) -> int:
+        """The number of the document that a place is in."""
+        return int(np.searchsorted(self.store.documents, place, "right")) - 1
+
+    def passage(self, tokenizer: Tokenizer, place: int, length: int) -> Passage:
+        """The sentence, or sentences, that the tokens from a place on belong to."""
+        number = self.document(place)
+        first, last = (int(edge) for edge in self.store.documents[number : number + 2])
+        begin = max(first, place - AROUND)
+        tokens = self.store.tokens[begin : min(last, place + length + AROUND)]
+        rows = [tokens, tokens[: place - begin], tokens[: place - begin + length]]
+        whole, before, until = tokenizer.decode_batch(rows)
+        start = len(until) - len(until[len(before) :].lstrip())
+        end = max(start, len(until.rstrip()))
+        left, right = _sentence_around(whole, start, end)
+        opening = "…" if left == 0 and begin > first else ""
+        closing = "…" if right == len(whole) and begin + len(tokens) < last else ""
+        shift = len(opening) - left
+        text = f"{opening}{whole[left:right]}{closing}"
+        return Passage(text, start + shift, end + shift, number)
+
+
+def _sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """The characters of the sentences that some characters belong to."""
+    left = at = 0
+    for sentence in split_sentences(text):
+        begin = text.index(sentence, at)
+        at = begin + len(sentence)
+        if begin <= start:
+            left = begin
+        if at >= end:
+            return left, at
+    return left, len(text)
+
+
+@dataclass(frozen=True, eq=False)
+class TextIndex:
+    """The training text of a run: one store, or one for each weighted source."""
+
+    tokenizer: Tokenizer
+    parts: tuple[IndexedStore, ...]
+
+    @classmethod
+    def open(cls, run: Path, tokenizer: Tokenizer) -> "TextIndex":
+        """The index of a run's folder; built on first use."""
+        folders = find_stores(run)
+        if not folders and (run / "recipe.json").is_file():
+            raise UsageError(
+                "The training text of {run} is gone: its folder data is not there. Encode it "
+                "again, without training again: malmoi pretrain {run}/recipe.json --data SOURCE "
+                "--out {run}",
+                run=run,
+            )
+        if not folders:
+            raise UsageError(
+                "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "
+                "the text with --data (data=).",
+                run=run,
+            )
+        return cls(tokenizer, tuple(map(IndexedStore.open, folders)))
+
+    @classmethod
+    def of_sources(cls, sources: Sequence[str], tokenizer: Tokenizer) -> "TextIndex":
+        """The index of any text, encoded into the user's cache."""
+        name = hashlib.sha256(json.dumps([*sources, tokenizer.fingerprint()]).encode()).hexdigest()
+        folder = (cache_folder("texts") or Path(mkdtemp(prefix="malmoi-"))) / name[:16]
+        end = tokenizer.specials.eos
+        build_stores(read_documents(sources), tokenizer, folder, valid=0, end=end)
+        return cls(tokenizer, (IndexedStore.open(folder / "train"),))
+
+    @property
+    def size(self) -> int:
+        """Tokens of the training text."""
+        return sum(len(part.places) for part in self.parts)
+
+    def array(self, tokens: Sequence[int]) -> TokenArray:
+        return np.array(tokens, self.parts[0].store.tokens.dtype)
+
+    def longest(self, tokens: TokenArray) -> Lengths:
+        """From each token on, how many occur in the training text one after another.
+
+        An unknown word is not the same as another unknown word: nothing matches it.
+        """
+        places = np.arange(len(tokens))
+        found = [max(part.longest(tokens[place:]) for part in self.parts) for place in places]
+        unknown = self.tokenizer.specials.unk
+        if unknown is None or self.tokenizer.kind == "byte-bpe":  # it knows every text
+            return np.array(found, np.int64)
+        barriers = np.append(np.flatnonzero(tokens == unknown), len(tokens))
+        return np.minimum(found, barriers[np.searchsorted(barriers, places)] - places)
+
+    def count(self, tokens: TokenArray) -> int:
+        """How often these tokens occur."""
+        return sum(len(part.occurrences(tokens)) for part in self.parts)
+
+    def documents(self, tokens: TokenArray) -> int:
+        """How many documents they occur in."""
+        return sum(
+            len(np.unique(np.searchsorted(part.store.documents, part.occurrences(tokens), "right")))
+            for part in self.parts
+        )
+
+    def passages(self, tokens: TokenArray, most: int) -> Iterator[Passage]:
+        """Different sentences with these tokens, drawn evenly from their occurrences."""
+        seen: set[str] = set()
+        for part in self.parts:
+            places = part.occurrences(tokens)
+            for place in places[:: max(1, len(places) // (4 * most))]:
+                passage = part.passage(self.tokenizer, int(place), len(tokens))
+                if passage.text not in seen and len(seen) < most:
+                    seen.add(passage.text)
+                    yield passage
+
+
+def find_stores(run: Path | None) -> list[Path]:
+    """The folders of a run's token stores; a snapshot's are those of its run."""
+    if run is None:
+        return []
+    home = run.parents[1] if run.parent.name == "snapshots" else run
+    found = [*home.glob("data/train/store.json"), *home.glob("data/[0-9]*/train/store.json")]
+    return sorted(path.parent for path in found)
