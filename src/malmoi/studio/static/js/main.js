@@ -23,7 +23,7 @@ async function show({ focus = false, keep = null } = {}) {
   page?.close();
   state.lesson = values.lesson ?? null;
   await dress(values);
-  if (about) await showLesson(at("lesson"), about); // before the view: it would push it down
+  const taught = !about || (await showLesson(at("lesson"), about)); // before the view: it would push it down
   if (mine !== turns) return; // another address came meanwhile
   const view = named(name) ?? VIEWS[0];
   const found = about ?? NOTHING;
@@ -37,6 +37,7 @@ async function show({ focus = false, keep = null } = {}) {
   page.say("");
   title(view.name);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
+  if (!taught) page.warn(t("link.lesson", { number: values.lesson }));
   const served = page.models.length || view.alone?.(found);
   put(at("view"), served ? page.elements() : about && missing(view.name));
   if (focus) at("main").focus({ preventScroll: true });
