@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import UsageError, require_known
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.task_data import word_baseline
@@ -35,6 +34,7 @@ from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import registry_of, router
 from malmoi.studio.pattern_view import draw_pattern
+from malmoi.studio.probing import order_rows
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
@@ -43,7 +43,6 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TEXTS = Path(__file__).with_name("lesson_texts.json")  # unknown to the pair that is shipped
 SURE = 2  # standard errors that make a difference
-TASK_ROWS = 400  # sentences, half of them with their words shuffled
 SPLITS = 5  # of rows into training and test rows
 MAX_COPIED = 200_000_000  # weights of a model that is copied to be rounded
 LONG_CONTEXT = 131_072  # tokens
@@ -119,14 +118,6 @@ def reviews(language: str) -> list[tuple[str, int]]:
     """Reviews and whether they are bad, good and bad in turn."""
     both = zip(*lesson_texts()[language]["reviews"].values(), strict=True)
     return [(text, label) for pair in both for label, text in enumerate(pair)]
-
-
-@lru_cache(maxsize=2)
-def order_rows(language: str) -> tuple[tuple[str, str], ...]:
-    """Sentences of the built-in text, half of them with their words shuffled."""
-    documents = BUILT_IN[language].documents()
-    each = -(-TASK_ROWS // len(documents))
-    return tuple(row for one in documents for row in one.rows[:each])[:TASK_ROWS]
 
 
 def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
