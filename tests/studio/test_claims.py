@@ -37,7 +37,7 @@ ANSWERS = {  # of the pair that comes with the package, so that a change of it i
     "neighbour": "less",
     "source": "all",
     "cost": "two",
-    "sizes": "175",
+    "sizes": "large",
     "cache": "larger",
 }
 

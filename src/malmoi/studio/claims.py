@@ -210,7 +210,7 @@ def tokens(subject: Subject) -> Claim:
     for language in lesson_texts():
         texts = sentences(language)
         ids = words.ids(texts)
-        unknown = sum(row.count(words.specials.unk) for row in ids if words.specials.unk)
+        unknown = sum(row.count(words.specials.unk) for row in ids)
         found[language] = sum(map(len, ids)) / sum(len(text.split()) for text in texts)
         found[f"{language}unknown"] = unknown / sum(map(len, ids))
     ratio = found["ko"] / found["en"]
@@ -292,12 +292,9 @@ def neighbour(subject: Subject) -> Claim:
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
     rows, places = masked_rows(model, subject.language)
-    alone = [with_tokens(row, {at: mask}) for row, at in zip(rows, places, strict=True)]
-    paired = [with_tokens(row, {at + 1: mask}) for row, at in zip(alone, places, strict=True)]
-    inside = [[i for i, special in enumerate(row.specials) if not special] for row in rows]
-    empty = [
-        with_tokens(row, dict.fromkeys(some, mask)) for row, some in zip(rows, inside, strict=True)
-    ]
+    alone, paired, empty = zip(
+        *(_hidden(row, at, mask) for row, at in zip(rows, places, strict=True)), strict=True
+    )
     found = [logprobs_at(model, "mlm", some, places) for some in (alone, paired, empty)]
     wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
     unsure = [entropies(one) for one in found]
@@ -312,6 +309,16 @@ def neighbour(subject: Subject) -> Claim:
         "items": len(rows),
     }
     return Claim(answer=compared(unsure[1] - unsure[0], ("more", "same", "less")), values=values)
+
+
+def _hidden(row: Encoding, at: int, mask: int) -> tuple[Encoding, Encoding, Encoding]:
+    """A text with one token masked, with the next one too, and with all of them."""
+    inside = [i for i, special in enumerate(row.specials) if not special]
+    return (
+        with_tokens(row, {at: mask}),
+        with_tokens(row, {at: mask, at + 1: mask}),
+        with_tokens(row, dict.fromkeys(inside, mask)),
+    )
 
 
 @claim
@@ -550,8 +557,8 @@ def sizes(subject: Subject) -> Claim:
         "counted": counts["attention"] + counts["mlp"],
         "large": large,
     }
-    nearest = min((1.75e9, 17.5e9, 175e9), key=lambda size: abs(math.log(size / large)))
-    return Claim(answer=f"{nearest / 1e9:g}", values=values)
+    answer = binned(large, {"small": 5e9, "middle": 50e9}, "large")
+    return Claim(answer=answer, values=values)
 
 
 @claim
