@@ -357,7 +357,7 @@ def _changes(
 def nsp(subject: Subject) -> Claim:
     """How often a BERT tells the next sentence from another one, with and without segments."""
     model = subject.model
-    pairs = lesson_texts()[subject.language]["pairs"]
+    pairs = lesson_texts()[subject.language]["passages"]
     firsts = [first for first, _ in pairs]
     nexts = [second for _, second in pairs]
     others = nexts[1:] + nexts[:1]

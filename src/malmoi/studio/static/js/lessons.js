@@ -19,6 +19,7 @@ const KINDS = {
 };
 const PROGRESS = "malmoi.hour"; // in the browser's storage: by lesson, what was picked and what was right
 const loaded = {}; // by language
+let folded = 0; // the lesson whose text is folded away, to have its view on the screen
 const claims = {}; // by claim, models and language: they do not change
 
 /** What was answered so far, by lesson: {picked, answer, values, model}. */
@@ -100,6 +101,17 @@ export async function showLesson(node, about) {
     rest.delete("lesson");
     history.replaceState(null, "", `${location.hash.split("?")[0]}?${rest}`);
   };
+  const fold = () => {
+    folded = folded === number ? 0 : number;
+    show();
+  };
+  const folder = button("", fold, { class: "quiet", "aria-controls": "lesson" });
+  const show = () => {
+    node.classList.toggle("folded", folded === number);
+    folder.setAttribute("aria-expanded", String(folded !== number));
+    put(folder, t(folded === number ? "hour.unfold" : "hour.fold"));
+  };
+  show();
   put(
     node,
     h(
@@ -107,7 +119,7 @@ export async function showLesson(node, about) {
       { class: "row" },
       h("p", { class: "count" }, t("hour.count", { number, all: all.length })),
       h("ol", { class: "dots" }, all.map(dot)),
-      button(t("hour.close"), close, { class: "quiet" }),
+      h("span", { class: "ways" }, folder, button(t("hour.close"), close, { class: "quiet" })),
     ),
     h("p", { class: "topic" }, lesson.title),
     h("details", { class: "say", open: !matchMedia("(max-width: 760px)").matches }, h("summary", {}, t("hour.say")), h("p", {}, gloss(lesson.say))),

@@ -32,8 +32,14 @@ class Hour {
     put(this.score, teacher ? t("hour.minutes", { minutes, all: all.length }) : t("hour.score", { right, done: done.length, all: all.length }));
     const items = all.map((lesson, i) => this.item(lesson, i + 1, teacher ? null : answered[lesson.id]));
     put(this.list, items);
+    if (teacher) this.solve(all, items, signal); // it takes a while: answers appear one after another
+  }
+
+  /** The answers to all lessons that the loaded models can carry. */
+  async solve(all, items, signal) {
     for (const [i, lesson] of all.entries()) {
-      if (!teacher || signal.aborted || !cast(lesson, this.page.about).able) continue;
+      if (signal.aborted) return;
+      if (!cast(lesson, this.page.about).able) continue;
       const claim = await claimOf(lesson, this.page.about).catch(() => null);
       if (claim) items[i].append(...answer(lesson, claim));
     }
