@@ -16,6 +16,7 @@ from malmoi.server.model_registry import ModelRegistry
 from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     ablation,
     attention_view,
+    claims,
     finetuned,
     pair_view,
     probing,

@@ -27,15 +27,17 @@ from malmoi.text.rows import parse_json_rows
 
 LAB_TASKS = tuple(one.name for one in ARITHMETIC)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task
+MAX_JUDGED = 40  # items over which the share of right answers is counted
 FILE_ADVICE = " Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
 class AnswerChoice(BaseModel):
-    """One answer: log p of its tokens, its score by the chosen scoring, and its share."""
+    """One answer: log p of its tokens, with and without the question, its score and its share."""
 
     text: str
     logprob: float
+    alone: float  # log p without the question: the answer's own frequency
     tokens: int
     score: float
     share: float
@@ -49,6 +51,7 @@ class FewShotView(BaseModel):
     items: int
     scorings: list[str]
     choices: list[AnswerChoice]
+    right: float | None  # share of all items that are answered rightly, if asked for
 
 
 class FewShotRequest(ApiRequest):
@@ -60,6 +63,7 @@ class FewShotRequest(ApiRequest):
     shots: int = Field(0, ge=0, le=1000)
     seed: int = Field(0, ge=0, le=2**31)
     scoring: NameField = "total"
+    all_items: bool = False  # count the right answers to all of them
 
 
 @model_view("/shots")
@@ -77,19 +81,26 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
             "There is no item {item}: there are {rows}.", item=wanted.item + 1, rows=len(rows)
         )
     builder = QuestionBuilder(task, model, rows, wanted.shots, wanted.seed)
-    question = builder.build(rows[wanted.item], wanted.item)
+    asked = [wanted.item, *(range(len(rows))[:MAX_JUDGED] if wanted.all_items else ())]
+    questions = [builder.build(rows[i], i) for i in asked]
     together = wanted.scoring.startswith("cloze_")
     scoring = wanted.scoring.removeprefix("cloze_")
-    found = score_answers(
-        EvaluationSession(task, model, wanted.scoring), [question], together=together
-    )[0]
+    scored = score_answers(
+        EvaluationSession(task, model, wanted.scoring), questions, together=together
+    )
+    found = [
+        _choices(answers, scoring, question.prompt.gold)
+        for answers, question in zip(scored, questions, strict=True)
+    ]
+    best = [max(choices, key=lambda one: one.score).right for choices in found[1:]]
     return FewShotView(
-        prompt=question.before,
-        examples=question.shots,
+        prompt=questions[0].before,
+        examples=questions[0].shots,
         most=len(rows) - 1,
         items=len(rows),
         scorings=known,
-        choices=_choices(found, scoring, question.prompt.gold),
+        choices=found[0],
+        right=sum(best) / len(best) if best else None,
     )
 
 
@@ -101,6 +112,7 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
         AnswerChoice(
             text=one.text,
             logprob=one.score.logprob,
+            alone=one.alone.logprob,
             tokens=len(one.score.tokens),
             score=score,
             share=share,

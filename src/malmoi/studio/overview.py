@@ -31,6 +31,7 @@ class ModelFacts(BaseModel):
     tokenizer: str | None
     template: bool  # whether it has a chat template
     mask: str | None  # the mask token, if there is one
+    next_sentence: bool  # whether it was trained to tell the next sentence
     labels: list[str]
     knows: list[str]  # languages of SAMPLES that its tokenizer covers, the best covered first
     head: str  # of its fine-tuning: classify, tag, span…; empty without one
@@ -65,6 +66,7 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         tokenizer=None if words is None else words.kind,
         template=words is not None and bool(words.chat_template),
         mask=None if words is None or mask is None else words.token(mask),
+        next_sentence="nsp" in model.network.heads,
         labels=list(model.labels),
         knows=[] if words is None else known_languages(words),
         head="" if model.task_head is None else model.task_head.head,

@@ -43,19 +43,55 @@ class RunView(BaseModel):
     samples: list[RunSample]
 
 
+class TaskScores(BaseModel):
+    """The accuracy of a fine-tuning's runs on the test rows, beside two that need no network."""
+
+    name: str
+    scores: list[float]  # one a run: seeds differ
+    majority: float  # of always the most frequent label
+    words: float | None  # of counting words
+
+
 class RunViews(BaseModel):
     runs: list[RunView]
+    tests: list[TaskScores]
 
 
 def list_runs(folder: Path, axis: Axis = "tokens") -> RunViews:
     """Every run under the folder, most recently updated first."""
-    files = sorted(_metrics(folder), key=lambda file: -file.stat().st_mtime_ns)
-    return RunViews(runs=[_fresh(file, folder, axis) for file in islice(files, MAX_RUNS)])
+    files = sorted(_files(folder, "metrics.jsonl"), key=lambda file: -file.stat().st_mtime_ns)
+    reports = sorted(_files(folder, "report.json"))
+    tests = (_test_scores(file, folder, file.stat().st_mtime_ns) for file in reports)
+    return RunViews(
+        runs=[_fresh(file, folder, axis) for file in islice(files, MAX_RUNS)],
+        tests=list(islice(filter(None, tests), MAX_RUNS)),
+    )
 
 
-def _metrics(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, name: str) -> Iterator[Path]:
     for depth in range(MAX_FOLDER_DEPTH + 1):
-        yield from folder.glob("/".join(["*"] * depth + ["metrics.jsonl"]))
+        yield from folder.glob("/".join(["*"] * depth + [name]))
+
+
+def _name(folder: Path, below: Path) -> str:
+    return below.resolve().name if folder == below else folder.relative_to(below).as_posix()
+
+
+@lru_cache(maxsize=6 * MAX_RUNS)
+def _test_scores(file: Path, folder: Path, changed: int) -> TaskScores | None:
+    """What a fine-tuning reports of its runs; None if it has no accuracy of labels."""
+    try:
+        report = read_object(file)
+        runs = report.list_of("runs", dict)
+        support = [label["support"] for label in report.map_of("labels", dict).values()]
+        return TaskScores(
+            name=_name(file.parent, folder),
+            scores=[run["accuracy"] for run in runs],
+            majority=max(support) / sum(support),
+            words=report.number("word_baseline", default=None),
+        )
+    except (MalmoiError, KeyError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _fresh(file: Path, folder: Path, axis: Axis) -> RunView:
@@ -72,9 +108,7 @@ def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunVi
         RunSample(step=row["step"], text=str(row["sample"])) for row in rows if row.get("sample")
     ]
     return RunView(
-        name=file.parent.relative_to(folder).as_posix()
-        if file.parent != folder
-        else folder.resolve().name,
+        name=_name(file.parent, folder),
         objective=(objective := _objective(file.parent)),
         metrics={} if objective else _measures(rows, axis),
         changed=changed / 1e9,

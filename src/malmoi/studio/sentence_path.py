@@ -1,8 +1,10 @@
 """One sentence through a whole network: vectors, one block's parts, logits. T tokens, D width."""
 
 from base64 import b64encode
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
 from malmoi.interpret.forward_pass import encode_for_model
 from malmoi.model import Activations, Network
+from malmoi.model.attention import Attention, LayerInputs
 from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.studio.endpoint import model_view
 from malmoi.studio.tokens import TokenChance, readable_token
@@ -64,14 +67,29 @@ class PathRequest(ApiRequest):
 
 
 class BlockVectors(BaseModel):
-    """What a block computes: its input, what attention and MLP add, its output."""
+    """What a block computes: its input, its norms, what attention and MLP add, its output."""
 
     before: Vectors
+    attention_norm: Vectors  # what the norm beside attention gives
     attention: Vectors
+    mlp_norm: Vectors
+    mlp_hidden: Vectors  # after the activation, of the MLP's own width
     mlp: Vectors
     after: Vectors
     sizes: dict[str, list[float]]  # the norm of each of them, per token
-    weights: list[list[float]] | None  # the head's attention [T][T]; none without attention
+    active: list[float]  # share of the MLP's hidden numbers above 0, per token
+
+
+class HeadVectors(BaseModel):
+    """One head of attention: softmax(q·k/√E) v (Vaswani et al. 2017 eq. 1)."""
+
+    q: Vectors
+    k: Vectors
+    v: Vectors
+    mix: Vectors  # the values, weighted
+    size: int  # E: numbers of each of them
+    scores: list[list[float]] | None  # q·k/√E [T][T]; none where more is added to them
+    weights: list[list[float]]  # their softmax under the mask
 
 
 class LogitGuess(TokenChance):
@@ -87,9 +105,12 @@ class SentencePath(BaseModel):
     spans: list[tuple[int, int]]  # of each token in the text
     embedding: dict[str, Vectors]  # token, position and segment, and their sum
     block: BlockVectors
+    head: HeadVectors | None  # none without attention
     guesses: list[list[LogitGuess]]  # per token; empty without a head over the vocabulary
     parameters: dict[str, int]  # by part of the network
     plain: bool  # whether a block's output is its input and what its parts add, nothing else
+    pre_norm: bool  # whether norms stand before attention and MLP, as in GPT-2
+    cache_bytes: int  # of one token's keys and values in all layers
     rotary: bool  # whether positions turn queries and keys
     mlp_width: int
 
@@ -112,8 +133,9 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
     shown = slice(max(0, len(encoding.tokens) - SHOWN_TOKENS), None)
     watched = Activations(attention=[] if _attends(network) else None)
-    with _outputs(network) as parts:
+    with _parts(network) as parts:
         network.trunk(**model_inputs(network, [encoding]), activations=watched)
+    size = len(encoding.tokens) - shown.start
     words = model.tokenizer
     return SentencePath(
         tokens=[readable_token(words, words.token(token)) for token in encoding.tokens[shown]],
@@ -121,10 +143,13 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
         first=shown.start,
         spans=encoding.offsets[shown],
         embedding=_embedding(network, encoding, shown),
-        block=_block(watched, parts, wanted, shown),
+        block=_block(watched, parts, wanted.layer, size),
+        head=_head(network, watched, parts, wanted, size),
         guesses=_guesses(model, watched.hidden[-1][0, -len(encoding.tokens) :][shown]),
         parameters=parameter_parts(network),
         plain=c.norm == "pre" and not c.embedding_residual and not c.is_lstm,
+        pre_norm=c.norm == "pre",
+        cache_bytes=kv_bytes(network),
         rotary=c.positions == "rotary",
         mlp_width=c.mlp_width,
     )
@@ -155,25 +180,66 @@ def _attends(network: Network) -> bool:
     return True
 
 
+def kv_bytes(network: Network) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    c = network.config
+    return 2 * c.depth * c.key_heads * c.size_per_head * network.dtype.itemsize
+
+
+WATCHED = ("attend_norm", "attend", "mlp_norm", "mlp")
+
+
 @contextmanager
-def _outputs(network: Network) -> Iterator[dict[str, list[Tensor]]]:
-    """The outputs of attention, MLP and block of every layer, in order."""
-    found: dict[str, list[Tensor]] = {"attend": [], "mlp": [], "block": []}
-    hooks = []
-    for name, kept in found.items():
-        modules = {getattr(block, name, None) for block in network.blocks}
-        if name == "block":
-            modules = set(network.blocks)
+def _parts(network: Network) -> Iterator[dict[str, list[Any]]]:
+    """What the parts of every layer give, in order: outputs, the MLP's hidden numbers, q k v.
 
-        def keep(_: nn.Module, __: object, out: Any, kept: list[Tensor] = kept) -> None:
-            kept.append(out[0] if isinstance(out, tuple) else out)
+    Only of this thread: between two layers the server may run another request.
+    """
+    found: dict[str, list[Any]] = defaultdict(list)
+    mine = get_ident()
 
-        hooks += [module.register_forward_hook(keep) for module in modules if module is not None]
+    def keeper(name: str) -> Callable[..., None]:
+        def keep(_: nn.Module, given: Any, out: Any = None) -> None:
+            value = given if out is None else out
+            if get_ident() == mine:
+                found[name].append(value[0] if isinstance(value, tuple) else value)
+
+        return keep
+
+    blocks = {id(block): block for block in network.blocks}  # layers may share one
+    hooks = [hook for block in blocks.values() for hook in _hooks(block, keeper)]
     try:
         yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _hooks(block: nn.Module, keeper: Callable[[str], Callable[..., None]]) -> Iterator[Any]:
+    yield block.register_forward_hook(keeper("block"))
+    for name in WATCHED:
+        if part := getattr(block, name, None):
+            yield part.register_forward_hook(keeper(name))
+    if down := getattr(getattr(block, "mlp", None), "down", None):
+        yield down.register_forward_pre_hook(keeper("hidden"))
+    if attend := getattr(block, "attend", None):
+        yield _MixHook(attend, keeper("qkv"))
+
+
+class _MixHook:
+    """Tells the queries, keys and values of an attention, as its softmax gets them."""
+
+    def __init__(self, attend: Attention, keep: Callable[..., None]) -> None:
+        self.attend = attend
+
+        def mix(qkv: tuple[Tensor, Tensor, Tensor], inputs: LayerInputs) -> Tensor:
+            keep(attend, list(qkv))
+            return type(attend).mix(attend, qkv, inputs)
+
+        attend.mix = mix  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        del self.attend.mix
 
 
 def _embedding(network: Network, encoding: Encoding, shown: slice) -> dict[str, Vectors]:
@@ -192,23 +258,53 @@ def _embedding(network: Network, encoding: Encoding, shown: slice) -> dict[str, 
 
 
 def _block(
-    watched: Activations, parts: dict[str, list[Tensor]], wanted: PathRequest, shown: slice
+    watched: Activations, parts: dict[str, list[Any]], layer: int, size: int
 ) -> BlockVectors:
-    layer = wanted.layer
     nothing = torch.zeros_like(watched.hidden[0])
+
+    def row(name: str) -> Tensor:
+        some = parts[name]
+        found: Tensor = (some[layer] if layer < len(some) else nothing)[0, -size:]
+        return found
+
     vectors = {
-        "before": watched.hidden[layer],
-        "attention": parts["attend"][layer] if layer < len(parts["attend"]) else nothing,
-        "mlp": parts["mlp"][layer] if layer < len(parts["mlp"]) else nothing,
-        "after": parts["block"][layer],
+        "before": watched.hidden[layer][0, -size:],
+        "attention_norm": row("attend_norm"),
+        "attention": row("attend"),
+        "mlp_norm": row("mlp_norm"),
+        "mlp_hidden": row("hidden"),
+        "mlp": row("mlp"),
+        "after": row("block"),
     }
-    size = watched.hidden[0].size(1) - shown.start
-    rows = {name: vector[0, -size:] for name, vector in vectors.items()}
-    weights = watched.attention[layer][0, wanted.head] if watched.attention else None
     return BlockVectors(
-        **{name: _numbers(row) for name, row in rows.items()},
-        sizes={name: _round(row.float().norm(dim=-1)) for name, row in rows.items()},
-        weights=None if weights is None else _round(weights[-size:, -size:], 4),
+        **{name: _numbers(vector) for name, vector in vectors.items()},
+        sizes={name: _round(vector.float().norm(dim=-1)) for name, vector in vectors.items()},
+        active=_round((vectors["mlp_hidden"] > 0).float().mean(-1)),
+    )
+
+
+def _head(
+    network: Network,
+    watched: Activations,
+    parts: dict[str, list[Any]],
+    wanted: PathRequest,
+    size: int,
+) -> HeadVectors | None:
+    """One head's vectors and scores, of the last `size` tokens."""
+    if not watched.attention or wanted.layer >= len(parts["qkv"]):
+        return None
+    q, k, v = parts["qkv"][wanted.layer]
+    shared = wanted.head * k.size(1) // q.size(1)  # heads may share keys and values
+    weights = watched.attention[wanted.layer][0, wanted.head]
+    ours = {"q": q[0, wanted.head], "k": k[0, shared], "v": v[0, shared]}
+    ours["mix"] = weights[:, -v.size(2) :].to(v.dtype) @ ours["v"]
+    scores = ours["q"] @ ours["k"].T * q.size(-1) ** -0.5
+    plain = type(network.blocks[0].attend) is Attention
+    return HeadVectors(
+        **{name: _numbers(vector[-size:]) for name, vector in ours.items()},
+        size=q.size(-1),
+        scores=_round(scores[-size:, -size:]) if plain else None,
+        weights=_round(weights[-size:, -size:], 4),
     )
 
 

@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
 import { gloss, learn } from "./glossary.js";
-import { firstLesson, showLesson } from "./lessons.js";
+import { nextLesson, showLesson } from "./lessons.js";
 import { Page } from "./page.js";
 import { savePng, saveSvg } from "./save.js";
 import { linkTo, read, state } from "./state.js";
@@ -23,7 +23,7 @@ async function show({ focus = false, keep = null } = {}) {
   page?.close();
   state.lesson = values.lesson ?? null;
   await dress(values);
-  if (about) await showLesson(at("lesson"), about); // before the view: it would push it down
+  const taught = !about || (await showLesson(at("lesson"), about)); // before the view: it would push it down
   if (mine !== turns) return; // another address came meanwhile
   const view = named(name) ?? VIEWS[0];
   const found = about ?? NOTHING;
@@ -37,6 +37,7 @@ async function show({ focus = false, keep = null } = {}) {
   page.say("");
   title(view.name);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
+  if (!taught) page.warn(t("link.lesson", { number: values.lesson }));
   const served = page.models.length || view.alone?.(found);
   put(at("view"), served ? page.elements() : about && missing(view.name));
   if (focus) at("main").focus({ preventScroll: true });
@@ -148,7 +149,7 @@ at("theme").addEventListener("click", async () => {
   localStorage.setItem("malmoi.theme", state.theme);
   await anew(); // thumbnails are drawn in the theme's colours
 });
-at("hour").addEventListener("click", async () => about && (location.hash = await firstLesson(about)));
+at("hour").addEventListener("click", async () => about && (location.hash = await nextLesson(about)));
 at("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address says which view is shown
   at("main").focus();

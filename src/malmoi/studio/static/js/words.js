@@ -1,5 +1,6 @@
 // The page's strings in Korean and English: one dictionary each, with the same keys except for errors.
 import { get } from "./api.js";
+import { bytes, fixed, percent, short, whole } from "./numbers.js";
 
 export const LANGUAGES = ["en", "ko"];
 let dictionary = {};
@@ -23,10 +24,20 @@ export function refusal({ code, type, param, message }) {
 
 export const has = (key) => key in dictionary;
 
-/** The string of a key: {name} is replaced by a value, {name:one|many} depends on a number, {name:을} is a particle. */
-export function t(key, values = {}) {
-  return (dictionary[key] ?? key).replace(/\{([a-z]+)(?::([^}]+))?\}/g, (all, name, form) => {
+/** The string of a key, with its values. */
+export const t = (key, values = {}) => spell(dictionary[key] ?? key, values);
+
+const NUMBERS = { "%": percent, "~": short, B: bytes, ",": (value) => whole(Math.round(value)) };
+
+/**
+ * A sentence with its values: {name} is replaced by a value, {name:%}, {name:,}, {name:~}, {name:B} and {name:.2} by a number as
+ * a share, whole, short, as bytes or with so many digits, {name:one|many} depends on a number, {name:을} is a particle.
+ */
+export function spell(sentence, values) {
+  return sentence.replace(/\{([a-z]+)(?::([^}]+))?\}/g, (all, name, form) => {
     if (!(name in values)) return all;
+    if (/^\.\d$/.test(form)) return fixed(values[name], Number(form[1]));
+    if (form in NUMBERS) return NUMBERS[form](values[name]);
     const value = String(values[name]);
     if (!form) return value;
     return form.includes("|") ? form.split("|")[value === "1" ? 0 : 1] : particle(value, form);

@@ -3,14 +3,14 @@ import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, pick, row } from "../fields.js";
 import { gloss } from "../glossary.js";
-import { fixed, percent, short, whole } from "../numbers.js";
+import { bytes, fixed, percent, short, whole } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
 
 const PARTS = ["embedding", "attention", "mlp", "head", "other"];
 const usual = (numbers) => Math.max(0.05, ...numbers.map(Math.abs));
 
-/** The first numbers of a vector as cells: blue above 0, orange below; hover shows the number. */
+/** The first of a vector's `width` numbers as cells: blue above 0, orange below; hover shows the number. */
 function strip(label, numbers, width) {
   const most = usual(numbers);
   const told = numbers.slice(0, 4).map((x) => fixed(x, 2));
@@ -23,7 +23,7 @@ function strip(label, numbers, width) {
   return h(
     "div",
     { class: "strip", role: "img", tabindex: "0", "aria-label": spoken },
-    h("span", {}, label),
+    h("span", {}, label, h("small", {}, ` ${numbers.length < width ? `${numbers.length}/` : ""}${whole(width)}`)),
     h("div", { class: "cells" }, numbers.map(cell)),
     readout,
   );
@@ -55,18 +55,38 @@ class Path {
   }
 
   async read(signal) {
-    const { model, text } = this.page.values;
+    const { model } = this.page.values;
+    const { text } = this;
     const { depth, heads } = this.page.model;
     const [layer, head] = [this.page.number("layer", 1, depth) - 1, this.page.number("head", 1, heads) - 1];
     this.seen = await post("studio/path", { model, text, layer, head }, signal);
     this.draw();
   }
 
-  /** The token whose numbers are shown, counted from 0: the chosen one, else the last with text. */
+  /** The word of the sentence that a BERT is to find, counted from 1: the middle one unless chosen; 0 for none. */
+  get gap() {
+    const { mask, causal } = this.page.model;
+    const { text, hide } = this.page.values;
+    const words = text.split(/\s+/).filter(Boolean);
+    if (!mask || causal || text.includes(mask) || !words.length) return 0;
+    const wanted = hide === "" ? Math.ceil(words.length / 2) : Number(hide);
+    return wanted <= words.length ? wanted : words.length;
+  }
+
+  /** What the model reads: the sentence, with a mask for a BERT to follow. */
+  get text() {
+    let count = 0;
+    const { gap } = this;
+    return this.page.values.text.replace(/\S+/g, (word) => ((count += 1) === gap ? this.page.model.mask : word));
+  }
+
+  /** The token whose numbers are shown, counted from 0: the chosen one, else the mask, else the last with text. */
   get chosen() {
-    const { spans } = this.seen;
+    const { spans, tokens } = this.seen;
     const wanted = Number(this.page.values.token) - 1;
     if (this.page.values.token && spans[wanted]) return wanted;
+    const masked = this.page.model.causal ? -1 : tokens.indexOf(this.page.model.mask);
+    if (masked >= 0) return masked;
     const last = spans.findLastIndex(([first, end]) => end > first);
     return last < 0 ? spans.length - 1 : last;
   }
@@ -85,7 +105,7 @@ class Path {
       h("a", { href: `#/${view}`, "data-view": view }, t(`home.${name}`), h("small", {}, shape));
     const words = model.causal ? "next" : "fill";
     return [
-      box("text", "tokens", t("home.characters", { count: whole([...this.page.values.text].length) })),
+      box("text", "tokens", t("home.characters", { count: whole([...this.text].length) })),
       box("tokens", "tokens", `${size}`),
       box("vectors", "embeddings", `${size} × ${model.width}`),
       box("block", "attention", `× ${model.depth}`),
@@ -97,16 +117,27 @@ class Path {
   draw() {
     this.met = new Set(); // words that are explained further up
     put(this.flow, this.boxes());
-    put(this.steps, this.text(), this.tokens(), this.vectors(), this.block(), this.logits(), this.sampling());
+    put(this.steps, this.sentence(), this.tokens(), this.vectors(), this.block(), this.logits(), this.sampling());
     put(this.sizes, this.parameters());
   }
 
-  text() {
-    const { text } = this.page.values;
+  sentence() {
+    const { text, gap } = this;
     const [first, end] = this.seen.spans[this.chosen];
     const marked = [text.slice(0, first), h("mark", {}, text.slice(first, end)), text.slice(end)];
     const shape = t("home.characters", { count: whole([...text].length) });
-    return step("text", { met: this.met, shape, links: ["tokens"] }, h("p", { class: "sentence", lang: "" }, marked));
+    return step("text", { met: this.met, shape, links: ["tokens"] }, h("p", { class: "sentence", lang: "" }, marked), gap ? this.gaps() : null);
+  }
+
+  /** The words of the sentence: the pressed one is hidden from the BERT. */
+  gaps() {
+    const words = this.page.values.text.split(/\s+/).filter(Boolean);
+    const hide = (i) => {
+      this.page.set("token", "");
+      this.page.changed("hide", i + 1);
+    };
+    const word = (name, i) => h("button", { type: "button", class: "quiet", "aria-pressed": String(i + 1 === this.gap), onclick: () => hide(i) }, name);
+    return [h("p", { class: "note" }, t("home.hide")), h("div", { class: "chips", role: "group", "aria-label": t("home.hide"), lang: "" }, words.map(word))];
   }
 
   tokens() {
@@ -139,22 +170,35 @@ class Path {
 
   block() {
     const { model, values } = this.page;
-    const { block, mlp_width: wide } = this.seen;
+    const { block, mlp_width: wide, pre_norm: pre } = this.seen;
     const i = this.chosen;
-    const vector = (name) => strip(t(`home.block.${name}`), block[name][i], model.width);
     const size = (name) => h("span", { class: "note" }, t("home.norm", { size: fixed(block.sizes[name][i], 2) }));
-    const shape = `× ${model.depth}`;
+    const term = (sign, name, width = model.width) =>
+      h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, sign), strip(t(`home.block.${name}`), block[name][i], width), size(name));
+    const norm = (name) => (model.depth && block.sizes[name].some(Boolean) ? term("→", name) : null);
+    const part = (title, shape, ...inside) => h("section", { class: "inner" }, h("h3", {}, title, h("code", {}, shape)), ...inside);
+    const share = percent(block.active[i]);
     return step(
       "block",
-      { met: this.met, shape, values: { depth: model.depth, layer: values.layer }, links: ["patterns", "attention", "lens", "ablate"] },
+      { met: this.met, shape: `× ${model.depth}`, values: { depth: model.depth, layer: values.layer }, links: ["patterns", "attention", "lens", "ablate"] },
       h("div", { class: "layers", role: "group", "aria-label": t("field.layer") }, this.layers()),
-      h("div", { class: "term" }, h("b"), vector("before")),
-      h("section", { class: "inner" }, h("h3", {}, t("home.attention"), h("code", {}, `${model.heads} × ${Math.round(model.width / model.heads)}`)), this.heads(), this.looks()),
-      h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("attention"), size("attention")),
-      h("section", { class: "inner" }, h("h3", {}, t("home.mlp"), h("code", {}, `${model.width} → ${wide} → ${model.width}`)), h("p", {}, gloss(t("home.mlp.about"), this.met))),
-      h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("mlp"), size("mlp")),
-      h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "="), vector("after")),
-      this.seen.plain ? null : h("p", { class: "note" }, t("home.normed")),
+      h("p", { class: "formula" }, pre ? "x ← x + attention(norm(x));  x ← x + MLP(norm(x))" : "x ← norm(x + attention(x));  x ← norm(x + MLP(x))"),
+      term("", "before"),
+      pre ? norm("attention_norm") : null,
+      part(t("home.attention"), `${model.heads} × ${Math.round(model.width / model.heads)}`, this.heads(), this.looks()),
+      term("+", "attention"),
+      norm(pre ? "mlp_norm" : "attention_norm"),
+      part(
+        t("home.mlp"),
+        `${model.width} → ${wide} → ${model.width}`,
+        h("p", {}, gloss(t("home.mlp.about"), this.met)),
+        h("p", { class: "formula" }, "MLP(x) = W₂ · f(W₁ · x)"),
+        block.sizes.mlp_hidden[i] ? [strip(t("home.block.mlp_hidden"), block.mlp_hidden[i], wide), h("p", { class: "note" }, t("home.active", { share }))] : null,
+      ),
+      term("+", "mlp"),
+      pre ? null : norm("mlp_norm"),
+      term("=", "after"),
+      this.seen.plain || !pre ? null : h("p", { class: "note" }, t("home.normed")),
     );
   }
 
@@ -182,29 +226,43 @@ class Path {
     return row(pick(this.page, "head", Array.from({ length: heads }, (_, i) => [String(i + 1), String(i + 1)])));
   }
 
-  /** One query against every key: score, mask, softmax. Scores are known up to a constant, so the largest is 0. */
+  /** One head: the query against every key, its scores, the softmax under the mask, and the values mixed by it. */
   looks() {
-    const { weights } = this.seen.block;
-    if (!weights) return h("p", { class: "note" }, t("home.none"));
-    const { tokens } = this.seen;
-    const shares = weights[this.chosen];
-    const most = Math.max(...shares);
-    const masked = (k) => this.page.model.causal && k > this.chosen;
+    const { head, tokens, first } = this.seen;
+    if (!head) return h("p", { class: "note" }, t("home.none"));
+    const i = this.chosen;
+    const { scores, size } = head;
+    const shares = head.weights[i];
+    const masked = (k) => this.page.model.causal && k > i;
+    const score = (k) => (masked(k) ? "−∞" : scores ? fixed(scores[i][k], 2) : "–");
     const line = (name, k) =>
       h(
         "tr",
         { class: masked(k) ? "away" : null },
         h("th", { scope: "row", lang: "" }, visible(name)),
-        h("td", {}, masked(k) ? "−∞" : shares[k] ? fixed(Math.log(shares[k] / most), 2) : "<−9"),
+        h("td", {}, score(k)),
         h("td", { class: "seen" }, masked(k) ? t("home.masked") : "✓"),
         h("td", {}, h("div", { class: "bar" }, h("i", { style: { "--share": String(shares[k]) } }))),
         h("td", {}, percent(shares[k])),
       );
-    const head = ["home.key", "home.score", "home.mask", "home.softmax"].map((key, i) => h("th", { scope: "col", class: i === 2 ? "seen" : null, colspan: i === 3 ? "2" : null }, t(key)));
-    const label = t("home.looks", { token: visible(tokens[this.chosen]) });
+    const names = ["home.key", "home.score", "home.mask", "home.softmax"];
+    const top = names.map((key, c) => h("th", { scope: "col", class: c === 2 ? "seen" : null, colspan: c === 3 ? "2" : null }, t(key)));
+    const label = t("home.looks", { token: visible(tokens[i]) });
+    const best = shares.indexOf(Math.max(...shares));
+    const product = (k) => t("home.product", { query: visible(tokens[i]), key: visible(tokens[k]), dot: fixed(scores[i][k] * Math.sqrt(size), 2), size, score: fixed(scores[i][k], 2) });
+    const vectors = (name, k) => strip(`${name} ${visible(tokens[k])}`, head[name][k], size);
     return [
+      h("p", { class: "formula" }, `q = W_q · x,  k = W_k · x,  v = W_v · x;  softmax(q · k / √${size}) · v`),
+      vectors("q", i),
+      vectors("k", best),
+      scores ? h("p", { class: "note" }, product(best)) : null,
       h("p", {}, label),
-      h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, h("table", { class: "looks" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, tokens.map(line)))),
+      h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, h("table", { class: "looks" }, h("thead", {}, h("tr", {}, top)), h("tbody", {}, tokens.map(line)))),
+      first ? h("p", { class: "note" }, t("home.unshown", { count: whole(first) })) : null,
+      h("p", {}, t("home.mix")),
+      vectors("v", best),
+      strip(t("home.mixed"), head.mix[i], size),
+      h("details", {}, h("summary", {}, t("home.every")), tokens.flatMap((_, k) => [vectors("k", k), vectors("v", k)])),
     ];
   }
 
@@ -216,11 +274,31 @@ class Path {
     if (!guesses) return step("logits", { met: this.met, shape, links: ["finetuned"] }, h("p", { class: "note" }, t("home.headless")));
     const rows = guesses.map((one) => ({ name: one.text, share: one.probability, value: percent(one.probability) }));
     const asked = t(model.causal ? "home.after" : "home.at", { token: visible(this.seen.tokens[this.chosen]) });
-    return step("logits", { met: this.met, shape, links }, h("p", { class: "note" }, asked), bars(rows));
+    const hidden = this.page.values.text.split(/\s+/).filter(Boolean)[this.gap - 1];
+    const truth = hidden && this.seen.tokens[this.chosen] === model.mask ? ` ${t("home.truth", { word: hidden })}` : "";
+    return step("logits", { met: this.met, shape, links }, h("p", { class: "note" }, asked, truth), bars(rows));
   }
 
   sampling() {
-    return step("sampling", { met: this.met, links: this.page.model.causal ? ["next", "generate", "chat"] : ["fill", "beside"] });
+    const { causal } = this.page.model;
+    const links = causal ? ["next", "generate", "chat"] : ["fill", "beside"];
+    return step("sampling", { met: this.met, links }, causal && this.seen.head ? this.cache() : null);
+  }
+
+  /** Keys and values that are kept while a GPT writes, and their memory as the text grows. */
+  cache() {
+    const { cache_bytes: each, first, tokens } = this.seen;
+    const { context, depth } = this.page.model;
+    const size = first + tokens.length;
+    const row = (count) => ({ name: t("home.cached", { count: whole(count) }), share: count / context, value: bytes(count * each) });
+    const counts = [size, size + 1, Math.round(context / 2), context].filter((count) => count <= context);
+    return h(
+      "section",
+      { class: "inner" },
+      h("h3", {}, t("home.cache"), h("code", {}, `2 × ${depth} × ${size}`)),
+      h("p", {}, t("home.cache.about", { size: whole(size), next: whole(size + 1), each: bytes(each) })),
+      bars(counts.map(row), null, { best: false }),
+    );
   }
 
   /** Where the parameters are, as one bar. */
@@ -242,7 +320,7 @@ class Path {
 export default {
   name: "home",
   needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
-  defaults: () => ({ text: "", layer: "1", head: "1", token: "" }),
+  defaults: () => ({ text: "", layer: "1", head: "1", token: "", hide: "" }),
 
   build(page) {
     const path = new Path(page);

@@ -22,10 +22,10 @@ class Lab {
     page.plot = (signal) => this.every(signal);
   }
 
-  ask(shots, signal) {
+  ask(shots, signal, every = false) {
     const { model, task, lines, scoring } = this.page.values;
     const [item, seed] = [this.page.number("item", 1, 100000) - 1, this.page.number("seed", 0, 1e6)];
-    const body = { model, task, lines: task === "own" ? lines : "", item, shots, seed, scoring };
+    const body = { model, task, lines: task === "own" ? lines : "", item, shots, seed, scoring, all_items: every };
     return post("studio/shots", body, signal);
   }
 
@@ -34,25 +34,29 @@ class Lab {
     put(this.curve);
     const seen = await this.ask(this.page.number("k", 0, MOST), signal);
     put(this.prompt, seen.prompt);
-    const rows = seen.choices.map((one) => [one.text, fixed(one.logprob), String(one.tokens), fixed(one.score)]);
+    const rows = seen.choices.map((one) => [one.text, fixed(one.logprob), fixed(one.alone), String(one.tokens), fixed(one.score)]);
     put(
       this.answers,
       bars(seen.choices.map(({ text, share, right }) => ({ name: text, share, right }))),
-      table([t("shots.answer"), "log p", t("tokens.count"), t("shots.score")], rows),
+      table([t("shots.answer"), "log p", t("shots.alone"), t("tokens.count"), t("shots.score")], rows),
     );
   }
 
-  /** The probability of the correct answer with 0, 1, 2… examples, plotted as results arrive. */
+  /** The share of all items that are right with 0, 1, 2… examples, beside guessing, plotted as results arrive. */
   async every(signal) {
     const points = [];
     for (let k = 0; k <= MOST; k++) {
-      const seen = await this.ask(k, signal).catch((error) =>
+      const seen = await this.ask(k, signal, true).catch((error) =>
         k && error.status === 400 ? null : Promise.reject(error),
       );
       if (!seen) break;
-      points.push([k, seen.choices.find((one) => one.right)?.share ?? 0]);
-      const series = { name: t("shots.right"), points, hue: "var(--c)" };
-      fit(this.curve, (width) => chart([series], { width, across: "K", up: t("shots.right"), read: percent, floor: 0 }));
+      points.push([k, seen.right]);
+      const guess = points.map(([x]) => [x, 1 / seen.choices.length]);
+      const series = [
+        { name: t("shots.right"), points, hue: "var(--c)" },
+        { name: t("shots.guess"), points: guess, hue: "var(--soft)", dashed: true, label: t("shots.guess") },
+      ];
+      fit(this.curve, (width) => chart(series, { width, across: "K", up: t("shots.right"), read: percent, floor: 0, ceiling: 1 }));
       if (k >= seen.most) break;
     }
   }

@@ -2,8 +2,8 @@
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { card, pick, row } from "../fields.js";
-import { fixed, short, whole } from "../numbers.js";
-import { table } from "../parts.js";
+import { fixed, percent, short, whole } from "../numbers.js";
+import { bars, table } from "../parts.js";
 import { HUES, chart } from "../pictures/chart.js";
 import { fit } from "../pictures/fit.js";
 import { has, t } from "../words.js";
@@ -31,6 +31,7 @@ class Runs {
   constructor(page) {
     this.page = page;
     [this.legend, this.pictures, this.said] = [h("div"), h("div", { class: "pair" }), h("div")];
+    this.scores = card();
     this.numbers = h("div");
     [this.found, this.parts] = [[], new Map()];
     page.work = (signal) => this.read(signal);
@@ -38,7 +39,9 @@ class Runs {
 
   async read(signal) {
     const { axis } = this.page.values;
-    this.found = kinds((await get(`studio/runs?axis=${axis}`, signal)).runs).flat();
+    const { runs, tests } = await get(`studio/runs?axis=${axis}`, signal);
+    this.found = kinds(runs).flat();
+    this.part(this.scores, "scores", tests, () => testScores(tests));
     this.draw();
     // scheduled only now, so that the next request never cancels a slow one
     this.page.timer = setTimeout(() => this.page.run("work", { quiet: true }), EVERY);
@@ -154,6 +157,20 @@ class Runs {
   }
 }
 
+/** Fine-tuned models on their test rows: the mean of all seeds with each of them, beside what needs no network. */
+function testScores(tests) {
+  const first = tests.find((one) => one.scores.length);
+  if (!first) return null;
+  const mean = (some) => some.reduce((sum, one) => sum + one, 0) / some.length;
+  const seeds = (some) => (some.length > 1 ? ` (${some.map(percent).join(", ")})` : "");
+  const row = ({ name, scores }) => ({ name: `${name}${seeds(scores)}`, share: mean(scores) });
+  const plain = [
+    { name: t("train.majority"), share: first.majority, kind: "rest" },
+    first.words === null ? null : { name: t("train.words"), share: first.words, kind: "rest" },
+  ];
+  return [h("h2", {}, t("train.scores")), bars([...plain.filter(Boolean), ...tests.map(row)], null, { best: false }), h("p", { class: "note" }, t("train.seeds"))];
+}
+
 /** Series whose seconds are minutes or hours where they are many, and the words for the axis. */
 function inUnits(series, axis) {
   if (axis !== "seconds") return [series, t(`axis.${axis}`)];
@@ -184,6 +201,6 @@ export default {
     const hint = h("p", { class: "note" }, t("train.hint"));
     const axes = pick(page, "axis", AXES.map((name) => [name, t(`axis.${name}`)]));
     const scales = pick(page, "scale", SCALES.map((name) => [name, t(`scale.${name}`)]));
-    return [card(row(axes, scales), runs.legend, hint), runs.pictures, card(runs.numbers), runs.said];
+    return [card(row(axes, scales), runs.legend, hint), runs.scores, runs.pictures, card(runs.numbers), runs.said];
   },
 };
