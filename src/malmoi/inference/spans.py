@@ -122,13 +122,18 @@ def _merged(text: str, words: Sequence[Span]) -> Span:
 
 
 @dataclass(frozen=True, repr=False)
-class Candidate(Result):
-    """A possible answer; `start` and `end` are character offsets into the context."""
+class ScoredSpan(Result):
+    """A part of a text and its score; `start` and `end` are character offsets."""
 
     text: str
     start: int
     end: int
     score: float
+
+
+@dataclass(frozen=True, repr=False)
+class Candidate(ScoredSpan):
+    """A possible answer; `start` and `end` are character offsets into the context."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,6 +17,7 @@ from malmoi.errors import UsageError, require_known
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.inference.prompt import mask_token
+from malmoi.inference.spans import ScoredSpan
 from malmoi.interpret.forward_pass import Subject
 from malmoi.interpret.intervention import Place, Site, Tap, recorder, run_layers, view_with_taps
 from malmoi.messages import msg
@@ -80,13 +81,8 @@ class Batch:
 
 
 @dataclass(frozen=True, repr=False)
-class Piece(Result):
+class Piece(ScoredSpan):
     """A word or token of a text and its score; `start` and `end` are character offsets."""
-
-    text: str
-    start: int
-    end: int
-    score: float
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,6 @@ from malmoi.server import error_replies
 from malmoi.server.api import (
     chat,
     completions,
-    docs_page,
     inspection,
     ollama,
     other_servers,
@@ -35,7 +34,7 @@ from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.prometheus import Metrics
 
 OPENAI = (service, completions, chat, responses_api)
-API = (*OPENAI, predictions, inspection, other_servers, ollama, docs_page)
+API = (*OPENAI, predictions, inspection, other_servers, ollama)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection
@@ -64,7 +63,7 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
         title="Malmoi",
         version=__version__,
         summary="BERT and GPT over HTTP: OpenAI's API, and endpoints for encoders.",
-        docs_url=None,  # FastAPI's pages load scripts from other hosts; ours is docs_page.py
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; ours is in service.py
         redoc_url=None,
         responses=REFUSALS,
         lifespan=_lifespan,
