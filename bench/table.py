@@ -753,9 +753,11 @@ def corpus_rows(cpu: CPU) -> Iterator[Row]:
 
 def our_shingles(texts: list[str]) -> list[Any]:
     from malmoi.corpus.columns import text_columns
-    from malmoi.corpus.ngrams import hash_each
+    from malmoi.corpus.ngrams import HashedTexts
 
-    return [found.ngrams(min(5, len(found))) for found in hash_each(text_columns(texts))]
+    groups = map(HashedTexts.of, text_columns(texts))
+    parts = (group.part(row) for group in groups for row in range(len(group)))
+    return [found.ngrams(min(5, len(found))) for found in parts]
 
 
 def our_duplicates(shingles: Sequence[Any]) -> set[int]:

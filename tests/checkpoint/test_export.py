@@ -345,11 +345,11 @@ def test_a_tokenizer_that_llama_cpp_does_not_support_is_refused(tmp_path: Path) 
         (["onnx", "--model", "m", "--out", "a.bin"], "should be a file whose name ends in .onnx"),
         (
             ["onnx", "--model", "m", "--out", "a.onnx", "--dtype", "int4"],
-            "written as fp32 or int8, not 'int4'",
+            "cannot be written as 'int4'. Did you mean 'int8'?",
         ),
         (
             ["gguf", "--model", "m", "--out", "a.gguf", "--dtype", "q4_0"],
-            "written as f32, f16, bf16, q8_0, not 'q4_0'",
+            "cannot be written as 'q4_0'. Did you mean 'q8_0'?",
         ),
         (
             ["gguf", "--model", "adapter", "--out", "a.gguf"],
@@ -380,7 +380,8 @@ def test_a_missing_package_names_the_extra(package: str, export: Any, tmp_path: 
     with (
         without_package(package),
         pytest.raises(
-            MalmoiError, match=r"need.* the gguf.*|Writing ONNX needs onnxscript: pip install onnx"
+            MalmoiError,
+            match=r"needs the package (gguf: pip install gguf|onnxscript: pip install onnx)",
         ),
     ):
         export(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), words()), tmp_path / "model.onnx")

@@ -21,8 +21,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
 import malmoi
-from malmoi.checkpoint.gguf import TENSOR_NAMES
-from malmoi.checkpoint.gguf_file import GGUFFile
+from malmoi.checkpoint.gguf import TENSOR_NAMES, GGUFFile
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer.gguf import PRE_TOKENIZERS, read_vocabulary
 
@@ -322,7 +321,7 @@ def announce(count: int) -> Callable[[bytes], bytes]:
             lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:],
             "declares 1152921504606846976 metadata",
         ),
-        (announce(2**60), "declares 1152921504606846976 texts"),
+        (announce(2**60), "declares 1152921504606846976 values"),
         (announce(2**63), "declares"),
         (lambda data: data[:-100], "ends at byte"),
         (lambda data: data[:3000], "cut short or damaged"),

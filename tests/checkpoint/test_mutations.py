@@ -16,8 +16,8 @@ from torch import Tensor
 import folder_mutations
 from hf_models import assert_same_logits, make_hf
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.checkpoint.config_keys import UNREAD, UNREAD_KINDS
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
+from malmoi.checkpoint.translate import UNREAD, UNREAD_KINDS
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2

@@ -29,8 +29,13 @@ from malmoi.corpus.duplicates import (
     signatures_of,
 )
 from malmoi.corpus.executors import Execution
-from malmoi.corpus.filter import broken_rules, is_in_language, text_stats
-from malmoi.corpus.quality import QualityScorer, pareto_draw
+from malmoi.corpus.filter import (
+    QualityScorer,
+    broken_rules,
+    is_in_language,
+    pareto_draw,
+    text_stats,
+)
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock
 from malmoi.system.machine import parse_machine, pretend
@@ -97,21 +102,23 @@ def test_word_ngrams_are_equal_where_the_words_are(text: str, length: int) -> No
     assert len(set(found.ngrams(length).tolist())) == len(set(runs))
 
 
-def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = TextColumn.of([prose(1, 300), "x" * 500, "", prose(2, 20)])
-    whole = ngrams.HashedTexts.of(texts)
-    monkeypatch.setattr(ngrams, "PIECE_CHARACTERS", 100)
+@pytest.mark.parametrize("texts", [[prose(1, 300), "x" * 500, "", prose(2, 20)], ["", "."], []])
+def test_words_are_the_same_without_a_compiler(texts: list[str]) -> None:
+    column = TextColumn.of(texts)
+    ours = ngrams.HashedTexts.of(column)
     with pretend(parse_machine("no-compiler")):
-        cut = ngrams.HashedTexts.of(texts)
+        plain = ngrams.HashedTexts.of(column)
     for name in ("hashes", "starts", "ends"):
-        assert (getattr(cut.words, name) == getattr(whole.words, name)).all()
-    assert cut.lasts.tolist() == whole.lasts.tolist()
+        assert getattr(plain.words, name).tolist() == getattr(ours.words, name).tolist()
+    assert plain.lasts.tolist() == ours.lasts.tolist()
 
 
 @given(st.lists(st.text(alphabet="ab가 .", max_size=20), max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_ngrams_of_a_batch_do_not_cross_texts(texts: list[str]) -> None:
-    for together, text in zip(ngrams.hash_each(text_columns(texts)), texts, strict=True):
+    groups = map(ngrams.HashedTexts.of, text_columns(texts))
+    parts = (group.part(row) for group in groups for row in range(len(group)))
+    for together, text in zip(parts, texts, strict=True):
         alone = ngrams.hash_words(text)
         for name in ("hashes", "starts", "ends"):
             assert (getattr(together, name) == getattr(alone, name)).all()

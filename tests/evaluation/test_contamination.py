@@ -10,7 +10,7 @@ import pytest
 import malmoi
 from malmoi.cli import run_command
 from malmoi.corpus.build import run_build
-from malmoi.corpus.contamination import find_overlaps
+from malmoi.corpus.decontaminate import find_overlaps
 from tiny_models import tiny_gpt
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu") for b in ("ren", "do", "pi", "sa", "nu")]

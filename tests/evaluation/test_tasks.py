@@ -22,7 +22,7 @@ from malmoi.evaluation.tasks.ner import iob2
 from malmoi.finetuning.batches import collate, plan_batches
 from malmoi.model import preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
+from malmoi.tokenizer.extend import add_frame_tokens, is_framed
 from malmoi.tokenizer.windows import context_windows, first_tokens, word_pieces
 from malmoi.training.losses.base import IGNORE_LABEL
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import malmoi
-from malmoi.checkpoint.sentence_pooling import SentencePooling, write_sentence_pooling
+from malmoi.checkpoint.folder import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
 from malmoi.cli.prediction_file import predict_file
 from malmoi.errors import UsageError

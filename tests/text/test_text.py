@@ -130,7 +130,7 @@ def test_a_json_file_is_read(tmp_path: Path, value: object, found: list[str]) ->
 def test_invalid_json_and_missing_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, said in (
-        ('[{"txt": "x"}]', "has no key 'text'. Did you mean 'txt'"),
+        ('[{"txt": "x"}]', "has no column 'text'. Did you mean 'txt'"),
         ("{} {}", "not valid JSON"),
     ):
         path.write_text(content)
@@ -206,7 +206,7 @@ def test_tables_and_json_lines(tmp_path: Path) -> None:
     reader = read_documents(tmp_path / "a.csv")
     assert [d.text for d in reader] == ['a, "b"\nc', "d"]
     assert reader.problems[str(tmp_path / "a.csv")].first == [
-        f"{tmp_path / 'a.csv'}:4: 1 fields where the header has 2"
+        f"{tmp_path / 'a.csv'}:4: 1 field where there should be 2"
     ]
     (tmp_path / "a.tsv").write_text('label\tsentence\n1\t"open quote\n0\tplain\n')
     assert texts(tmp_path / "a.tsv", text="sentence") == ['"open quote', "plain"]
@@ -404,10 +404,10 @@ def test_ways_to_split() -> None:
     ("name", "content", "column", "sentence"),
     [
         ("a.json", "[1", "text", "is not valid JSON"),
-        ("a.json", '[{"txt": "a"}]', "text", "has no key 'text'. Did you mean 'txt'"),
-        ("a.jsonl", '{"a": "b"}\n', "text", "a.jsonl:1 has no key 'text'"),
+        ("a.json", '[{"txt": "a"}]', "text", "has no column 'text'. Did you mean 'txt'"),
+        ("a.jsonl", '{"a": "b"}\n', "text", "a.jsonl:1 has no column 'text'"),
         ("a.csv", "id,txt\n1,a\n", "text", "a.csv:1 has no column 'text'. Did you mean 'txt'"),
-        ("a.tsv", "", "text", "a.tsv:1 has no column 'text'"),
+        ("a.tsv", "id\ttxt\n1\ta\n", "text", "a.tsv:1 has no column 'text'"),
     ],
 )
 def test_a_file_without_the_text_column_is_an_error(
@@ -425,10 +425,10 @@ def test_a_file_without_the_text_column_is_an_error(
             "a.json",
             '["x", 3, {"text": "y"}, {"text": 1}]',
             ["x", "y"],
-            "neither text nor an object",
+            "not a JSON object",
         ),
         ("a.jsonl", '{"text": "x"}\n[1]\n', ["x"], "not a JSON object"),
-        ("a.csv", "id,text\n1,x\n2,y,z\n", ["x"], "3 fields where the header has 2"),
+        ("a.csv", "id,text\n1,x\n2,y,z\n", ["x"], "3 fields where there should be 2"),
     ],
 )
 def test_bad_rows_are_left_out_and_reported(

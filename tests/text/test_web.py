@@ -13,7 +13,7 @@ from malmoi.corpus.build import run_build
 from malmoi.corpus.executors import Execution
 from malmoi.errors import MalmoiError
 from malmoi.text.documents import DocumentReader, read_documents
-from malmoi.text.warc import READ_BYTES
+from malmoi.text.web import READ_BYTES
 
 STORY = (
     "The ferry left the island before sunrise, and nobody on the quay noticed that the lamp at "

@@ -8,7 +8,7 @@ import pytest
 
 from malmoi.errors import UsageError
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.tokenizer.morphemes import MARK
+from malmoi.tokenizer.chunks import MARK
 
 pytest.importorskip("kiwipiepy", reason="it finds the morphemes; optional: pip install kiwipiepy")
 

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import malmoi
+from conftest import without_package
 from malmoi.errors import MalmoiError
-from malmoi.tokenizer import Tokenizer, marian
+from malmoi.tokenizer import Tokenizer
 from tiny_sentencepiece import GERMAN, TEXTS, trained, write_model, write_tokenizer
 
 NASTY = [
@@ -228,9 +229,7 @@ def test_a_model_that_does_not_tell_its_class_is_refused(tmp_path: Path) -> None
         Tokenizer.load(path)
 
 
-def test_marians_that_cannot_be_used_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marians_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "marian", {"separate_vocabs": True})
     with pytest.raises(MalmoiError, match="a vocabulary for each language"):
         Tokenizer.load(tmp_path)
@@ -238,8 +237,10 @@ def test_marians_that_cannot_be_used_are_refused(
     with pytest.raises(MalmoiError, match="has no <eos>, which a Marian needs"):
         Tokenizer.load(tmp_path)
     write_tokenizer(tmp_path, "marian", {})
-    monkeypatch.setattr(marian, "find_spec", lambda name: None)
-    with pytest.raises(MalmoiError, match="with the package sentencepiece: pip install"):
+    with (
+        without_package("sentencepiece"),
+        pytest.raises(MalmoiError, match="needs the package sentencepiece: pip install"),
+    ):
         Tokenizer.load(tmp_path)
 
 

@@ -175,8 +175,6 @@ def test_saved_real_vocabularies_open_in_transformers(name: str, tmp_path: Path)
     for text in HARD:
         assert_same(again, hf, text, "둘째 second")
         assert hf(text)["input_ids"] == theirs(name)(text)["input_ids"]
-    (tmp_path / "tokenizer.json").unlink()  # the vocabulary files alone say the same
-    assert Tokenizer.load(tmp_path).encode(HARD[3]).tokens == ours(name).encode(HARD[3]).tokens
 
 
 @pytest.mark.parametrize(
@@ -715,7 +713,7 @@ FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
             {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na\n"},
             "line 2: 'a' is not a merge",
         ),
-        ({"vocab.json": '{"a": "x"}', "merges.txt": ""}, "ids are integers"),
+        ({"vocab.json": '{"a": "x"}', "merges.txt": ""}, "vocab.a must be a whole number"),
         ({"vocab.json": '{"a": 1, "b": 1}', "merges.txt": ""}, "same id"),
         ({"vocab.json": "{}", "merges.txt": ""}, "is empty"),
     ],

@@ -213,7 +213,7 @@ def evaluate(
     if shots is not None:
         given["shots"] = shots if isinstance(shots, int | str) else ",".join(map(str, shots))
     if corpus := given.pop("contamination", None):
-        from malmoi.corpus.contamination import find_overlaps
+        from malmoi.corpus.decontaminate import find_overlaps
 
         texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
         given["contamination"] = lambda items: find_overlaps(items, texts)

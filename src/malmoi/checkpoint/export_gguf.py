@@ -10,14 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.gguf import ROPE_FACTORS
-from malmoi.checkpoint.gguf_file import gguf_package
+from malmoi.checkpoint.gguf import ROPE_FACTORS, gguf_package
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.checkpoint.weights import dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -70,21 +69,17 @@ GGUF_ARCHITECTURES = {
 
 def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
     """Writes weights, config and tokenizer to one file; norms and biases stay in f32."""
-    if dtype not in GGUF_DTYPES:
-        raise UsageError(
-            "GGUF files are written as {dtypes}, not {dtype!r}.{hint}",
-            dtypes=", ".join(GGUF_DTYPES),
-            dtype=dtype,
-            hint=nearest(dtype, GGUF_DTYPES),
-        )
+    require_known(dtype, GGUF_DTYPES, "This file cannot be written as {name!r}.{hint}")
     network = checkpoint.network
     name = _kind(network)
     if checkpoint.tokenizer is None:
         raise UsageError("This model's folder has no tokenizer, and a GGUF file must hold one.")
     gguf = gguf_package()
-    metadata = _metadata(name, network.config) | gguf_vocabulary(
-        checkpoint.tokenizer, network.config.vocab
-    )
+    values = resolve_rules(network.config)
+    fields = {theirs: values[ours] for theirs, ours in GGUF_ARCHITECTURES[name].fields.items()}
+    sizes = fields | _scaling(network.config)
+    metadata = {f"{name}.{field}": value for field, value in sizes.items()}
+    metadata |= gguf_vocabulary(checkpoint.tokenizer, network.config.vocab)
     metadata |= {"general.file_type": int(gguf.LlamaFileType[GGUF_DTYPES[dtype]])}
     metadata |= {"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}
     metadata |= {"general.name": checkpoint.source.name} if checkpoint.source else {}
@@ -134,13 +129,6 @@ def _differences(kind: GGUFArchitecture, config: ModelConfig) -> dict[str, Any]:
     if config.rotary_scaling.startswith("yarn:") and not config.rotary_scaling.endswith(",32,1"):
         theirs["rotary_scaling"] = ""
     return {name: value for name, value in ours.items() if theirs[name] != value}
-
-
-def _metadata(name: str, config: ModelConfig) -> dict[str, Any]:
-    values = resolve_rules(config)
-    fields = GGUF_ARCHITECTURES[name].fields.items()
-    named = {theirs: values[ours] for theirs, ours in fields} | _scaling(config)
-    return {f"{name}.{field}": value for field, value in named.items()}
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any]:

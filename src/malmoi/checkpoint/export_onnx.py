@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, first_line, require_known
 from malmoi.kernels.int8 import is_quantized
 from malmoi.model import Network
 from malmoi.model.features import BiLSTM
 from malmoi.model.heads import HEADS, POOLED_HEADS
 from malmoi.system.files import replace_file, scratch_folder
+from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
 
 ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
@@ -42,20 +43,11 @@ class OnnxModel(nn.Module):
         self.head = next((name for name in HEADS if name in network.heads), None)
         recurrent = network.reader.recurrent if network.reader is not None else None
         self.recurrent = None if recurrent is None else OnnxLSTM(recurrent)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ONNX_INPUTS if self.network.config.segments > 1 else ONNX_INPUTS[:2]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return HEADS[self.head].outputs if self.head else ("last_hidden_state",)
-
-    @property
-    def shape(self) -> tuple[str, ...]:
-        """The named dimensions of every input."""
+        self.inputs = ONNX_INPUTS if network.config.segments > 1 else ONNX_INPUTS[:2]
+        self.outputs = HEADS[self.head].outputs if self.head else ("last_hidden_state",)
         several = self.head is not None and HEADS[self.head].choices
-        return ("batch", "choices", "length") if several else ("batch", "length")
+        # the named dimensions of every input
+        self.shape = ("batch", "choices", "length") if several else ("batch", "length")
 
     def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
         rows = tokens.flatten(0, -2)
@@ -165,13 +157,7 @@ def export_onnx(
 
 
 def _check(network: Network, dtype: str) -> None:
-    if dtype not in ONNX_DTYPES:
-        raise UsageError(
-            "ONNX files are written as {dtypes}, not {dtype!r}.{hint}",
-            dtypes=" or ".join(ONNX_DTYPES),
-            dtype=dtype,
-            hint=nearest(dtype, ONNX_DTYPES),
-        )
+    require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
     if is_quantized(network):
         raise UsageError(
             "This folder's weights are int8 already; export the model it was made from, with "
@@ -195,14 +181,8 @@ def _size(network: Network) -> int:
 @contextmanager
 def _exporter() -> Iterator[None]:
     """Silences the exporter, and explains which package is missing if any is."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MalmoiError(
-            "Writing ONNX needs {error}: pip install onnx onnxscript onnxruntime.", error=error.name
-        ) from error
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        optional_package(name, "An ONNX file", "onnx onnxscript onnxruntime")
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -233,11 +213,10 @@ def _program(graph: OnnxModel) -> Any:
             verbose=False,
         )
     except Exception as error:  # torch has its own exception hierarchy for what it cannot trace
-        reason = str(error).strip().partition("\n")[0]
         raise MalmoiError(
             "This model cannot be turned into ONNX: {type}: {reason}",
             type=type(error).__name__,
-            reason=reason,
+            reason=first_line(error),
         ) from error
 
 

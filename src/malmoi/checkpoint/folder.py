@@ -1,14 +1,19 @@
-"""Checkpoints are Hugging Face folders: reading them, and noting what did not fit."""
+"""Checkpoints are Hugging Face folders: reading them, and noting what did not fit.
 
-from dataclasses import dataclass, field
+A folder of sentence-transformers says too how a text becomes one vector: modules.json lists the
+modules (Transformer, Pooling, Normalize), 1_Pooling/config.json says which tokens are pooled, and
+sentence_bert_config.json or the tokenizer where a text is truncated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
-from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.translate import (
     check_labels,
     empty,
@@ -17,19 +22,133 @@ from malmoi.checkpoint.translate import (
     is_same,
     is_tied,
 )
-from malmoi.checkpoint.weights import Weight, read_weights
+from malmoi.checkpoint.weights import (
+    Weight,
+    check_memory,
+    check_sizes,
+    memory_explained,
+    read_weights,
+)
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import shipped
-from malmoi.system.limits import MAX_CLASSES, shown
+from malmoi.system.files import write_json
+from malmoi.system.limits import MAX_CLASSES, MAX_CONTEXT_TOKENS, shown
+from malmoi.system.packages import optional_package
 from malmoi.system.paths import local_model, similar_path
-from malmoi.system.untrusted import JsonObject, named, read_object
+from malmoi.system.untrusted import JsonObject, named, parse, read_object, read_text
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
 
-if TYPE_CHECKING:
-    from malmoi.model import FeatureConfig
+MODULES_FILE = "modules.json"
+POOLING_FOLDER = "1_Pooling"
+NORMALIZE_FOLDER = "2_Normalize"
+LENGTH_FILE = "sentence_bert_config.json"
+PooledTokens = Literal["mean", "first", "last"]
+# our names by theirs; older versions write a flag for each mode, newer ones the mode's name
+POOLED_TOKENS: dict[str, PooledTokens] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+POOLING_FLAGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "lasttoken": "pooling_mode_lasttoken",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+}
+
+
+@dataclass(frozen=True)
+class SentencePooling:
+    """Which of a text's last hidden states become its vector."""
+
+    tokens: PooledTokens = "mean"
+    normalize: bool = True  # to length 1
+    max_tokens: int = 0  # longer texts are truncated; 0: at the model's context
+
+
+def read_sentence_pooling(folder: Path) -> SentencePooling | None:
+    """The pooling of a folder that sentence-transformers wrote; None if it is not such a folder."""
+    path = folder / MODULES_FILE
+    if not path.is_file():
+        return None
+    found = parse(read_text(path), str(path))
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise MalmoiError(
+            "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
+        )
+    modules = [JsonObject(one, str(path)) for one in found]
+    names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
+    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise MalmoiError(
+            "{path} lists the modules {names}; Malmoi supports Transformer, Pooling and "
+            "Normalize. Remove that file to load only the encoder.",
+            path=path,
+            names=", ".join(names)[:80] or msg("none"),
+        )
+    inner = modules[1].text("path")
+    if Path(inner).name != inner or not inner:
+        raise modules[1].wrong("path", "the name of a folder beside it")
+    return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, _length(folder))
+
+
+def _length(folder: Path) -> int:
+    """Where a text is truncated; newer versions write the tokenizer's length alone."""
+    limits, tokenizer = folder / LENGTH_FILE, folder / "tokenizer_config.json"
+    if limits.is_file() and (
+        found := read_object(limits).whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS)
+    ):
+        return found
+    if not tokenizer.is_file():
+        return 0
+    longest = read_object(tokenizer).number("model_max_length", default=0.0)
+    return int(longest) if 0 < longest <= MAX_CONTEXT_TOKENS else 0  # 1e30: no limit
+
+
+def _mode(path: Path) -> PooledTokens:
+    config = read_object(path)
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [mode for mode, name in POOLING_FLAGS.items() if config.flag(name, default=False)]
+    modes = given if isinstance(given, list) else [given]
+    if len(modes) != 1 or modes[0] not in POOLED_TOKENS:
+        raise MalmoiError(
+            "{path} pools by {given}; Malmoi supports one of mean, cls and lasttoken.",
+            path=path,
+            given=shown(given),
+        )
+    return POOLED_TOKENS[modes[0]]
+
+
+def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width: int) -> None:
+    """Writes the files from which sentence-transformers builds the same vectors.
+
+    Without a pooling, modules.json of an earlier model in the folder is removed.
+    """
+    if pooling is None:
+        (folder / MODULES_FILE).unlink(missing_ok=True)
+        return
+    names = {"Transformer": "", "Pooling": POOLING_FOLDER}
+    names |= {"Normalize": NORMALIZE_FOLDER} if pooling.normalize else {}
+    modules = [
+        {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, at) in enumerate(names.items())
+    ]
+    flags = {
+        name: POOLED_TOKENS.get(mode) == pooling.tokens for mode, name in POOLING_FLAGS.items()
+    }
+    (folder / POOLING_FOLDER).mkdir(exist_ok=True)
+    if pooling.normalize:
+        (folder / NORMALIZE_FOLDER).mkdir(exist_ok=True)
+    write_json(
+        folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width, **flags}
+    )
+    if pooling.max_tokens:
+        length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
+        write_json(folder / LENGTH_FILE, length)
+    write_json(folder / MODULES_FILE, modules)
+
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
@@ -109,8 +228,9 @@ def read_checkpoint(
     quantization = config.get("quantization_config")
     if quantization:
         from malmoi.checkpoint import quantized
+        from malmoi.kernels.int8_row import kernels
 
-        packed = packed and quantized.has_kernel()
+        packed = packed and kernels() is not None
     check_memory(tensors, dtype, folder, packed=packed)
     with memory_explained(folder):
         if quantization:
@@ -123,7 +243,7 @@ def read_checkpoint(
         network.eval().to(device=device, dtype=dtype)
     checkpoint = Checkpoint(
         network,
-        _read_tokenizer(folder),
+        Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=_labels(config, network),
         generation=dict(
             _with_ids(read_model_json(folder / "generation_config.json", required=False))
@@ -140,10 +260,10 @@ def read_checkpoint(
 
 
 def _extra(config: JsonObject) -> dict[str, Any]:
-    extra = dict(config.object("malmoi", default={}))
-    if config.get("problem_type") is not None:
-        extra["problem_type"] = config.text("problem_type")
-    return extra
+    kind = config.text("problem_type", default=None)
+    return {**config.object("malmoi", default={})} | (
+        {} if kind is None else {"problem_type": kind}
+    )
 
 
 def _kept_config(config: JsonObject) -> dict[str, Any]:
@@ -183,10 +303,10 @@ def _read_gguf(file: Path) -> Checkpoint:
     from malmoi.checkpoint.gguf import read_gguf  # imported here because few models need it
 
     with memory_explained(file):
-        read = read_gguf(file)
-        network, notes = from_hf(FAMILY_TABLES["llama"], {**read.weights}, read.config, file)
+        config, weights, tokenizer, generation = read_gguf(file)
+        network, notes = from_hf(FAMILY_TABLES["llama"], {**weights}, config, file)
     checkpoint = Checkpoint(
-        network, read.tokenizer, generation=read.generation, notes=notes, source=file.absolute()
+        network, tokenizer, generation=generation, notes=notes, source=file.absolute()
     )
     _check_fit(checkpoint, file)
     return checkpoint
@@ -195,12 +315,15 @@ def _read_gguf(file: Path) -> Checkpoint:
 def _read_own(
     folder: Path, values: JsonObject, weights: dict[str, Weight]
 ) -> tuple[Network, tuple[str, ...]]:
+    from malmoi.model import FeatureConfig
+
     heads = values.object("heads", default={})
     classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
         check_sizes(config, weights, values.where)
-        features = _feature_config(values) if values.get("features") else None
+        given = values.get("features")
+        features = FeatureConfig.from_dict(values.object("features")) if given else None
         pooler = values.flag("pooler", default=False)
         network = empty(config, classes, pooler=pooler, features=features)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
@@ -216,16 +339,6 @@ def _read_own(
             wrong=wrong[0],
         )
     return network, fill_network(network, weights, folder, {})
-
-
-def _feature_config(values: JsonObject) -> "FeatureConfig":
-    from malmoi.model import FeatureConfig
-
-    return FeatureConfig.from_dict(values.object("features"))
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    return Tokenizer.load(folder) if has_tokenizer(folder) else None
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
@@ -269,17 +382,10 @@ def find_on_hub(source: str | Path) -> Path:
 
 
 def _download(name: str) -> Path:
+    what = msg("There is no folder {name!r}, and a download from the hub", name=name)
+    hub = optional_package("huggingface_hub", what)
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        hint = "install it with: pip install huggingface_hub"
-        raise MalmoiError(
-            "There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}.",
-            name=name,
-            hint=hint,
-        ) from error
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(hub.snapshot_download(name, allow_patterns=HUB_FILES))
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
@@ -289,3 +395,41 @@ def _download(name: str) -> Path:
             error=first_line(error),
             hint=similar_path(Path(name)),
         ) from error
+
+
+# ------------------------------------------------------------------ a larger vocabulary
+
+
+@torch.no_grad()
+def grow_vocabulary(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, pieces: Mapping[int, Sequence[int]]
+) -> Checkpoint:
+    """The model with this tokenizer: a new token starts as the mean of its old pieces.
+
+    That holds for the input and the output matrix and an output bias; a token without old pieces
+    starts as the mean of all (Hewitt 2021).
+    """
+    old = checkpoint.network
+    if old.features is not None or "generator" in old.heads or old.config.encoder_depth:
+        raise UsageError("Tokens can be added only to a plain encoder or decoder.")
+    config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
+    network = Network(config, old.classes, pooler=old.pooler is not None).to(old.device, old.dtype)
+    before = old.state_dict()
+    for name, weight in network.state_dict().items():
+        tensor = before[name]
+        if tensor.shape == weight.shape and len(tensor) != old.config.vocab:
+            weight.copy_(tensor)
+        else:
+            _fill_rows(weight, tensor, pieces)
+    network.tie()
+    return replace(checkpoint, network=network.eval(), tokenizer=tokenizer, generation={})
+
+
+def _fill_rows(weight: Tensor, old: Tensor, pieces: Mapping[int, Sequence[int]]) -> None:
+    """Copies the old rows, and sets each new one to the mean of its pieces."""
+    weight[: len(old)] = old
+    mean = old.float().mean(0)
+    weight[len(old) :] = mean.to(weight)
+    for token, parts in pieces.items():
+        row = old[list(parts)].float().mean(0) if parts else mean
+        weight[token] = row.to(weight)

@@ -1,23 +1,247 @@
-"""Converts a GGUF language model to Hugging Face's config, weights and tokenizer."""
+"""Reads a GGUF language model as Hugging Face's config, weights and tokenizer.
 
+Every stated length is checked against the bytes in the file. (The `gguf` package's own reader
+trusts them: an array of 2⁶⁰ numbers makes it loop forever.) Layout, version 3: magic, version,
+counts; metadata as (name, type, value); tensors as (name, shape, type, offset); padding; the
+tensors' bytes.
+"""
+
+import mmap
+import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.gguf_file import GGUFFile
 from malmoi.checkpoint.hf_tables import LLAMA_TABLE
-from malmoi.checkpoint.sizes import check_room
+from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
+from malmoi.messages import msg
 from malmoi.model.positions import rotary_frequencies
 from malmoi.system.limits import shown
+from malmoi.system.packages import optional_package
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
+TEXT_TYPE = 8
+ARRAY_TYPE = 9
+MAX_DIMENSIONS = 4
+
+
+class Cursor:
+    """Reads bytes sequentially and refuses to read past the end."""
+
+    def __init__(self, data: memoryview, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.at = 0
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self.data) - self.at:
+            raise damaged_file(
+                self.path,
+                msg(
+                    "the value at byte {at} has {size} bytes, but only {data} are left",
+                    at=self.at,
+                    size=size,
+                    data=len(self.data),
+                ),
+            )
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, format: str) -> Any:
+        return struct.unpack(f"<{format}", self.take(struct.calcsize(f"<{format}")))[0]
+
+    def text(self) -> str:
+        try:
+            return str(self.take(self.number("Q")), "utf-8")
+        except UnicodeDecodeError:
+            raise damaged_file(
+                self.path, msg("the text before byte {at} is not UTF-8", at=self.at)
+            ) from None
+
+    def count(self, what: str, smallest: int) -> int:
+        """The number of entries that follow; refused if the file has no room for them."""
+        count = int(self.number("Q"))
+        if count * smallest > len(self.data) - self.at:
+            raise damaged_file(
+                self.path,
+                msg(
+                    "it declares {count} {what} but is too short to hold them",
+                    count=count,
+                    what=what,
+                ),
+            )
+        return count
+
+    def value(self) -> Any:
+        kind = self.number("I")
+        several = kind == ARRAY_TYPE
+        kind = self.number("I") if several else kind
+        # a text begins with its length
+        format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind)
+        if format is None:
+            raise damaged_file(
+                self.path,
+                msg("there is no type {kind} for the value at byte {at}", kind=kind, at=self.at),
+            )
+        size = struct.calcsize(format)
+        count = self.count("values", size) if several else 1
+        if kind == TEXT_TYPE:
+            values = [self.text() for _ in range(count)]
+        else:
+            values = list(struct.unpack(f"<{count}{format}", self.take(count * size)))
+        return values if several else values[0]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's location and type in the file."""
+
+    shape: tuple[int, ...]  # in torch's order: the fastest dimension last
+    kind: int
+    start: int
+
+
+class GGUFFile:
+    """Metadata and tensors of a GGUF file; tensors are read and dequantized on access."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as opened:
+            if not path.stat().st_size:
+                raise MalmoiError("{path} is empty; copy or download it again.", path=path)
+            self.data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        cursor = Cursor(self.data, path)
+        tensors, entries = self._header(cursor)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            name = cursor.text()
+            self.metadata[name] = cursor.value()
+        found = dict(self._entry(cursor) for _ in range(tensors))
+        step = self.metadata.get("general.alignment", 32)
+        if not isinstance(step, int) or step < 1:
+            raise damaged_file(path, msg("an alignment of {step} is impossible", step=shown(step)))
+        start = -(-cursor.at // step) * step
+        self.tensors = {
+            name: StoredTensor(t.shape, t.kind, start + t.start) for name, t in found.items()
+        }
+        for name in self.tensors:
+            self._bytes(name)
+
+    def _header(self, cursor: Cursor) -> tuple[int, int]:
+        if bytes(cursor.take(4)) != MAGIC:
+            raise MalmoiError(
+                "{path} is not a GGUF file: it does not begin with GGUF.", path=self.path
+            )
+        version = cursor.number("I")
+        if version not in VERSIONS:
+            raise MalmoiError(
+                "{path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.",
+                path=self.path,
+                version=version,
+            )
+        # by the bytes of the smallest possible entry
+        return cursor.count("tensors", 24), cursor.count("metadata", 13)
+
+    def _entry(self, cursor: Cursor) -> tuple[str, StoredTensor]:
+        name = cursor.text()
+        dimensions = cursor.number("I")
+        if dimensions > MAX_DIMENSIONS:
+            raise damaged_file(
+                self.path,
+                msg(
+                    "the tensor {name} has {dimensions} dimensions",
+                    name=shown(name),
+                    dimensions=dimensions,
+                ),
+            )
+        shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
+        return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
+
+    def _bytes(self, name: str) -> memoryview:
+        """A tensor's bytes, once they are checked to be in the file."""
+        stored = self.tensors[name]
+        gguf = gguf_package()
+        try:  # how many numbers make a block, and its size in bytes
+            block, size = map(int, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(stored.kind)])
+        except (ValueError, KeyError):
+            raise damaged_file(
+                self.path,
+                msg(
+                    "{name} is stored in a format (type {kind}) that is unknown here",
+                    name=shown(name),
+                    kind=stored.kind,
+                ),
+            ) from None
+        if not stored.shape or stored.shape[-1] % block:
+            raise damaged_file(
+                self.path,
+                msg(
+                    "the shape {shape} of {name} does not divide into blocks of {block}",
+                    shape=list(stored.shape),
+                    name=shown(name),
+                    block=block,
+                ),
+            )
+        end = stored.start + prod(stored.shape) // block * size
+        if end > len(self.data):
+            raise damaged_file(
+                self.path,
+                msg(
+                    "{name} ends at byte {end} of a file of {data}",
+                    name=shown(name),
+                    end=end,
+                    data=len(self.data),
+                ),
+            )
+        return self.data[stored.start : end]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, dequantised to fp32."""
+        stored = self.tensors[name]
+        gguf = gguf_package()
+        rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
+        kind = gguf.GGMLQuantizationType(stored.kind)
+        try:
+            # a damaged scale may be infinite; no need for NumPy to warn
+            with np.errstate(all="ignore"):
+                numbers = gguf.quants.dequantize(rows, kind)
+        except NotImplementedError:
+            raise MalmoiError(
+                "{path}: {name} is packed as {kind}, which cannot be dequantised here.",
+                path=self.path,
+                name=shown(name),
+                kind=kind.name,
+            ) from None
+        return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
+
+
+def damaged_file(path: Path, reason: str) -> MalmoiError:
+    return MalmoiError(
+        "{path} is cut short or damaged: {reason}. Copy or download it again.",
+        path=path,
+        reason=reason,
+    )
+
+
+def gguf_package() -> Any:
+    """The `gguf` package, which knows the layout of every quantised type."""
+    return optional_package("gguf", "A GGUF file")
+
+
+# ------------------------------------------------------------------ the model
 
 GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
     "context_length": "max_position_embeddings",
@@ -37,6 +261,7 @@ SCALING_FIELDS = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
+TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -55,18 +280,8 @@ TENSOR_NAMES = {
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-@dataclass(frozen=True)
-class GGUFContents:
-    """What a GGUF file holds, under Hugging Face's names."""
-
-    config: dict[str, Any]
-    weights: dict[str, Tensor]
-    tokenizer: Tokenizer
-    generation: dict[str, Any]
-
-
-def read_gguf(path: Path) -> GGUFContents:
-    """Reads everything that a folder would hold."""
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Tokenizer, dict[str, Any]]:
+    """What a folder would hold: config.json, weights, tokenizer, generation_config.json."""
     file = GGUFFile(path)
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
@@ -79,9 +294,7 @@ def read_gguf(path: Path) -> GGUFContents:
     # bytes once unpacked to fp32
     check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)
     tokenizer = read_vocabulary(file.metadata, str(path))
-    return GGUFContents(
-        config, read_gguf_weights(file, config), tokenizer, _generation(file.metadata)
-    )
+    return config, read_gguf_weights(file, config), tokenizer, _generation(file.metadata)
 
 
 def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
@@ -98,12 +311,6 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
             path=file.path,
             missing=missing[0],
         )
-    if meta.get("expert_count"):
-        raise MalmoiError(
-            "{path} holds a mixture of {count} experts, which Malmoi does not support.",
-            path=file.path,
-            count=meta["expert_count"],
-        )
     named = {
         theirs: _number(file.path, ours, meta[ours])
         for ours, theirs in (GGUF_FIELDS | OPTIONAL_FIELDS).items()
@@ -119,34 +326,8 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     model = LLAMA_TABLE.read_config(config, str(file.path))
-    for name, stored in file.tensors.items():
-        _check_shape(file.path, name, stored.shape, model)
     share = meta.get("rope.dimension_count", model.size_per_head) / model.size_per_head
     return config | {"rope_scaling": _scaling(file, meta, model) | {"partial_rotary_factor": share}}
-
-
-def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) -> None:
-    if name == ROPE_FACTORS:
-        return
-    *place, part, end = name.split(".")
-    if part not in TENSOR_NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
-        raise MalmoiError(
-            "{path} holds {name}, which Malmoi's llama does not use.", path=path, name=shown(name)
-        )
-    queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
-    rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": c.mlp_width}
-    rows |= {"ffn_up": c.mlp_width, "token_embd": c.vocab, "output": c.vocab}
-    columns = {"attn_output": queries, "ffn_down": c.mlp_width}
-    flat = end == "bias" or part.endswith("_norm")
-    want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
-    if shape != want:
-        raise MalmoiError(
-            "{path}: {name} has the shape {shape} where its sizes require {want}.",
-            path=path,
-            name=shown(name),
-            shape=list(shape),
-            want=list(want),
-        )
 
 
 def _number(path: Path, name: str, value: Any) -> Any:
@@ -197,10 +378,18 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
     heads = {"attn_q": config["num_attention_heads"], "attn_k": keys}
     weights: dict[str, Tensor] = {}
     for name in file.tensors.keys() - {ROPE_FACTORS}:
-        *place, part, end = name.split(".")
-        prefix = f"model.layers.{place[1]}." if place else ""
+        found = TENSOR_NAME.fullmatch(name)
+        if found is None or found[2] not in TENSOR_NAMES:
+            raise MalmoiError(
+                "{path} holds {name}, which Malmoi's llama does not use.",
+                path=file.path,
+                name=shown(name),
+            )
+        layer, part, end = found.groups()
+        prefix = f"model.layers.{layer}." if layer else ""
         tensor = file.tensor(name)
-        if part in heads:  # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)
+        # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)
+        if part in heads and len(tensor) % (2 * heads[part]) == 0:
             tensor = tensor.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
         weights[f"{prefix}{TENSOR_NAMES[part]}.{end}"] = tensor
     return weights

@@ -18,7 +18,7 @@ from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.kernels.int8 import TINY, QuantizedLinear, plain_state
-from malmoi.kernels.int8_row import Packed, bf16, fits, kernels
+from malmoi.kernels.int8_row import Packed, bf16, fits
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.limits import shown
@@ -59,11 +59,6 @@ def place_quantized(network: Network, name: str, weight: Quantized, bias: Tensor
     if laid_out is not None:
         network.set_submodule(name, QuantizedLinear(laid_out, bias))
     return laid_out is not None
-
-
-def has_kernel() -> bool:
-    """Whether this machine computes with packed weights."""
-    return kernels() is not None
 
 
 @dataclass(frozen=True)
@@ -238,10 +233,7 @@ def read_quantized(
     tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path
 ) -> dict[str, Weight]:
     """A folder's tensors, with packed weights as numbers and scales."""
-    settings = config.get("quantization_config")
-    if not settings:
-        return {**tensors}
-    bits = bits_of(settings, folder)
+    bits = bits_of(config["quantization_config"], folder)
     parts = {name for name in tensors if name.endswith(PART_SUFFIXES)}
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:

@@ -1,18 +1,13 @@
 """Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import Tensor
-
-from malmoi.checkpoint.folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint
+from malmoi.checkpoint.folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint, write_sentence_pooling
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.quantized import Packing, is_linear_there, state_of
-from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import empty, fill_network, is_tied, to_hf
 from malmoi.checkpoint.weights import Weight, dense, write_weights
@@ -61,7 +56,11 @@ def write_checkpoint(
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
     if packing is None:
-        tensors = _saved(weights, checkpoint.dtype)
+        plain = {name: dense(weight) for name, weight in weights.items()}
+        tensors = {
+            n: t.to(dtype=checkpoint.dtype) if t.is_floating_point() else t
+            for n, t in plain.items()
+        }
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
@@ -90,12 +89,6 @@ def _generator(checkpoint: Checkpoint) -> Checkpoint:
     }
     fill_network(network, weights, Path(), {})
     return replace(checkpoint, network=network.eval(), generation={}, extra={})
-
-
-def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Plain tensors in the folder's original dtype."""
-    tensors = ((name, dense(weight)) for name, weight in weights.items())
-    return {name: t.to(dtype) if dtype and t.is_floating_point() else t for name, t in tensors}
 
 
 def table_for(network: Network, model_type: str = "") -> Table | None:

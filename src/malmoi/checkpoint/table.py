@@ -9,7 +9,6 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model import Network
 from malmoi.settings import coerce, field_types
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, flat_settings, named
@@ -260,11 +259,6 @@ class Table:
             name for some in wanted for name, has in self.architectures.items() if set(has) == some
         ]
         return next((name for name in like if name in fitting), next(iter(fitting), None))
-
-    def prefix_of(self, network: Network, like: Sequence[str] = ()) -> str:
-        """The prefix that tensors lose: the trunk's, if their class is the trunk alone."""
-        name = self.architecture(set(network.heads), network.config, like)
-        return self.prefix if name == next(iter(self.architectures)) else ""
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
         """The tensor rules of a network with these heads.

@@ -1,5 +1,6 @@
 """Converts a folder's tensors to a network and back; notes missing and unused heads."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from malmoi.checkpoint.config_keys import check_keys
-from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
-from malmoi.checkpoint.weights import Quantized, Weight, by_rows, dense
+from malmoi.checkpoint.weights import Quantized, Weight, by_rows, check_sizes, dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, nearest
 from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
@@ -37,7 +36,9 @@ def to_hf(table: Table, network: Network, like: Sequence[str] = ()) -> dict[str,
         if rule.ours in ours and not (c.tied and is_tied(rule.ours)):
             saved = by_rows(lambda t, save=rule.via.save: save(t, c), ours[rule.ours])
             theirs |= zip(rule.theirs, saved, strict=True)
-    prefix = table.prefix_of(network, like)
+    # if their class is the trunk alone, tensors lose its prefix
+    is_bare = table.architecture(set(network.heads), c, like) == next(iter(table.architectures))
+    prefix = table.prefix if is_bare else ""
     return {name.removeprefix(prefix): weight for name, weight in theirs.items()}
 
 
@@ -62,8 +63,9 @@ def from_hf(
                 matrix=matrix,
             ),
         )
+    pooler = [r.theirs[0] for r in table.rules if r.ours.startswith("pooler.") and not r.head]
     with named(theirs.where):
-        network = empty(config, heads, pooler=_has_pooler(table, weights))
+        network = empty(config, heads, pooler=not weights.keys().isdisjoint(pooler))
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found = _translate(network, rules, weights, folder)
     used = {id(weights[name]) for ours in found for name in rules[ours].theirs}
@@ -83,11 +85,6 @@ def _dead_twins(
         for one, other in pairs
         if not is_same(weights[one], weights[other])
     )
-
-
-def _has_pooler(table: Table, weights: Mapping[str, Weight]) -> bool:
-    rules = (rule for rule in table.rules if rule.ours.startswith("pooler.") and not rule.head)
-    return any(rule.theirs[0] in weights for rule in rules)
 
 
 def _under_current_names(
@@ -159,7 +156,13 @@ def _unused_heads(
                 name=name,
                 model_type=table.model_type,
             )
-        if constant is not None and not _is_close(dense(weight), constant(network.config)):
+        if constant is None:
+            continue
+        stored = dense(weight).float()  # of half precision, perhaps
+        computed = constant(network.config)
+        if stored.shape != computed.shape or not torch.allclose(
+            stored, computed, rtol=0, atol=1e-3
+        ):
             raise MalmoiError(
                 "{folder}: {name} is not the table that every {model_type} has; Malmoi has no "
                 "other one.",
@@ -169,12 +172,6 @@ def _unused_heads(
             )
     left = [name for name in unused if name in idle]
     return (listing("not used, since its class has no such head", left),) if left else ()
-
-
-def _is_close(stored: Tensor, computed: Tensor) -> bool:
-    """Whether a stored constant is the computed one, up to half precision."""
-    same = stored.shape == computed.shape
-    return same and torch.allclose(stored.float(), computed, rtol=0, atol=1e-3)
 
 
 def _heads(
@@ -249,7 +246,10 @@ def empty(
     with torch.device("meta"):
         network = Network(config, heads, pooler=pooler, features=features)
     if any(_computed(module) for module in network.modules()):
-        _compute(network, Network(config, heads, pooler=pooler, features=features))
+        real = Network(config, heads, pooler=pooler, features=features)
+        for module, twin in zip(network.modules(), real.modules(), strict=True):
+            for name in _computed(module):
+                setattr(module, name, getattr(twin, name))
     return network
 
 
@@ -265,12 +265,6 @@ def _computed(module: nn.Module) -> dict[str, Tensor]:
         if isinstance(tensor, Tensor) and tensor.is_meta
         if name not in module._buffers or name in module._non_persistent_buffers_set
     }
-
-
-def _compute(network: Network, real: Network) -> None:
-    for module, twin in zip(network.modules(), real.modules(), strict=True):
-        for name in _computed(module):
-            setattr(module, name, getattr(twin, name))
 
 
 def fill_network(
@@ -408,3 +402,80 @@ def is_tied(name: str) -> bool:
 def listing(what: str, names: list[str]) -> str:
     more = msg(" and {count} more", count=len(names) - 4) if len(names) > 4 else ""
     return msg("{what}: {names}{more}", what=msg(what), names=", ".join(names[:4]), more=more)
+
+
+# ------------------------------------------------------------------ keys of a config.json
+
+# Keys that may be left unread, and why they cannot change what a model computes. The names are
+# transformers' own, of versions 4 and 5: the attributes of its base class and of each family's
+# class, the settings of `generate`, and what older versions and popular models of the hub left in
+# their files. A test compares them with the transformers that is installed.
+
+HARMLESS = {
+    "names, classes and labels": "_name_or_path name_or_path model_type architectures id2label "
+    "label2id num_labels _num_labels problem_type finetuning_task task_specific_params "
+    "tokenizer_class model_name language languages license auto_map custom_pipelines prefix "
+    "sentence_transformers transformers_version _commit_hash unsloth_version unsloth_fixed "
+    "transformers.js_config is_llama_config malmoi",
+    "how numbers are kept and computed": "dtype torch_dtype quantization_config use_bfloat16 "
+    "attn_implementation _attn_implementation _attn_implementation_autoset _attn_implementation_"
+    "internal _experts_implementation experts_implementation chunk_size_feed_forward use_cache "
+    "gradient_checkpointing reference_compile deterministic_flash_attn repad_logits_with_grad "
+    "reorder_and_upcast_attn pretraining_tp torchscript xla_device kernel_config gpu_id",
+    "what is returned": "return_dict output_attentions output_hidden_states output_past "
+    "tie_last_hidden_states keys_to_ignore_at_inference use_return_dict sparse_prediction "
+    "sparse_pred_ignore_index",
+    "training alone": "initializer_range initializer_factor initializer_cutoff_factor init_std "
+    "tf_legacy_loss sinusoidal_pos_embds tie_weights_",
+    "classes that are not opened": "is_encoder_decoder cross_attention_hidden_size "
+    "tie_encoder_decoder",
+    "never read by such a class": "layer_norm_eps n_ctx n_special predict_special_tokens "
+    "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type net_structure_type gap_size num_memory_blocks "
+    "down_scale_factor add_bias_logits extra_pos_embeddings model_max_length max_seq_length",
+    "generation": "bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty "
+    "do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty "
+    "epsilon_cutoff eta_cutoff exponential_decay_length_penalty force_words_ids guidance_scale "
+    "length_penalty max_length max_new_tokens max_time min_length min_new_tokens min_p "
+    "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
+    "output_logits penalty_alpha remove_invalid_values renormalize_logits repetition_penalty "
+    "return_dict_in_generate sequence_bias suppress_tokens temperature top_k top_p typical_p "
+    "assistant_confidence_threshold assistant_lookbehind target_lookbehind num_assistant_tokens "
+    "num_assistant_tokens_schedule cache_implementation",
+}
+UNREAD = frozenset(name for names in HARMLESS.values() for name in names.split())
+# every kind of dropout, and the ids of special tokens, which the tokenizer decides
+UNREAD_KINDS = re.compile(r".*(dropout|layerdrop|pdrop).*|.*_token_id")
+
+
+def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """A note about keys that neither a table reads nor the lists above explain.
+
+    transformers ignores them too; only code that came with the model could read them.
+    """
+    classes = theirs.get("architectures") or [""]
+    known = not isinstance(classes, list) or classes[0] in ("", *table.architectures)
+    if "auto_map" in theirs and not known:
+        raise MalmoiError(
+            "{where} asks for code of its own (auto_map), which Malmoi does not run: its "
+            "class {architectures} is none of transformers.",
+            where=where,
+            architectures=classes[0],
+        )
+    unknown = [
+        name
+        for name in table.unread(theirs, where)
+        if name not in UNREAD and not UNREAD_KINDS.fullmatch(name)
+    ]
+    if not unknown:
+        return ()
+    hint = nearest(unknown[0], table.known)
+    names = ", ".join(unknown[:4])
+    return (
+        msg(
+            "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
+            model_type=table.model_type,
+            names=names,
+            hint=hint,
+        ),
+    )

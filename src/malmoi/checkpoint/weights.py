@@ -1,6 +1,10 @@
-"""Weights on disk: safetensors (one file or shards), or torch's format through its safe loader."""
+"""Weights on disk: safetensors (one file or shards), or torch's format through its safe loader.
+
+Before a network is built of them: do they match the config, and do they fit in memory?
+"""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,9 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from malmoi.errors import MalmoiError
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError, first_line, is_out_of_memory
 from malmoi.system.files import replace_file, write_json
-from malmoi.system.limits import shown
+from malmoi.system.limits import format_size, shown
+from malmoi.system.machine import free_memory
 from malmoi.system.untrusted import read_object
 
 WEIGHTS_FILE = "model.safetensors"
@@ -118,39 +124,30 @@ def read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return _plain_tensors(
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True), path
-        )
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(found, dict) or not all(
+            isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
+        ):
+            raise MalmoiError(
+                "{path} holds something other than named tensors; it is not a weights file.",
+                path=path,
+            )
+        return dict(found)
     except MalmoiError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
         raise MalmoiError(
             "{path} is truncated or damaged: {reason}. Copy or download it again.",
             path=path,
-            reason=_reason(error),
+            reason=first_line(error)[:200].rstrip("."),
         ) from error
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
         raise MalmoiError(
             "{path} is not a plain file of tensors and is not opened: {reason}.",
             path=path,
-            reason=_reason(error),
+            reason=first_line(error)[:200].rstrip("."),
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of a library's error, without values as long as the file."""
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200].rstrip(".")
-
-
-def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
-    if not isinstance(found, dict) or not all(
-        isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
-    ):
-        raise MalmoiError(
-            "{path} holds something other than named tensors; it is not a weights file.", path=path
-        )
-    return dict(found)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -193,3 +190,86 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Ten
         shard[key] = tensor
         size += tensor.nbytes
     yield shard
+
+
+# ------------------------------------------------------------------ sizes
+
+# Smaller mismatches are left to a later error, which can name the tensor that does not fit.
+FEW_LAYERS = 64
+FEW_NUMBERS = 1 << 24
+WORD_NUMBERS = 8  # 4-bit numbers that one int32 of packed weights may hold
+
+
+def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
+    """Refuses a config whose sizes the weights contradict, before any layer is built."""
+    if config.distinct > len(weights) + FEW_LAYERS:
+        raise MalmoiError(
+            "{where} says that the model has {distinct:,} layers, but the weights have only "
+            "{weights:,} tensors; they belong to different models, or are damaged.",
+            where=where,
+            distinct=config.distinct,
+            weights=len(weights),
+        )
+    needed = least_numbers(config)
+    stored = sum(weight.shape.numel() for weight in weights.values())
+    if needed > stored + FEW_NUMBERS:
+        raise MalmoiError(
+            "{where} describes a model of at least {needed:,} numbers, but the weights hold "
+            "{stored:,}; they belong to different models, or are damaged.",
+            where=where,
+            needed=needed,
+            stored=stored,
+        )
+
+
+def least_numbers(c: ModelConfig) -> int:
+    """Weights in the large matrices alone, a lower bound for any model with this config."""
+    positions = c.context + c.position_offset if c.positions == "learned" else 0
+    blocks = (c.distinct + c.encoder_depth) * c.block_weights
+    if c.encoder_depth:  # the decoder's blocks have a second attention
+        blocks += c.distinct * c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
+    return blocks + c.token_width * (c.vocab + positions + c.segments)
+
+
+def check_memory(
+    weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path, *, packed: bool = False
+) -> None:
+    """Refuses a model that does not fit into memory, before reading it. `packed`: quantized."""
+    sizes = (tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values())
+    check_room(sum(sizes), where)
+
+
+def check_room(needed: int, where: Path) -> None:
+    """Refuses a model that does not fit into free memory."""
+    free = free_memory()
+    if needed > free:
+        raise MalmoiError(
+            "The model in {where} needs {needed} of memory, but {free} is free: close other "
+            "programs, or use a smaller model or one with fewer bits.",
+            where=where,
+            needed=format_size(needed),
+            free=format_size(free),
+        )
+
+
+def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
+    if tensor.dtype == torch.int32:  # packed weights, unpacked to fp32
+        return tensor.numel() * WORD_NUMBERS * 4
+    kept = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return tensor.numel() * kept.itemsize
+
+
+@contextmanager
+def memory_explained(where: Path) -> Iterator[None]:
+    """Explains an out-of-memory error that the checks did not foresee."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MalmoiError(
+            "The model in {where} does not fit into memory, of which {memory} is free: close "
+            "other programs, or use a smaller model or one with fewer bits.",
+            where=where,
+            memory=format_size(free_memory()),
+        ) from error

@@ -47,7 +47,7 @@ def build_command(
 
 
 def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
-    from malmoi.corpus.stats import control_sentence
+    from malmoi.corpus.columns import control_sentence
 
     if json:
         print_json({"folder": str(out), **finished})

@@ -95,7 +95,7 @@ def _overlaps_with(corpus: list[str] | None) -> "FindOverlaps | None":
     """Finds items in a corpus, which is resolved now so that a misspelt path fails early."""
     if not corpus:
         return None
-    from malmoi.corpus.contamination import find_overlaps
+    from malmoi.corpus.decontaminate import find_overlaps
     from malmoi.text.documents import read_documents
 
     read_documents(corpus)

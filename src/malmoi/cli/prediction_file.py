@@ -19,7 +19,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.messages import msg
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.progress import Progress, part_of, report_progress
-from malmoi.text.open_file import uncompressed_name
+from malmoi.text.lines import uncompressed_name
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -108,7 +108,7 @@ def predict_file(
 
 def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
     """Notes if the model's vocabulary does not cover the texts."""
-    from malmoi.tokenizer.unknown import unknown_note
+    from malmoi.tokenizer.extend import unknown_note
 
     parts = (part for one in inputs for part in ([one] if isinstance(one, str) else one or ()))
     if sentence := unknown_note(model.tokenizer, (p for p in parts if isinstance(p, str))):
@@ -335,7 +335,7 @@ def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
 
 
 def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
-    from malmoi.text.formats import import_pyarrow
+    from malmoi.text.records import import_pyarrow
 
     pyarrow = import_pyarrow(Path(".parquet"))
     names, flat = _table(rows)
@@ -369,7 +369,7 @@ WRITERS: dict[str, Writer] = {
 
 def _writer(data: Path, out: Path) -> Writer:
     """The writer of a format; a CSV is separated like the one that was read."""
-    from malmoi.text.dialect import comma_dialect
+    from malmoi.text.records import comma_dialect
 
     if out.suffix == ".csv" and ".csv" in data.suffixes:
         return partial(_write_table, delimiter=comma_dialect(data).delimiter)

@@ -26,7 +26,7 @@ from malmoi.model import Network, count_parameters
 from malmoi.system.files import make_folder
 from malmoi.system.run_folder import RunFolder
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
+from malmoi.tokenizer.extend import add_frame_tokens, is_framed
 from malmoi.training.data.encode import Stores
 from malmoi.training.data.store import Store
 from malmoi.training.device import choose_execution

@@ -21,18 +21,16 @@ from numpy.typing import NDArray
 from malmoi.corpus import mix
 from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
-from malmoi.corpus.columns import IndexArray, Shard
+from malmoi.corpus.columns import IndexArray, Shard, StepStats, total_control_names, total_stats
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.executors import Execution, Pool, ShardJob
-from malmoi.corpus.filter import check_language
+from malmoi.corpus.filter import QualityScorer, check_language, sample_texts
 from malmoi.corpus.links import LinkList, selection_record
-from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
+from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
-from malmoi.corpus.quality import QualityScorer, sample_texts
-from malmoi.corpus.stats import StepStats, total_control_names, total_stats
-from malmoi.corpus.steps import BuildFolder, read_account
+from malmoi.corpus.steps import BuildFolder, read_account, read_arrays
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
@@ -202,7 +200,12 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     }
     told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
     control = total_control_names(plan.work.account(n, "final")["control"] for n in shards)
-    return {"bad": about["bad"], "steps": told, "control": control, "mix": _mix(plan, shards)}
+    return {
+        "bad": about["bad"],
+        "steps": told,
+        "control": control,
+        "mix": _mix(plan, shards, steps),
+    }
 
 
 def _work_on_part(plan: CorpusPlan) -> None:
@@ -261,11 +264,9 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     if path.is_file() and not _left(plan, "cleaned", range(read_account(path)["shards"])):
         return read_account(path)
     if plan.config.links:
-        with (
-            folder_lock(plan.work.folder / "shared", wait=True),
-            atomic_write(plan.work.folder / "links.npz") as file,
-        ):
-            LinkList.read(Path(plan.config.links), plan.config.min_score).save(file)
+        with folder_lock(plan.work.folder / "shared", wait=True):
+            links = LinkList.read(Path(plan.config.links), plan.config.min_score)
+            _write_arrays(plan.work.folder / "links.npz", vars(links))
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
@@ -318,13 +319,19 @@ def _prepare(plan: CorpusPlan, shards: range) -> None:
     work = plan.work
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))
-    if plan.quality_reference and not (work.folder / "quality.npy").is_file():
+    if plan.quality_reference and not (work.folder / "quality.npz").is_file():
         logger.info("Training the quality classifier …")
-        with atomic_write(work.folder / "quality.npy") as file:
-            np.save(file, _scorer(plan, shards).weights)
+        _write_arrays(work.folder / "quality.npz", vars(_scorer(plan, shards)))
     if plan.decontaminate and not (work.folder / "against.npz").is_file():
-        with atomic_write(work.folder / "against.npz") as file:
-            BenchmarkSets.of(plan.decontaminate).save(file)
+        runs = BenchmarkSets.of(plan.decontaminate).runs
+        _write_arrays(
+            work.folder / "against.npz", {str(length): known for length, known in runs.items()}
+        )
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    with atomic_write(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
@@ -352,13 +359,12 @@ def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
 def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
     """Labels every document of every shard: 0 unique, 1 exact duplicate, 2 near duplicate."""
     work = plan.work
-    path = plan.work.folder / "twins.npy"
+    path = plan.work.folder / "twins.npz"
     sizes = [work.account(n, "filtered")["documents"] for n in shards]
     if not path.is_file():
         logger.info("Looking for duplicates …")
-        with atomic_write(path) as file:
-            np.save(file, _compared(work, shards, sum(sizes)))
-    return np.split(np.load(path), np.cumsum(sizes)[:-1])
+        _write_arrays(path, {"twins": _compared(work, shards, sum(sizes))})
+    return np.split(read_arrays(path)["twins"], np.cumsum(sizes)[:-1])
 
 
 def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
@@ -381,15 +387,12 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
 # ------------------------------------------------------------------ mix and write
 
 
-def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
+def _mix(plan: CorpusPlan, shards: range, steps: Mapping[str, StepStats]) -> dict[str, Any]:
     """Writes the corpus in several passes, so that copies of a document are far apart."""
     kept = [_kept_documents(plan, n) for n in shards]
     sources, characters, draws = map(np.concatenate, zip(*kept, strict=True))
     if not len(characters):
-        rules = Counter[str]()
-        for n in shards:
-            for step, stage in STEP_FILES.items():
-                rules.update(plan.work.account(n, stage)[step]["rules"])
+        rules = sum((stats.rules for stats in steps.values()), Counter[str]())
         why = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
         raise MalmoiError(
             "Every document was dropped ({why}): see --set min_words=… and --steps.", why=why
@@ -415,38 +418,29 @@ def _copies(
 ) -> tuple[IndexArray, list[mix.SourceShare]]:
     """Computes how often each document is written, and the resulting share of each source."""
     names = [source.name for source in plan.sources]
-    have = {name: int(characters[sources == i].sum()) for i, name in enumerate(names)}
-    wanted = {name: have[name] / sum(have.values()) for name in names}
+    have = dict(zip(names, _totals(sources, characters, len(names)), strict=True))
+    total = sum(have.values())
+    wanted = {name: have[name] / total for name in names}
+    epochs = dict.fromkeys(names, 1.0)
     if plan.config.weights:
         wanted = mix.parse_weights(plan.config.weights, names)
-    size = plan.config.size if plan.config.size and plan.config.weights else sum(have.values())
-    epochs = (
-        mix.source_epochs(have, wanted, size) if plan.config.weights else dict.fromkeys(names, 1.0)
-    )
+        epochs = mix.source_epochs(have, wanted, plan.config.size or total)
     copies = np.zeros(len(sources), np.int64)
     for i, name in enumerate(names):
         here = sources == i
         copies[here] = mix.copy_counts(characters[here], draws[here], epochs[name])
-    return copies, _shares(sources, characters, copies, epochs, wanted)
+    counted = (np.ones_like(copies), copies, characters, copies * characters)
+    columns = [_totals(sources, each, len(names)) for each in counted]
+    after = max(sum(columns[-1]), 1)
+    return copies, [
+        mix.SourceShare(name, (a, b), (c, d), epochs[name], d / after, wanted[name])
+        for name, a, b, c, d in zip(names, *columns, strict=True)
+    ]
 
 
-def _shares(
-    sources: IndexArray,
-    characters: IndexArray,
-    copies: IndexArray,
-    epochs: Mapping[str, float],
-    wanted: Mapping[str, float],
-) -> list[mix.SourceShare]:
-    after = int((copies * characters).sum())
-    shares = []
-    for i, (name, times) in enumerate(epochs.items()):
-        here = sources == i
-        documents = int(here.sum()), int(copies[here].sum())
-        sizes = int(characters[here].sum()), int((copies * characters)[here].sum())
-        shares.append(
-            mix.SourceShare(name, documents, sizes, times, sizes[1] / max(after, 1), wanted[name])
-        )
-    return shares
+def _totals(sources: IndexArray, values: IndexArray, count: int) -> list[int]:
+    """The sum of the values of each source."""
+    return [int(total) for total in np.bincount(sources, values, count)]
 
 
 def _write(plan: CorpusPlan, copies: Sequence[NDArray[np.int64]]) -> int:

@@ -12,10 +12,9 @@ from unicodedata import category, is_normalized
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.columns import IndexArray, Shard, TextColumn, text_columns
+from malmoi.corpus.columns import IndexArray, Shard, StepStats, TextColumn, text_columns
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import LAST_CODE, native_ngrams
-from malmoi.corpus.stats import StepStats
 from malmoi.text.documents import Document
 
 _BREAKS = re.compile("[\r\x0b\x0c\x85\u2028\u2029]")
@@ -59,8 +58,8 @@ def _clean_plain(call: Callable[..., int], texts: TextColumn) -> tuple[IndexArra
     clean = np.empty(int((texts.ends - texts.begins).sum()), np.uint8)
     ends, characters = np.empty((2, len(texts)), np.int64)
     is_plain = np.empty(len(texts), bool)
-    arrays = (texts.begins, texts.ends, _plain(), clean, ends, characters, is_plain)
-    size = call(len(texts), texts.data, *(array.ctypes.data for array in arrays))
+    cleaned = (clean, ends, characters, is_plain)
+    size = call(len(texts), texts.data, texts.begins, texts.ends, _plain(), *cleaned)
     after = TextColumn(clean[:size].tobytes(), np.append(0, ends)[:-1], ends, characters)
     return np.flatnonzero(~is_plain), after
 
@@ -90,7 +89,8 @@ def _plain() -> NDArray[np.bool_]:
 def clean(text: str) -> str:
     """Cleans a text: NFC, no tags or control characters, single spaces, at most one blank line."""
     if "<" in text and sum(1 for _ in zip(range(2), _TAG.finditer(text), strict=False)) == 2:
-        text = without_html(text)
+        # blocks become lines, scripts are removed, entities decoded
+        text = html.unescape(_ANY.sub("", _BLOCK.sub("\n", _shown(text))))
     text = unicodedata.normalize("NFC", text)
     if not text.replace("\n", "").isprintable():
         text = _CONTROL.sub("", _BREAKS.sub("\n", text.replace("\r\n", "\n")))
@@ -99,11 +99,6 @@ def clean(text: str) -> str:
         text = text.replace("  ", " ")
     text = text.replace(" \n", "\n").replace("\n ", "\n")
     return (_BLANKS.sub("\n\n", text) if "\n\n\n" in text else text).strip()
-
-
-def without_html(text: str) -> str:
-    """Extracts the text of a page: blocks become lines, scripts are removed, entities decoded."""
-    return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _shown(text))))
 
 
 def _shown(text: str) -> str:

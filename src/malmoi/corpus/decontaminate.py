@@ -1,32 +1,37 @@
-"""Step 5, decontaminate: removes overlaps with test sets (Brown et al. 2020, appendix C)."""
+"""Step 5, decontaminate: removes overlaps with test sets, or finds the items of a test set that
+overlap with a corpus (Brown et al. 2020, appendix C).
+"""
 
 import csv
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.clean import clean_columns
-from malmoi.corpus.columns import IndexArray, Shard
+from malmoi.corpus.clean import clean, clean_columns
+from malmoi.corpus.columns import IndexArray, Shard, StepStats
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
     BASE,
     HashArray,
     HashedTexts,
     HashedWords,
+    hash_words,
     is_among,
     native_ngrams,
 )
-from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.contamination import Overlaps
+from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import Document, read_documents
-from malmoi.text.formats import ReadOptions, read_plain
+from malmoi.text.lines import read_lines
 from malmoi.text.sources import format_of
 
 # bounds of the n-gram length, in words, that counts as an overlap
@@ -70,8 +75,8 @@ def _table(path: Path) -> Iterator[BenchmarkRow]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    want = ReadOptions("line", "", lambda line, why: None, lambda rule: None)
-    return (found.text for found in read_plain(path, want) if found.text)
+    lines = (line.strip() for _, line in read_lines(path, lambda number, why: None))
+    return filter(None, lines)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -136,12 +141,9 @@ class BenchmarkSets:
         if native is None:
             return np.flatnonzero(is_among(hash_runs(words, length), known))
         found = np.empty(len(words), np.int64)
-        powers = (_powers(length).ctypes.data, pow(BASE, -1, 1 << 64), length)
-        table = (self._tables[length].ctypes.data, TABLE_BITS)
-        others = (known.ctypes.data, len(known), found.ctypes.data)
-        hashes = words.hashes
-        search = native["find_runs"]
-        return found[: search(hashes.ctypes.data, len(hashes), *powers, *table, *others)]
+        powers = (_powers(length), pow(BASE, -1, 1 << 64), length)
+        others = (self._tables[length], TABLE_BITS, known, len(known), found)
+        return found[: native["find_runs"](words.hashes, len(words), *powers, *others)]
 
     @cached_property
     def _tables(self) -> dict[int, NDArray[np.uint8]]:
@@ -151,14 +153,6 @@ class BenchmarkSets:
             table[known >> np.uint64(64 - TABLE_BITS)] = True
             tables[length] = np.packbits(table, bitorder="little")
         return tables
-
-    def save(self, file: IO[bytes]) -> None:
-        np.savez(file, **{str(length): known for length, known in self.runs.items()})  # type: ignore[arg-type]
-
-    @classmethod
-    def load(cls, path: Path) -> "BenchmarkSets":
-        with np.load(path) as file:
-            return cls({int(name): file[name] for name in file.files})
 
 
 @cache
@@ -228,3 +222,37 @@ def decontaminated(
             for number, piece in enumerate(large, 1)
         ]
     return stats.count(shard, shard.changed(changes))
+
+
+# ------------------------------------------------------------------ test items in a corpus
+
+logger = logging.getLogger(__name__)
+
+
+def find_overlaps(items: Sequence[Sequence[str]], corpus: Sequence[str]) -> Overlaps:
+    """Looks for the items' n-grams in a corpus of any size; only theirs are held in memory."""
+    hashed = [[hash_words(clean(text)) for text in item] for item in items]
+    # an n-gram is within one text, so the longest decides
+    length = overlap_words([max(map(len, item)) for item in hashed if item])
+    empty = np.zeros(0, np.uint64)
+    ngrams = [np.concatenate([empty, *(hash_runs(t, length) for t in item)]) for item in hashed]
+    known = np.unique(np.concatenate([empty, *ngrams]))
+    seen = _seen(known, length, corpus)
+    dirty = tuple(bool(seen[np.searchsorted(known, found)].any()) for found in ngrams)
+    return Overlaps(length, dirty, tuple(not len(found) for found in ngrams))
+
+
+def _seen(known: HashArray, length: int, corpus: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of the sorted n-grams occur in the corpus."""
+    seen = np.zeros(len(known), bool)
+    reader = read_documents(corpus)
+    number = 0
+    for column in clean_columns(one.text for one in reader):
+        found = _runs_within(HashedTexts.of(column), length)
+        seen[np.searchsorted(known, found[is_among(found, known)])] = True
+        number += len(column)
+        report_progress(Progress("compare", number, None, "documents"))
+    report_progress(Progress("compare", number, number, "documents"))
+    for sentence in reader.describe()[len(reader.rules) :]:
+        logger.warning(sentence)
+    return seen

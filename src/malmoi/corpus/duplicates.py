@@ -50,8 +50,8 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
         parts = (group.part(row).hashes for row in range(len(group)))
         exact[:] = [_polynomial(hashes) for hashes in parts]
     else:
-        arrays = (group.words.hashes, group.firsts, group.lasts, exact)
-        native["hash_texts"](len(group), BASE, *(array.ctypes.data for array in arrays))
+        words = group.words.hashes
+        native["hash_texts"](len(group), BASE, words, group.firsts, group.lasts, exact)
     for row in np.flatnonzero(group.firsts == group.lasts).tolist():
         exact[row] = seeded_hash(group.texts[row], 0)
     return exact
@@ -75,11 +75,7 @@ def minhash(runs: HashArray, begins: IndexArray, counts: IndexArray, hashes: int
         ranges = zip(begins.tolist(), counts.tolist(), strict=True)
         return np.stack([_minhash_in_numpy(runs[a : a + n], hashes) for a, n in ranges])
     found = np.empty((len(begins), hashes), np.uint32)
-    begins = np.ascontiguousarray(begins)
-    texts = (runs.ctypes.data, begins.ctypes.data, counts.ctypes.data, len(begins))
-    factors, terms = _pairs(hashes)
-    arrays = (factors.ctypes.data, terms.ctypes.data, hashes, found.ctypes.data)
-    native["signatures"](*texts, *arrays)
+    native["signatures"](runs, begins, counts, len(begins), *_pairs(hashes), hashes, found)
     return found
 
 

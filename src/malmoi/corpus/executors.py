@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import run_now
 
@@ -128,10 +129,7 @@ def _watch() -> None:
 @contextmanager
 def _ray_cluster(workers: int) -> Iterator[None]:
     """Connects to a running Ray cluster, or starts one of `workers` CPUs on this machine."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MalmoiError("The executor ray needs the package ray: pip install ray.") from error
+    ray = optional_package("ray", "The executor ray")
     if ray.is_initialized():
         yield
         return

@@ -1,13 +1,17 @@
-"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A), in any script."""
+"""Steps 2 and 3, filter and quality: rules that ordinary prose passes in any script (Rae et al.
+2021, appendix A), and GPT-3's classifier of good against raw text (Brown et al. 2020, appendix A).
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.columns import IndexArray, TextColumn
+from malmoi.corpus.columns import IndexArray, Reasons, TextColumn
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
     HashedTexts,
@@ -18,9 +22,9 @@ from malmoi.corpus.ngrams import (
     letter_table,
     native_ngrams,
     random_odd,
+    seeded_hash,
 )
-from malmoi.corpus.stats import Reasons
-from malmoi.errors import require_known
+from malmoi.errors import UsageError, require_known
 
 # ------------------------------------------------------------------ languages
 
@@ -140,8 +144,8 @@ def text_stats(texts: HashedTexts, max_run: Sequence[float]) -> TextStats:
     slots = np.empty((1 << (room + room // 2 + 1).bit_length(), 2), np.uint64)
     places = (words.hashes, words.starts, words.ends, texts.firsts, texts.lasts)
     tables = (_kinds(), random_odd(4, seed=1), np.array(max_run, np.float64), slots, found)
-    arrays = (column.begins, column.ends, *places, *tables)
-    native["text_stats"](len(texts), column.data, *(array.ctypes.data for array in arrays))
+    bounds = (column.begins, column.ends)
+    native["text_stats"](len(texts), column.data, *bounds, *places, *tables)
     return TextStats(column, *found.T)
 
 
@@ -236,3 +240,87 @@ def broken_rules(texts: HashedTexts, config: CorpusConfig) -> Reasons:
         for name, rule in reversed(FILTER_RULES.items()):
             found[np.flatnonzero(is_long)[rule(stats, config)]] = name
     return found
+
+
+# ------------------------------------------------------------------ quality
+
+FEATURE_BITS = 18  # 2^18 features
+TRAINING_EPOCHS = 5
+LEARNING_RATE = 0.5  # of AdaGrad
+MAX_RATED_CHARACTERS = 1 << 16  # characters of a document that are scored
+HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def hashed_features(text: str) -> HashedFeatures:
+    """Hashed words with 1 + log of their counts, normalised to length 1."""
+    hashes = hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS)
+    found, counts = np.unique(hashes, return_counts=True)
+    values = 1 + np.log(counts)
+    return found.astype(np.int64), values / max(float(np.sqrt((values**2).sum())), 1.0)
+
+
+@dataclass(frozen=True)
+class QualityScorer:
+    """A logistic regression; the last weight is the bias."""
+
+    weights: NDArray[np.float64]
+
+    def __call__(self, text: str) -> float:
+        """The probability that the text is good."""
+        return _chance(self.weights, hashed_features(text))
+
+    @classmethod
+    def fit(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "QualityScorer":
+        """Trains on equally many good and raw texts with AdaGrad (Duchi et al. 2011)."""
+        number = min(len(good), len(raw))
+        if number < 2:
+            raise UsageError(
+                "The quality classifier needs good and raw documents; there are {good} and {raw}.",
+                good=len(good),
+                raw=len(raw),
+            )
+        rows = [
+            (hashed_features(text), label)
+            for label, texts in ((1, good), (0, raw))
+            for text in (texts[len(texts) * place // number] for place in range(number))
+        ]
+        weights = np.zeros(2**FEATURE_BITS + 1)
+        seen = np.full(2**FEATURE_BITS + 1, 1e-8)
+        random = np.random.default_rng(seed)
+        for _ in range(TRAINING_EPOCHS):
+            for place in random.permutation(len(rows)):
+                _step(weights, seen, *rows[place])
+        return cls(weights)
+
+
+def _chance(weights: NDArray[np.float64], row: HashedFeatures) -> float:
+    return float(1 / (1 + np.exp(-(weights[row[0]] @ row[1] + weights[-1]))))
+
+
+def _step(
+    weights: NDArray[np.float64], seen: NDArray[np.float64], row: HashedFeatures, label: int
+) -> None:
+    at = np.append(row[0], 2**FEATURE_BITS)
+    values = np.append(row[1], 1.0)
+    slope = (_chance(weights, row) - label) * values
+    seen[at] += slope**2
+    weights[at] -= LEARNING_RATE * slope / np.sqrt(seen[at])
+
+
+def sample_texts(texts: Iterable[str], total: int, number: int) -> list[str]:
+    """About `number` of `total` texts, evenly spaced."""
+    return list(islice(islice(texts, 0, None, max(total // number, 1)), number))
+
+
+def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig) -> Reasons:
+    """Keeps good texts, and some others: those with pareto(9) > 1 − score; "quality": dropped."""
+    draws = (pareto_draw(text, config.pareto, config.seed) for text in texts.texts)
+    found = zip(draws, map(scorer, texts.texts), strict=True)
+    reasons = ["" if draw > 1 - score else "quality" for draw, score in found]
+    return np.array(reasons, object)
+
+
+def pareto_draw(text: str, pareto: float, seed: int) -> float:
+    """A Pareto (Lomax) number like numpy's, determined by the seed and the text alone."""
+    uniform = (seeded_hash(text, seed) + 1) / 2.0**64
+    return float(uniform ** (-1 / pareto) - 1)

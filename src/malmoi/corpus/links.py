@@ -8,18 +8,16 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from malmoi.corpus.columns import Shard
+from malmoi.corpus.columns import Shard, StepStats
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
-from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import StatusLog, msg, plural
-from malmoi.text.formats import checked_column
+from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
 from malmoi.text.sources import FileSource
 
@@ -38,10 +36,6 @@ def url_key(url: str) -> str:
     host = parts.netloc.lower().removeprefix("www.")
     query = f"?{parts.query}" if parts.query else ""
     return f"{host}{parts.path.rstrip('/')}{query}" if host else ""
-
-
-def domain_of(url: str) -> str:
-    return url_key(url).partition("/")[0].partition("?")[0].rpartition("@")[2].partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -76,14 +70,6 @@ class LinkList:
             )
         return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
 
-    def save(self, file: IO[bytes]) -> None:
-        np.savez(file, good=self.good, low=self.low)
-
-    @classmethod
-    def load(cls, path: Path) -> "LinkList":
-        with np.load(path) as file:
-            return cls(file["good"], file["low"])
-
     def reason_against(self, url: str, min_score: float) -> str:
         """Why a document with this URL is dropped, or ""."""
         if not url:
@@ -104,14 +90,7 @@ def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
         for name in COLUMNS if not number and row.values else ():
             checked_column(path, name, list(row.values))
         url, score = (row.values.get(name, "") for name in COLUMNS)
-        yield row.place, url_key(str(url)), _number(score)
-
-
-def _number(value: object) -> float | None:
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
+        yield row.place, url_key(str(url)), number_of(score)
 
 
 def blocked_domains(config: CorpusConfig) -> frozenset[str]:
@@ -149,7 +128,10 @@ def selected(
     """The documents whose domain is not blocked and whose URL was linked with enough score."""
 
     def reason(url: str) -> str:
-        if url and is_blocked(domain_of(url), blocked):
+        domain = (
+            url_key(url).partition("/")[0].partition("?")[0].rpartition("@")[2].partition(":")[0]
+        )
+        if url and is_blocked(domain, blocked):
             return "blocked domain"
         return links.reason_against(url, min_score) if links else ""
 

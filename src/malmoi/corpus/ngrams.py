@@ -6,9 +6,10 @@ process and on every machine, and all words of a text are hashed at once.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from malmoi.system.bits import mix_bits
 from malmoi.system.machine import this_machine
 from malmoi.system.native import native_functions
 
-PIECE_CHARACTERS = 1 << 20  # characters hashed together in numpy
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
 NATIVE = {  # function of ngrams.c → its number of arguments
     **{"hash_words": 10, "ngrams": 5, "signatures": 8, "text_stats": 14},
@@ -46,11 +46,7 @@ class HashedWords:
         native = native_ngrams()
         if native is not None:
             found = np.empty(count, np.uint64)
-            words = np.ascontiguousarray(self.hashes)
-            factors = random_odd(length, seed=1)
-            native["ngrams"](
-                words.ctypes.data, count, factors.ctypes.data, length, found.ctypes.data
-            )
+            native["ngrams"](self.hashes, count, random_odd(length, seed=1), length, found)
             return found
         total = np.zeros(count, np.uint64)
         for place, factor in enumerate(random_odd(length, seed=1)):
@@ -96,7 +92,15 @@ def native_ngrams() -> dict[str, Callable[..., int]] | None:
     """The functions of ngrams.c, where there is a compiler; the numbers are the same without."""
     calls = tuple((f"malmoi_{name}", count) for name, count in NATIVE.items())
     functions = native_functions("malmoi.corpus", "ngrams.c", calls, this_machine())
-    return None if functions is None else dict(zip(NATIVE, functions, strict=True))
+    if functions is None:
+        return None
+    return {name: partial(_run_native, run) for name, run in zip(NATIVE, functions, strict=True)}
+
+
+def _run_native(run: Callable[..., int], *arguments: Any) -> int:
+    """Runs a function of C with pointers to the arrays among its arguments."""
+    whole = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    return run(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in whole))
 
 
 def seeded_hash(text: str, seed: int) -> int:
@@ -151,12 +155,6 @@ def hash_words(text: str) -> HashedWords:
     return HashedTexts.of(TextColumn.of([text])).words
 
 
-def hash_each(texts: Iterable[TextColumn]) -> Iterator[HashedWords]:
-    """Hashes the words of each text."""
-    for column in texts:
-        yield from map(HashedTexts.of(column).part, range(len(column)))
-
-
 def _native_words(call: Callable[..., int], texts: TextColumn) -> tuple[HashedWords, IndexArray]:
     """The words of texts, and each text's last."""
     size = int((texts.characters // 2 + 1).sum())
@@ -164,43 +162,23 @@ def _native_words(call: Callable[..., int], texts: TextColumn) -> tuple[HashedWo
     starts, ends = np.empty((2, size), np.int64)
     lasts = np.empty(len(texts), np.int64)
     tables = (_values(), random_odd(64, seed=2))
-    arrays = (texts.begins, texts.ends, *tables, hashes, starts, ends, lasts)
-    found = call(len(texts), texts.data, *(array.ctypes.data for array in arrays))
+    found_words = (hashes, starts, ends, lasts)
+    found = call(len(texts), texts.data, texts.begins, texts.ends, *tables, *found_words)
     return HashedWords(hashes[:found], starts[:found], ends[:found]), lasts
 
 
 def _plain_words(texts: TextColumn) -> tuple[HashedWords, IndexArray]:
-    """The same in numpy: of all texts joined, a piece at a time."""
-    joined = "\n".join(texts)
-    codes = code_points(joined)
-    parts = [_words(codes[begin:end], begin) for begin, end in _pieces(joined, PIECE_CHARACTERS)]
-    hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+    """The same in numpy, of all texts joined."""
+    codes = np.minimum(code_points("\n".join(texts)), LAST_CODE)
+    values = _values()[codes]
+    inside = np.zeros(len(values) + 2, bool)
+    inside[1:-1] = values != 0
+    starts, ends = np.flatnonzero(inside[1:] != inside[:-1]).reshape(-1, 2).T
+    sizes = np.diff(starts, prepend=0, append=len(codes))
+    places = np.arange(len(codes)) - np.repeat(np.append(0, starts), sizes)
+    values *= random_odd(64, seed=2)[places & 63]
+    hashes = mix_bits(np.add.reduceat(values, starts)) if len(starts) else values[:0]
     begins = (texts.characters + 1).cumsum() - texts.characters - 1
     lasts = np.searchsorted(starts, begins + texts.characters)
     offsets = np.repeat(begins, np.diff(lasts, prepend=0))
     return HashedWords(hashes, starts - offsets, ends - offsets), lasts
-
-
-def _pieces(text: str, size: int) -> Iterator[tuple[int, int]]:
-    begin = 0
-    while len(text) - begin > size:
-        end = text.rfind(" ", begin + size // 2, begin + size) + 1
-        end = end or text.find(" ", begin + size) + 1 or len(text)  # no word is cut
-        yield begin, end
-        begin = end
-    yield begin, len(text)
-
-
-def _words(codes: CodePoints, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
-    values = _values()[np.minimum(codes, LAST_CODE)]
-    inside = np.zeros(len(values) + 2, bool)
-    inside[1:-1] = values != 0
-    edges = np.flatnonzero(inside[1:] != inside[:-1])
-    starts = edges[::2]
-    ends = edges[1::2]
-    if not len(starts):
-        return np.zeros(0, np.uint64), starts, ends
-    sizes = np.append(starts[1:], len(codes)) - starts
-    places = np.arange(starts[0], len(codes)) - np.repeat(starts, sizes)
-    values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
-    return mix_bits(np.add.reduceat(values, starts)), starts + offset, ends + offset

@@ -17,20 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
-from malmoi.corpus.columns import Shard
+from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
-from malmoi.corpus.filter import broken_rules
+from malmoi.corpus.filter import QualityScorer, broken_rules, low_quality
 from malmoi.corpus.links import LinkList, blocked_domains, selected
 from malmoi.corpus.ngrams import HashedTexts, seeded_hash
-from malmoi.corpus.quality import QualityScorer, low_quality
-from malmoi.corpus.stats import Reasons, StepStats, count_control_names
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.untrusted import collection_paused
 
 Loaded = TypeVar("Loaded")
-# by the numbers in twins.npy
+# by the numbers in twins.npz
 DUPLICATE_REASONS = np.array(["", "the same words", "similar words"], object)
 
 
@@ -64,6 +62,11 @@ class BuildFolder:
 def read_account(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path) as file:
+        return dict(file)
 
 
 @collection_paused()
@@ -129,7 +132,7 @@ def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], Reasons]]:
     checks: dict[str, Callable[[HashedTexts], Reasons]] = {}
     if "filter" in work.config.steps:
         checks["filter"] = partial(broken_rules, config=work.config)
-    if (path := work.folder / "quality.npy").is_file():
+    if (path := work.folder / "quality.npz").is_file():
         checks["quality"] = partial(low_quality, scorer=_scorer(path), config=work.config)
     return checks
 
@@ -175,7 +178,8 @@ def json_lines(shard: Shard) -> Iterator[bytes]:
 @cache
 def _selection(work: BuildFolder) -> tuple[LinkList | None, frozenset[str]]:
     path = work.folder / "links.npz"
-    return LinkList.load(path) if path.is_file() else None, blocked_domains(work.config)
+    links = LinkList(**read_arrays(path)) if path.is_file() else None
+    return links, blocked_domains(work.config)
 
 
 def _loaded(load: Callable[[Path], Loaded]) -> Callable[[Path], Loaded]:
@@ -189,5 +193,11 @@ def _menus(path: Path) -> dict[str, frozenset[str]]:
     return {source: frozenset(lines) for source, lines in read_account(path).items()}
 
 
-_scorer = _loaded(QualityScorer.load)
-_benchmarks = _loaded(BenchmarkSets.load)
+@_loaded
+def _scorer(path: Path) -> QualityScorer:
+    return QualityScorer(**read_arrays(path))
+
+
+@_loaded
+def _benchmarks(path: Path) -> BenchmarkSets:
+    return BenchmarkSets({int(length): known for length, known in read_arrays(path).items()})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.sentence_pooling import SentencePooling
+from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.contamination import (
     FindOverlaps,
@@ -36,7 +36,7 @@ from malmoi.metrics import METRICS, score_predictions
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.text.rows import RowSource
-from malmoi.tokenizer.unknown import unknown_note
+from malmoi.tokenizer.extend import unknown_note
 
 logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"

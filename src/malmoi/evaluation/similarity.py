@@ -12,8 +12,8 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import Predictor
-from malmoi.text.column_names import column_named
 from malmoi.text.columns import GuessedColumns, first_rows
+from malmoi.text.records import column_named
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
 # common names of such columns, most likely first

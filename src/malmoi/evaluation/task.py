@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import UsageError
-from malmoi.text.column_names import CHAT_COLUMNS, label_name
 from malmoi.text.columns import split_labels
-from malmoi.text.messages import parse_messages
-from malmoi.text.rows import BadRow, DataRow, as_list
+from malmoi.text.records import CHAT_COLUMNS, label_name
+from malmoi.text.rows import BadRow, DataRow, as_list, parse_messages
 
 KIND_ALIASES = {"write": "writing"}
 # the kinds of task, and their metrics; the first is the one that selects

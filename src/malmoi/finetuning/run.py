@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.checkpoint.sentence_pooling import SentencePooling
+from malmoi.checkpoint.folder import SentencePooling
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind

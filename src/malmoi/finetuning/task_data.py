@@ -48,7 +48,7 @@ from malmoi.messages import joined, msg
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.unknown import unknown_note
+from malmoi.tokenizer.extend import unknown_note
 from malmoi.training.device import choose_execution
 from malmoi.training.losses.distil import Distillation
 

@@ -8,7 +8,7 @@ import torch
 
 from malmoi.adapters import attach_adapter
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.sentence_pooling import SentencePooling
+from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task, read_columns
@@ -19,7 +19,7 @@ from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING, TaskHead
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import with_template
-from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
+from malmoi.tokenizer.extend import add_frame_tokens, frame_with_end, is_framed
 
 SENTENCE_DROPOUT = 0.1  # SimCSE's
 MAX_ROW_TOKENS = 512  # default limit of a row

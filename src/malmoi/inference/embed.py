@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.checkpoint.sentence_pooling import SentencePooling
+from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.batches import model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair

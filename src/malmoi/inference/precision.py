@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.checkpoint.sizes import check_room
+from malmoi.checkpoint.weights import check_room
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.sentence_pooling import SentencePooling
+from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text

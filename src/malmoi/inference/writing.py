@@ -13,7 +13,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.kernels.kv_slots import common_prefix_length
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
-from malmoi.text.messages import Message, parse_messages
+from malmoi.text.rows import Message, parse_messages
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import encode_chat
 from malmoi.tokenizer.padding import length_batches

@@ -91,7 +91,7 @@ def clean_and_dirty(judged: JudgedModel, task: StudyTask, leaked: Path) -> dict[
 
     For both models the dirty items are those that the second one could have seen.
     """
-    from malmoi.corpus.contamination import find_overlaps
+    from malmoi.corpus.decontaminate import find_overlaps
 
     rows = task.load()
     model = load(judged.folder, device=judged.device)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError
 from malmoi.messages import StatusLog, joined, msg
-from malmoi.text.column_names import (
+from malmoi.text.records import (
     CHAT_COLUMNS,
     LABEL_NAMES,
     PAIRS,
@@ -22,6 +22,7 @@ from malmoi.text.column_names import (
     TEXT_NAMES,
     column_named,
     label_name,
+    number_of,
     unnamed_columns,
 )
 from malmoi.text.rows import BadRow, DataRow, RowSource, as_list, rows_of, source_name
@@ -180,17 +181,16 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if given.kind not in (None, "writing"):
         return None
     written = _prompt_columns(table.names, given)
-    if given.kind == "writing":
-        if written is None:
-            raise MalmoiError(
-                "No columns of {where} look like prompts and answers ({names}): name them "
-                "with --text COLUMN --label COLUMN.",
-                where=table.where,
-                names=shown_names(table.names),
-            )
-        return written
+    if written is None and given.kind == "writing":
+        raise MalmoiError(
+            "No columns of {where} look like prompts and answers ({names}): name them "
+            "with --text COLUMN --label COLUMN.",
+            where=table.where,
+            names=shown_names(table.names),
+        )
     named = given.text or given.label
-    return written if not named and written and _has_answers(table, written) else None
+    is_likely = written is not None and not named and _has_answers(table, written)
+    return written if is_likely or given.kind == "writing" else None
 
 
 def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns | None:
@@ -222,9 +222,8 @@ def _has_answers(table: Table, written: GuessedColumns) -> bool:
 
 def _flagged(table: Table, given: GivenColumns) -> GuessedColumns | None:
     """A text and several 0/1 columns, one per label of a multilabel task."""
-    if given.kind not in (None, "multilabel") or given.label is not None:
-        return None
-    if column_named(LABEL_NAMES, table.names):
+    named = given.label or column_named(LABEL_NAMES, table.names)
+    if given.kind not in (None, "multilabel") or named:
         return None
     flags = tuple(n for n in table.names if {str(v).strip() for v in table.column(n)} <= {"0", "1"})
     if len(flags) < 2:
@@ -370,7 +369,7 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
     texts = {
         name: texts
         for name, texts in columns.items()
-        if not all(_is_number(row.get(name)) for row in rows)
+        if len(_numbers([row.get(name) for row in rows])) < len(rows)
     }
     if not texts:
         raise MalmoiError(
@@ -396,7 +395,8 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float(value) for value in values if _is_number(value)]
+    numbers = (number_of(value) for value in values)
+    return [number for number in numbers if number is not None and math.isfinite(number)]
 
 
 def _separator(values: Sequence[Any]) -> str | None:
@@ -418,10 +418,3 @@ def _separates(separator: str, values: Sequence[str]) -> bool:
 def split_labels(value: str, separator: str) -> list[str]:
     """The labels in a cell that has several."""
     return [name for part in value.split(separator) if (name := label_name(part))]
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False

@@ -4,7 +4,7 @@ import hashlib
 import json
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +74,11 @@ class BadLines:
             for line, why in self.lines
         ]
 
+    @property
+    def advice(self) -> str:
+        """What to do about the first of them, if that is not clear."""
+        return repair(self.lines[0][1], Path(self.name))
+
 
 class DocumentReader:
     """The documents of several sources, in order; can be iterated any number of times.
@@ -99,10 +104,6 @@ class DocumentReader:
         return sum(source.size for source in self.sources)
 
     def __iter__(self) -> Iterator[Document]:
-        return self.read()
-
-    def read(self) -> Iterator[Document]:
-        """The documents one by one."""
         for name, texts, places, url in self.batches():
             for text, place in zip(texts, places, strict=True):
                 yield Document(text, name, place, url)
@@ -114,7 +115,12 @@ class DocumentReader:
         """
         self.problems = {}
         self.rules = {}
-        for name, found in _extracted(self._found(), submit or run_now, ahead):
+        given = (
+            (source.name, found)
+            for source in self.sources
+            for found in source.documents(self._options(source.name))
+        )
+        for name, found in _extracted(given, submit or run_now, ahead):
             if isinstance(found, FoundLines):
                 lines = [number for number, text in enumerate(found.texts, found.first) if text]
                 texts = list(filter(None, found.texts))
@@ -122,23 +128,15 @@ class DocumentReader:
                 continue
             if found.page is not None and not found.text:
                 self._bad(name, found.line, NO_TEXT)
-            texts = list(_pieces(found.text))
+            texts = list(_parts(found.text))
             yield DocumentBatch(name, texts, [f"{name}:{found.line}"] * len(texts), found.url)
-
-    def _found(self) -> Iterator[tuple[str, FoundDocument | FoundLines]]:
-        for source in self.sources:
-            name = source.name
-            for found in source.documents(self._want(name)):
-                yield name, found
 
     def _bad(self, name: str, line: int, why: str) -> None:
         self.problems.setdefault(name, BadLines(name)).add(line, why)
 
-    def _want(self, name: str) -> ReadOptions:
-        def remember_rule(rule: str) -> None:
-            self.rules[name] = rule
-
-        return ReadOptions(self._documents, self._text, partial(self._bad, name), remember_rule)
+    def _options(self, name: str) -> ReadOptions:
+        on_rule = partial(self.rules.__setitem__, name)
+        return ReadOptions(self._documents, self._text, partial(self._bad, name), on_rule)
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
@@ -150,7 +148,7 @@ class DocumentReader:
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
             count = plural(bad, "bad record") if web else plural(bad, "bad line")
-            advice = repair(problem.lines[0][1], Path(name)) if bad > MAX_BAD_LINES_SHOWN else ""
+            advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
             said = msg(
                 "{name}: {count} skipped, first {first}.",
                 name=name,
@@ -191,24 +189,17 @@ def require_documents(readers: Sequence[DocumentReader]) -> Iterator[Document]:
         for document in reader:
             empty = False
             yield document
-    if empty:
-        raise _no_text([bad for reader in readers for bad in reader.problems.values()])
-
-
-def _no_text(problems: Sequence[BadLines]) -> MalmoiError:
-    """The error of sources without a document, with the first of the lines that were skipped."""
+    if not empty:
+        return
+    problems = [bad for reader in readers for bad in reader.problems.values()]
     if not problems:
-        return MalmoiError("There is no text to learn from: every source is empty.")
-    first = problems[0]
-    lines = plural(sum(bad.count for bad in problems), "bad line")
+        raise MalmoiError("There is no text to learn from: every source is empty.")
     said = msg(
         "There is no text to learn from: {lines} skipped, such as {first}.",
-        lines=lines,
-        first=first.first[0],
+        lines=plural(sum(bad.count for bad in problems), "bad line"),
+        first=problems[0].first[0],
     )
-    return MalmoiError(
-        joined(" ", filter(None, (said, repair(first.lines[0][1], Path(first.name)))))
-    )
+    raise MalmoiError(joined(" ", filter(None, (said, problems[0].advice))))
 
 
 def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":
@@ -228,11 +219,8 @@ def _extracted(
         if isinstance(one, FoundDocument) and one.page is not None:
             page = submit(main_text, name, one.page)
             one = one._replace(page=b"")  # its memory is free again
-        elif not waiting:
-            yield name, one
-            continue
         waiting.append((name, one, page))
-        while len(waiting) >= ahead or (waiting and waiting[0][2] is None):
+        while waiting and (waiting[0][2] is None or len(waiting) >= ahead):
             yield _with_text(*waiting.popleft())
     for rest in waiting:
         yield _with_text(*rest)
@@ -247,18 +235,14 @@ def _with_text(
     return name, found._replace(text=text, url=found.url or url)
 
 
-def _pieces(text: str) -> Iterable[str]:
-    """The document, unless it is empty; a huge one in parts, split at spaces."""
-    if len(text) > MAX_DOCUMENT_CHARACTERS:
-        return _parts(text)
-    return (text,) if text and not text.isspace() else ()
-
-
 def _parts(text: str) -> Iterator[str]:
+    """The document, unless it is empty; a huge one in parts, split at spaces."""
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
         limit = start + MAX_DOCUMENT_CHARACTERS
         stop = text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, limit) + 1 or limit
         yield text[start:stop]
         start = stop
-    yield from _pieces(text[start:])
+    rest = text[start:] if start else text
+    if rest and not rest.isspace():
+        yield rest

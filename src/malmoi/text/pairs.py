@@ -4,21 +4,25 @@ A pair is read as a document of two lines, the source and the target, so that ev
 documents reads pairs.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
-from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions
-from malmoi.text.lines import read_lines
-from malmoi.text.open_file import whole_items
+from malmoi.text.formats import TABLES, FoundDocument, FoundDocuments, ReadOptions
+from malmoi.text.lines import read_lines, whole_items
+from malmoi.text.records import WantedColumns, checked_column, label_name, read_records
 from malmoi.text.sources import FileSource, format_of
 
-TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".arrow")
 Columns = tuple[str, str]
+NumberedPair = tuple[int, str, str]  # line, source and target
 
 
 def split_pair(text: str) -> list[str]:
@@ -49,65 +53,56 @@ class PairSource:
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
         """Pairs that have text on both sides; the others are reported by their line."""
-        for number, source, target in _aligned(*self._sides(want)):
-            if number == 0:
-                self._check_counts(source, target)
-            elif not source.strip() or not target.strip():
+        is_table = self.source == self.target and format_of(self.source) is not None
+        for number, source, target in self._cells(want) if is_table else self._lines(want):
+            if not source.strip() or not target.strip():
                 empty = "the target is empty" if source.strip() else "the source is empty"
                 want.on_bad_line(number, empty)
             else:
                 yield FoundDocument(f"{_one_line(source)}\n{_one_line(target)}", number)
 
-    def _sides(self, want: ReadOptions) -> tuple[FoundDocuments, FoundDocuments]:
-        kind = format_of(self.source)
-        if self.source != self.target or kind is None:
-            return _lines(self.source, want), _lines(self.target, want)
-        first, second = (
-            whole_items(
-                self.source,
-                FORMATS[kind](self.source, ReadOptions(want.rule, column, bad, want.on_rule)),
-            )
-            for column, bad in zip(self.columns, (want.on_bad_line, _ignore), strict=True)
-        )
-        return first, second
+    def _cells(self, want: ReadOptions) -> Iterator[NumberedPair]:
+        wanted = WantedColumns(tuple(map(label_name, self.columns)), only=True)
+        records = read_records(self.source, want.on_bad_line, wanted)
+        names: list[str] = []
+        for number, record in whole_items(self.source, records):
+            if isinstance(record, str):
+                want.on_bad_line(number, record)
+                continue
+            names = names or [checked_column(self.source, one, record) for one in wanted.names]
+            source, target = (record.get(name) for name in names)
+            if isinstance(source, str) and isinstance(target, str):
+                yield number, source, target
+            else:
+                lacking = names[isinstance(source, str)]
+                want.on_bad_line(number, msg("no text in {column!r}", column=lacking))
 
-    def _check_counts(self, sources: str, targets: str) -> None:
-        """Refuses files of different lengths: no line after the first gap would be a pair."""
-        if self.source != self.target and sources != targets:
-            last = min(int(sources), int(targets))
+    def _lines(self, want: ReadOptions) -> Iterator[NumberedPair]:
+        """Lines that both files have; no line after the first gap would be a pair."""
+        paths = (self.source, self.target)
+        sides = (_numbered(path, side, want) for side, path in enumerate(paths))
+        last = [0, 0]
+        for number, found in groupby(heapq.merge(*sides), key=itemgetter(0)):
+            texts = []
+            for _, side, text in found:
+                last[side] = number
+                texts.append(text)
+            if len(texts) == 2:
+                yield number, texts[0], texts[1]
+        if last[0] != last[1]:
             raise MalmoiError(
                 "{source} has {sources:,} lines and {target} {targets:,}: translations are "
                 "paired line by line, and line {last:,} has no partner.",
                 source=self.source,
-                sources=int(sources),
+                sources=last[0],
                 target=self.target,
-                targets=int(targets),
-                last=last + 1,
+                targets=last[1],
+                last=min(last) + 1,
             )
 
 
-def _ignore(line: int, why: str) -> None:
-    """A table is read once for each column; its bad rows are reported by the first."""
-
-
-def _lines(path: Path, want: ReadOptions) -> FoundDocuments:
-    return (FoundDocument(text, number) for number, text in read_lines(path, want.on_bad_line))
-
-
-def _aligned(sources: FoundDocuments, targets: FoundDocuments) -> Iterator[tuple[int, str, str]]:
-    """Yields line, source and target where both have a line; last (0, and both last lines)."""
-    sides = (sources, targets)
-    heads = [next(side, None) for side in sides]
-    last = [0, 0]
-    while at := min((head.line for head in heads if head is not None), default=0):
-        texts = [head.text for head in heads if head is not None and head.line == at]
-        if len(texts) == 2:
-            yield at, texts[0], texts[1]
-        for i, head in enumerate(heads):
-            if head is not None and head.line == at:
-                last[i] = at
-                heads[i] = next(sides[i], None)
-    yield 0, str(last[0]), str(last[1])
+def _numbered(path: Path, side: int, want: ReadOptions) -> Iterator[tuple[int, int, str]]:
+    return ((number, side, text) for number, text in read_lines(path, want.on_bad_line))
 
 
 def _one_line(text: str) -> str:

@@ -1,30 +1,38 @@
 """Rows of labelled data: tables, JSON lines and JSON files in any known encoding, or in memory."""
 
 import ast
+import json
 import math
 import re
-import zipfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.messages import msg, plural
+from malmoi.errors import UsageError, nearest
+from malmoi.messages import msg
 from malmoi.system.untrusted import parse
-from malmoi.text.column_names import label_name
-from malmoi.text.dialect import (
-    Dialect,
-    UnquotedTabs,
-    comma_dialect,
-    missing_header,
-    named_cells,
-    tab_dialect,
+from malmoi.text.lines import (
+    COMPRESSED,
+    read_lines,
+    refuse_bad_lines,
+    uncompressed_name,
+    whole_items,
+    whole_text,
 )
-from malmoi.text.formats import json_objects, parquet_batches, parquet_file
-from malmoi.text.lines import read_lines, refuse_bad_lines, whole_text
-from malmoi.text.open_file import COMPRESSED, require_real_size, uncompressed_name, whole_items
+from malmoi.text.records import (
+    RECORD_READERS,
+    Dialect,
+    Records,
+    UnquotedTabs,
+    WantedColumns,
+    check_header,
+    label_name,
+    number_of,
+    parse_json_lines,
+    read_records,
+    table_records,
+)
 
 
 class TableLike(Protocol):
@@ -103,11 +111,8 @@ class DataRow:
         found = self.label(name)
         if found is None:
             return None
-        try:
-            value = float(found)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
+        value = number_of(found)
+        if value is None or not math.isfinite(value):
             raise BadRow(
                 self.place, "{name!r} must be a number, not {found!r:.40}", name=name, found=found
             )
@@ -143,31 +148,8 @@ def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
-    names, rows = named_cells(path, dialect, refuse_bad_lines(path), header)
-    _check_header(f"{path}:1", names)
-    for line, last, values in rows:  # a quoted field may span lines
-        if len(values) == len(names):
-            yield DataRow(dict(zip(names, values, strict=True)), f"{path}:{line}")
-            continue
-        fields = plural(len(values), "field")
-        why = msg("{fields} where there should be {names}", fields=fields, names=len(names))
-        if last > line:
-            why = msg(
-                "{fields} where there should be {names} (a quote that opens here "
-                "continues to line {before})",
-                fields=fields,
-                names=len(names),
-                before=last,
-            )
-        yield BrokenRow({}, f"{path}:{line}", why)
-
-
-def _check_header(where: str, names: Sequence[str]) -> None:
-    for name, count in Counter(filter(None, names)).items():
-        if count > 1:
-            raise MalmoiError(
-                "{where} has two columns {name!r}; rename one of them.", where=where, name=name
-            )
+    bad = refuse_bad_lines(path)
+    return _rows(path, table_records(path, bad, WantedColumns(), dialect, header))
 
 
 @dataclass(frozen=True)
@@ -184,22 +166,23 @@ class BrokenRow(DataRow):
         raise BadRow(self.place, self.why)
 
 
+def _rows(name: object, records: Records) -> Iterator[DataRow]:
+    for number, record in records:
+        place = f"{name}:{number}"
+        if isinstance(record, str):
+            yield BrokenRow({}, place, record)
+        else:
+            yield DataRow(record, place)
+
+
 def json_line_rows(path: Path) -> Iterator[DataRow]:
-    """Yields one row per line of a JSON lines file."""
+    """Yields one row per line of a file of JSON lines, whatever its name."""
     return parse_json_rows(text_lines(path), str(path))
 
 
 def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[DataRow]:
     """Parses numbered JSON lines from memory; `name` is their source."""
-    for number, value in json_objects(numbered):
-        yield _object_row(value, f"{name}:{number}")
-
-
-def _object_row(value: Any, place: str) -> DataRow:
-    """An object as a row, or the error as text."""
-    if isinstance(value, dict):
-        return DataRow(value, place)
-    return BrokenRow({}, place, value if isinstance(value, str) else "not a JSON object")
+    return _rows(name, parse_json_lines(numbered))
 
 
 def json_value(path: Path) -> Any:
@@ -207,79 +190,22 @@ def json_value(path: Path) -> Any:
     return parse(whole_text(path, refuse_bad_lines(path)), str(path))
 
 
-def json_array_rows(path: Path) -> Iterator[DataRow]:
-    """Yields the objects of a file that is one JSON array; rows are numbered from 1."""
-    values = json_value(path)
-    if not isinstance(values, list):
-        raise MalmoiError("{path} must hold a JSON array.", path=path)
-    for number, value in enumerate(values, start=1):
-        yield _object_row(value if isinstance(value, dict) else None, f"{path}:{number}")
-
-
-def parquet_rows(path: Path) -> Iterator[DataRow]:
-    """Yields the rows of a Parquet file, numbered from 1."""
-    file = parquet_file(path)
-    _check_header(f"{path}:1", file.schema_arrow.names)
-    rows = (values for batch in parquet_batches(path, file) for values in batch.to_pylist())
-    for number, values in enumerate(rows, start=1):
-        yield DataRow(values, f"{path}:{number}")
-
-
-def excel_rows(path: Path) -> Iterator[DataRow]:
-    """Yields the rows of a workbook's first sheet, with the numbers that Excel shows."""
-    try:
-        from openpyxl import load_workbook
-    except ImportError as error:
-        raise MalmoiError(
-            "{path} needs the package openpyxl: pip install openpyxl.", path=path
-        ) from error
-    with zipfile.ZipFile(path) as parts:
-        require_real_size(path, sum(part.file_size for part in parts.infolist()))
-    book = load_workbook(path, read_only=True, data_only=True)
-    rows = book.worksheets[0].iter_rows(values_only=True)
-    names = [label_name(name) if name is not None else "" for name in next(rows, ())]
-    _check_header(f"{path}:1", names)
-    for number, values in enumerate(rows, start=2):
-        if any(value is not None for value in values):
-            cells = {name: cell for name, cell in zip(names, values, strict=False) if name}
-            yield DataRow(cells, f"{path}:{number}")
-    book.close()
-
-
-DIALECTS = {".tsv": tab_dialect, ".txt": tab_dialect, ".csv": comma_dialect}
-ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
-    ".jsonl": json_line_rows,
-    ".json": json_array_rows,
-    ".parquet": parquet_rows,
-    ".xlsx": excel_rows,
-}
-ROW_FORMATS = (*DIALECTS, *ROW_READERS)
-
-
 def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
     if not has_rows(path):
-        kinds = f"{' '.join(ROW_FORMATS)}, also {' '.join(COMPRESSED)}"
+        kinds = f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}"
         raise UsageError(
             "{path} has an unknown format: its name should end in one of {kinds}.",
             path=path,
             kinds=kinds,
         )
-    return whole_items(path, _read_rows(path, named))
-
-
-def _read_rows(path: Path, named: Iterable[str]) -> Iterator[DataRow]:
-    suffix = uncompressed_name(path).suffix
-    if suffix not in DIALECTS:
-        yield from ROW_READERS[suffix](path)
-        return
-    dialect = DIALECTS[suffix](path)
-    yield from table_rows(path, missing_header(path, dialect, named), dialect)
+    wanted = WantedColumns(list(named))
+    return whole_items(path, _rows(path, read_records(path, refuse_bad_lines(path), wanted)))
 
 
 def has_rows(path: Path) -> bool:
     """Whether a file of this name is a table."""
-    return uncompressed_name(path).suffix in ROW_FORMATS
+    return uncompressed_name(path).suffix in RECORD_READERS
 
 
 # ------------------------------------------------------------------ rows in memory
@@ -317,7 +243,7 @@ def records_of(table: Any) -> list[dict[str, Any]]:
     Numbers that a `datasets.Dataset` has names for (a `ClassLabel`) become these names.
     """
     if hasattr(table, "columns"):
-        _check_header(msg("The table"), list(map(str, table.columns)))
+        check_header(msg("The table"), list(map(str, table.columns)))
         if hasattr(table, "to_dicts"):  # polars
             table = table.to_dicts()
         elif hasattr(table, "to_dict"):  # pandas
@@ -345,3 +271,33 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else value  # numpy's arrays and numbers
+
+
+# ------------------------------------------------------------------ conversations
+
+SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant"}  # ShareGPT's roles
+Message = dict[str, str]  # role, content
+
+
+def parse_messages(given: Any) -> list[Message]:
+    """A conversation as [{"role": …, "content": …}], also from JSON text or ShareGPT's names."""
+    found = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            found = None
+    if not isinstance(found, list) or not found:
+        raise UsageError("a conversation is a list of messages, not {given!r:.60}", given=given)
+    return [_message(one) for one in found]
+
+
+def _message(one: Any) -> Message:
+    values = one if isinstance(one, Mapping) else {}
+    role = values.get("role") or values.get("from")
+    content = values.get("content", values.get("value"))
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise UsageError(
+            "a message needs a role and a content, both texts, not {one!r:.60}", one=one
+        )
+    return {"role": SPEAKERS.get(role, role), "content": content}

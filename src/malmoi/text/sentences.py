@@ -8,7 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from malmoi.errors import MalmoiError, require_known
+from malmoi.errors import require_known
+from malmoi.system.packages import optional_package
 
 _OPENING = "\"'“‘([『「《〈"
 _CLOSING = "\"'”’»)]』」》〉"
@@ -97,12 +98,7 @@ class KiwiSplitter:
     """Splits Korean by kiwipiepy's morphological analysis: slower and more accurate."""
 
     def __init__(self) -> None:
-        try:
-            import kiwipiepy
-        except ImportError as error:
-            raise MalmoiError(
-                "Splitting with kiwi needs the package kiwipiepy: pip install kiwipiepy."
-            ) from error
+        kiwipiepy = optional_package("kiwipiepy", "Splitting Korean")
         self._kiwi: Any = kiwipiepy.Kiwi()
         self.name = f"kiwi {kiwipiepy.__version__}"
 

@@ -7,25 +7,25 @@ import sys
 import tempfile
 import unicodedata
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, first_line, require_known
+from malmoi.system.packages import optional_package
 from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import (
     FORMATS,
     FoundDocument,
     FoundDocuments,
-    FoundLines,
     ReadOptions,
-    checked_column,
-    read_plain_blocks,
-    text_cells,
+    column_documents,
 )
-from malmoi.text.open_file import COMPRESSED, open_bytes, uncompressed_name, whole_items
+from malmoi.text.lines import COMPRESSED, open_bytes, uncompressed_name, whole_items
+from malmoi.text.records import checked_column
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
@@ -40,7 +40,7 @@ class TextSource(Protocol):
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
-    def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]: ...
+    def documents(self, want: ReadOptions) -> FoundDocuments: ...
     def fingerprint(self) -> list[Any]: ...
 
 
@@ -59,9 +59,8 @@ class FileSource:
     def size(self) -> int:
         return self.path.stat().st_size
 
-    def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
-        read = read_plain_blocks if self.kind == ".txt" else READERS[self.kind]
-        return whole_items(self.path, read(self.path, want))
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        return whole_items(self.path, READERS[self.kind](self.path, want))
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()
@@ -70,48 +69,46 @@ class FileSource:
         return [str(self.path.resolve()), about.st_size, about.st_mtime_ns]
 
 
-class StandardInput:
+@dataclass(frozen=True)
+class OtherSource:
+    """A source that is no file of the user's."""
+
+    name: str
+    size: int
+    documents: Callable[[ReadOptions], FoundDocuments]
+    fingerprint: Callable[[], list[Any]]
+
+
+def _standard_input() -> OtherSource:
     """Standard input, spooled to a temporary file so that it can be read again."""
-
-    name = "-"
-
-    def __init__(self) -> None:
-        self._spool = Path(tempfile.mkdtemp(prefix="malmoi-")) / "stdin.txt"
-        weakref.finalize(self, shutil.rmtree, self._spool.parent, ignore_errors=True)
-        digest = hashlib.sha256()
-        with self._spool.open("wb") as spool:
-            while piece := sys.stdin.buffer.read(1 << 20):
-                digest.update(piece)
-                spool.write(piece)
-        self._digest = digest.hexdigest()
-
-    @property
-    def size(self) -> int:
-        return self._spool.stat().st_size
-
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        return FORMATS[".txt"](self._spool, want)
-
-    def fingerprint(self) -> list[Any]:
-        return ["-", self._digest]
+    spool = Path(tempfile.mkdtemp(prefix="malmoi-")) / "stdin.txt"
+    with spool.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    with spool.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    source = OtherSource(
+        "-", spool.stat().st_size, partial(FORMATS[".txt"], spool), lambda: ["-", digest]
+    )
+    weakref.finalize(source, shutil.rmtree, spool.parent, ignore_errors=True)
+    return source
 
 
 SOTU_MESSAGES = Path(__file__).parent / "sotu" / "messages.jsonl.xz"
 
 
-@dataclass(frozen=True)
-class SotuSource:
+def _sotu() -> OtherSource:
     """249 State of the Union messages, 12 MB, in the public domain and part of this package."""
+    name = "builtin:sotu"
+    return OtherSource(
+        name,
+        12 << 20,
+        lambda want: _numbered(message["text"] for message in sotu_messages()),
+        lambda: [name, [message["name"] for message in sotu_messages()]],
+    )
 
-    name: str = "builtin:sotu"
-    size: int = 12 << 20
 
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        messages = enumerate(sotu_messages(), start=1)
-        return (FoundDocument(message["text"], number) for number, message in messages)
-
-    def fingerprint(self) -> list[Any]:
-        return [self.name, [message["name"] for message in sotu_messages()]]
+def _numbered(texts: Iterable[str]) -> FoundDocuments:
+    return (FoundDocument(text, number) for number, text in enumerate(texts, start=1))
 
 
 def sotu_messages() -> Iterator[dict[str, Any]]:
@@ -123,25 +120,16 @@ def sotu_messages() -> Iterator[dict[str, Any]]:
 KOREAN_TEXTS = Path(__file__).parent / "korean"  # written for Malmoi; a file is a topic
 
 
-@dataclass(frozen=True)
-class KoreanSource:
+def _korean() -> OtherSource:
     """Short Korean pieces on six topics, part of this package and under its licence."""
-
-    name: str = "builtin:korean"
-
-    @property
-    def size(self) -> int:
-        return sum(source.size for source in self._files())
-
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        pieces = [piece for source in self._files() for piece in korean_pieces(source.path)]
-        return (FoundDocument(piece, number) for number, piece in enumerate(pieces, start=1))
-
-    def fingerprint(self) -> list[Any]:
-        return [self.name, *(source.fingerprint() for source in self._files())]
-
-    def _files(self) -> list[FileSource]:
-        return _in_folder(KOREAN_TEXTS)
+    name = "builtin:korean"
+    files = _in_folder(KOREAN_TEXTS)
+    return OtherSource(
+        name,
+        sum(file.size for file in files),
+        lambda want: _numbered(piece for file in files for piece in korean_pieces(file.path)),
+        lambda: [name, *(file.fingerprint() for file in files)],
+    )
 
 
 def korean_pieces(path: Path) -> list[str]:
@@ -149,79 +137,62 @@ def korean_pieces(path: Path) -> list[str]:
     return path.read_text("utf-8").strip().split("\n\n")
 
 
-BUILT_IN: dict[str, Callable[[], TextSource]] = {
-    "builtin:sotu": SotuSource,
-    "builtin:korean": KoreanSource,
-}
+BUILT_IN: dict[str, Callable[[], TextSource]] = {"builtin:sotu": _sotu, "builtin:korean": _korean}
 
 
-class HubDataset:
+def _hub_dataset(name: str) -> OtherSource:
     """A Hugging Face data set: hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT (default: train)."""
+    dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
+    load_dataset = optional_package("datasets", name).load_dataset
+    try:
+        data = load_dataset(dataset, config or None, split=split or "train")
+    # the hub raises many kinds of errors; all mean that the data set is unavailable
+    except Exception as error:
+        raise MalmoiError(
+            "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
+        ) from error
 
-    def __init__(self, name: str):
-        self.name = name
-        try:
-            import datasets
-        except ImportError as error:
-            raise MalmoiError(
-                "{name} needs the package datasets: pip install datasets.", name=name
-            ) from error
-        dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
-        try:
-            self._data = datasets.load_dataset(dataset, config or None, split=split or "train")
-        # the hub raises many kinds of errors; all mean that the data set is unavailable
-        except Exception as error:
-            raise MalmoiError(
-                "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
-            ) from error
+    def documents(want: ReadOptions) -> FoundDocuments:
+        checked_column(name, want.column, data.column_names)
+        read = [column for column in data.column_names if column in (want.column, "url")]
+        return column_documents(name, enumerate(data.select_columns(read), start=1), want)
 
-    @property
-    def size(self) -> int:
-        return int(self._data.dataset_size or 0)
-
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        name = checked_column(self.name, want.column, self._data.column_names)
-        yield from text_cells((row[name] for row in self._data.select_columns([name])), want)
-
-    def fingerprint(self) -> list[Any]:
-        return [self.name, self._data._fingerprint]
+    return OtherSource(
+        name, int(data.dataset_size or 0), documents, lambda: [name, data._fingerprint]
+    )
 
 
 def resolve_source(given: str) -> list[TextSource]:
     """Resolves a command line argument to its sources."""
     if given == "-":
-        return [StandardInput()]
+        return [_standard_input()]
     if given.startswith("builtin:"):
         require_known(given, BUILT_IN, "There is no built-in corpus {name!r}.{hint}")
         return [BUILT_IN[given]()]
-    if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
-        return [HubDataset(given)]
+    folder = Path(given.removeprefix("hf:")).expanduser()
+    # a folder that `save_to_disk` of the datasets library wrote is read without it
+    is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    if given.startswith("hf:") and not is_saved:
+        return [_hub_dataset(given)]
     return [*_on_disk(given.removeprefix("hf:"))]
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of the datasets library."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _on_disk(given: str) -> list[FileSource]:
     path = _as_spelt(Path(given).expanduser())
     if path.is_dir():
         found = _in_folder(path)
-        if not found:
-            raise MalmoiError(
-                "The folder {path} has no file in a known format ({known}).",
-                path=path,
-                known=_known(),
-            )
-        return found
-    if path.exists() or not any(sign in given for sign in "*?["):
+    elif path.exists() or not any(sign in given for sign in "*?["):
         require_path(path)
-        return [_file(path)]
-    matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-    found = [_file(match) for match in sorted(matches) if match.is_file()]
+        found = [_file(path)]
+    else:
+        matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+        found = [_file(match) for match in sorted(matches) if match.is_file()]
     if not found:
-        raise MalmoiError("No file matches {given!r}.", given=given)
+        raise MalmoiError(
+            "No file matches {given!r}: text is in files of the formats {known}.",
+            given=given,
+            known=_known(),
+        )
     return found
 
 

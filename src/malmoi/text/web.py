@@ -1,23 +1,212 @@
-"""Web pages as documents: HTML files, and the records of WARC and WET files, with their URLs."""
+"""Web pages as documents: HTML files, and the records of WARC and WET files, with their URLs.
+
+WARC records (ISO 28500) are streamed; a damaged one is reported and reading resumes behind it. A
+.gz file has a gzip member per record, so a damaged member costs its own record alone; in one member
+that holds everything, what follows the damage cannot be read.
+"""
 
 import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from malmoi.errors import MalmoiError
 from malmoi.messages import msg
+from malmoi.system.packages import optional_package
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
-from malmoi.text.lines import decode_sample
-from malmoi.text.open_file import open_bytes
-from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
+from malmoi.text.lines import OnBadLine, decode_sample, open_bytes
+
+READ_BYTES = 1 << 16
+MAX_PIECE_BYTES = 1 << 20  # decompressed at once
+MAX_HEADER_BYTES = 1 << 16
+MAX_RECORD_BYTES = 1 << 26  # a longer record is no page; it is skipped and reported
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_WBITS = 31
+# where a record begins: its version, then the name of its first field
+_BEGIN = re.compile(rb"WARC/\d\.\d\r?\n[\w-]+:")
+_BEGIN_BYTES = 64  # enough to hold that
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+
+
+@dataclass(frozen=True)
+class WarcRecord:
+    """One record: its number in the file, its fields by lower-case name, and its content."""
+
+    number: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def type(self) -> str:
+        return self.headers.get("warc-type", "")
+
+    @property
+    def url(self) -> str:
+        return self.headers.get("warc-target-uri", "").strip("<>")
+
+
+def read_records(path: Path, bad: OnBadLine) -> Iterator[WarcRecord]:
+    """Yields the complete records of a file; damaged ones go to `bad` with their number."""
+    by_member = path.suffix == ".gz"
+    with open_bytes(path, decompress=not by_member) as stream:
+        plain = iter(lambda: stream.read(READ_BYTES), b"")
+        yield from _Records(_members(stream) if by_member else plain, bad).read()
+
+
+def _members(stream: IO[bytes]) -> Iterator[bytes | str]:
+    """Decompresses the gzip members of a file, and says where one is damaged."""
+    rest = b""
+    while True:
+        begin = stream.tell() - len(rest)
+        inflate = zlib.decompressobj(_GZIP_WBITS)
+        try:
+            while not inflate.eof:
+                chunk = rest or stream.read(READ_BYTES)
+                if not chunk and stream.tell() == begin:
+                    return
+                if not chunk:
+                    raise zlib.error("it is truncated")
+                piece = inflate.decompress(chunk, MAX_PIECE_BYTES)
+                rest = inflate.unconsumed_tail or inflate.unused_data
+                yield piece
+        except zlib.error as error:
+            yield msg(
+                "the gzip member at byte {begin:,} is damaged ({error})", begin=begin, error=error
+            )
+            if not _seek_member(stream, begin + 1):
+                return
+            rest = b""
+
+
+def _seek_member(stream: IO[bytes], begin: int) -> bool:
+    """Moves to the first gzip member from `begin` on that starts with a WARC record."""
+    while True:
+        stream.seek(begin)
+        head = stream.read(READ_BYTES)
+        at = head.find(_GZIP_MAGIC)
+        if at == 0 and _starts_record(head):
+            stream.seek(begin)
+            return True
+        if at < 0 and len(head) < READ_BYTES:
+            return False
+        begin += max(at, 1) if at >= 0 else len(head) - len(_GZIP_MAGIC) + 1
+
+
+def _starts_record(member: bytes) -> bool:
+    try:
+        return zlib.decompressobj(_GZIP_WBITS).decompress(member, 8).startswith(b"WARC/")
+    except zlib.error:
+        return False
+
+
+class _Records:
+    """Splits chunks into records; only the record being read is held in memory."""
+
+    def __init__(self, chunks: Iterator[bytes | str] | Iterator[bytes], bad: OnBadLine):
+        self._chunks = chunks
+        self._bad = bad
+        self._buffer = bytearray()
+        self._number = 0
+        # what comes after the buffer: None, more bytes; a text, damage; "", nothing
+        self._end: str | None = None
+
+    def read(self) -> Iterator[WarcRecord]:
+        while self._end != "":
+            self._end = None
+            is_reported = False
+            while self._skip_newlines():
+                self._number += 1
+                try:
+                    yield self._record()
+                except _BadRecord as reason:
+                    self._seek_record()
+                    is_reported = bool(self._end) and not self._buffer
+                    self._bad(self._number, str(self._end if is_reported else reason))
+            if self._end and not is_reported:  # nothing of the record could be read
+                self._number += 1
+                self._bad(self._number, self._end)
+
+    def _record(self) -> WarcRecord:
+        header = self._header()
+        lines = self._buffer[:header].decode("utf-8", "replace").split("\n")
+        fields = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+        if not headers.get("warc-type"):
+            raise _BadRecord("its WARC-Type is missing")
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise _BadRecord("its Content-Length is missing")
+        if len(length) > 18 or int(length) > MAX_RECORD_BYTES:
+            raise _BadRecord(msg("its Content-Length is {length}", length=length))
+        end = header + int(length)
+        if not self._fill(end) or not self._ends_at(end):
+            raise _BadRecord("its Content-Length is wrong")
+        body = bytes(self._buffer[header:end])
+        del self._buffer[:end]
+        return WarcRecord(self._number, headers, body)
+
+    def _header(self) -> int:
+        """The size of the header, with the blank line after it."""
+        while not (found := _BLANK_LINE.search(self._buffer)):
+            if len(self._buffer) > MAX_HEADER_BYTES or not self._fill(len(self._buffer) + 1):
+                raise _BadRecord("its header has no end")
+        begins = [match.start() for match in _BEGIN.finditer(self._buffer, 0, found.end())]
+        if begins != [0]:
+            raise _BadRecord("its header is damaged")
+        return found.end()
+
+    def _ends_at(self, end: int) -> bool:
+        """Whether two newlines, another record or the end of the file come there."""
+        self._fill(end + _BEGIN_BYTES)
+        rest = bytes(self._buffer[end : end + _BEGIN_BYTES])
+        if rest == b"\r\n\r\n" or rest.startswith(b"\r\n\r\nWARC/"):
+            return True
+        # newlines are missing or other bytes follow: it is whole unless it holds another's header
+        likely = rest.startswith(b"\r\n\r\n") or rest.lstrip(b"\r\n")[:5] in (b"", b"WARC/")
+        return likely and not _BEGIN.search(self._buffer, 1, end)
+
+    def _skip_newlines(self) -> bool:
+        """Moves to the next byte that is no newline; False at the end."""
+        while self._fill(1):
+            self._buffer = self._buffer.lstrip(b"\r\n")
+            if self._buffer:
+                return True
+        return False
+
+    def _seek_record(self) -> None:
+        """Moves to the beginning of the next record, or to the end."""
+        start = 1
+        while not (found := _BEGIN.search(self._buffer, start)):
+            if len(self._buffer) > _BEGIN_BYTES:
+                del self._buffer[:-_BEGIN_BYTES]
+                start = 0
+            if not self._fill(len(self._buffer) + 1):
+                self._buffer.clear()
+                return
+        del self._buffer[: found.start()]
+
+    def _fill(self, size: int) -> bool:
+        """Reads until the buffer has `size` bytes; False if there are fewer before its end."""
+        while len(self._buffer) < size and self._end is None:
+            chunk = next(self._chunks, "")
+            if isinstance(chunk, str):
+                self._end = chunk
+            else:
+                self._buffer += chunk
+        return len(self._buffer) >= size
+
+
+class _BadRecord(Exception):
+    """What is wrong with a record."""
+
+
+# ------------------------------------------------------------------ pages
 
 NO_TEXT = "no main text was found"
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _CANONICAL = '//link[@rel="canonical"]/@href | //meta[@property="og:url"]/@content'
-_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[^\r\n]*\r?\n")
 
 
@@ -51,27 +240,15 @@ def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
 
 def main_text(name: str, page: bytes) -> tuple[str, str]:
     """A page's main text and canonical URL ("" where it has none)."""
-    trafilatura = _trafilatura(name)
+    trafilatura = optional_package("trafilatura", name, "trafilatura lxml_html_clean")
+    # a page without text is reported by its place, not by trafilatura's own log
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     tree: Any = trafilatura.load_html(page)
     if tree is None:
         return "", ""
     links = tree.xpath(_CANONICAL)
     text = trafilatura.extract(tree, include_comments=False)
     return text or "", str(links[0]) if links else ""
-
-
-def _trafilatura(name: str) -> Any:
-    try:
-        import trafilatura
-    except ImportError as error:
-        raise MalmoiError(
-            "{name} needs two packages ({error}): pip install trafilatura lxml_html_clean.",
-            name=name,
-            error=error,
-        ) from error
-    # a page without text is reported by its place, not by trafilatura's own log
-    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    return trafilatura
 
 
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:

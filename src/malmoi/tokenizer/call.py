@@ -1,6 +1,5 @@
 """Calling a tokenizer as transformers' are called: padded rows for a model, in one dict."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -26,35 +25,17 @@ class CallOptions(TypedDict, total=False):
     add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
 
 
-def limit_of(options: CallOptions, longest: int | None) -> int | None:
-    """The most tokens of a row; refuses options that a tokenizer does not have."""
-    for name in options:
-        if name not in CallOptions.__annotations__:
-            known = ", ".join(CallOptions.__annotations__)
-            raise UsageError(
-                "A tokenizer has no option {name!r} when it is called: {known}.",
-                name=name,
-                known=known,
-            )
-    length = options.get("max_length")
-    return length if length is not None else longest
-
-
-def padded_width(lengths: Iterable[int], limit: int | None, padding: bool | str) -> int:  # noqa: FBT001
-    """The length to which rows are padded."""
-    if padding in (True, "longest"):
-        return max(lengths, default=0)
-    if padding != "max_length":
+def pad_rows(
+    rows: Rows, padding: object, limit: int | None, pad: int | None, *, left: bool
+) -> Rows:
+    """The rows, each padded to the longest or to the limit."""
+    if padding not in (True, "longest", "max_length"):
         raise UsageError(
             "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
         )
-    if limit is None:
+    width = limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0)
+    if width is None:
         raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
-    return limit
-
-
-def padded(rows: Rows, pad: int | None, width: int, *, left: bool) -> Rows:
-    """The rows, each padded to this width."""
     if pad is None:
         raise UsageError(
             "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import msg
-from malmoi.system.result import PlainValue, plain
+from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
-from malmoi.tokenizer import control, hf_files, pipeline
+from malmoi.tokenizer import hf_files, pipeline
 from malmoi.tokenizer.call import (
     TENSORS,
     ArrayRows,
@@ -28,18 +28,22 @@ from malmoi.tokenizer.call import (
     TensorRows,
     as_arrays,
     as_tensors,
-    limit_of,
-    padded,
-    padded_width,
+    pad_rows,
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
-from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, split_long_text, truncate_to_tokens
-from malmoi.tokenizer.hf_settings import special_names
-from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
-from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
-
-if TYPE_CHECKING:
-    from malmoi.tokenizer.marian import MarianPieces
+from malmoi.tokenizer.chunks import (
+    CHUNK_CHARACTERS,
+    Offsets,
+    load_kiwi,
+    mark_morphemes,
+    moved_offsets,
+    split_long_text,
+    truncate_to_tokens,
+    widened,
+    without_marks,
+)
+from malmoi.tokenizer.hf_settings import special_names, write_tokenizer
+from malmoi.tokenizer.sentencepiece_model import MarianPieces
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
@@ -100,7 +104,7 @@ class Tokenizer:
         self,
         rust: Rust,
         settings: dict[str, Any] | None = None,
-        pieces: "MarianPieces | None" = None,
+        pieces: MarianPieces | None = None,
         where: str = "given here",
     ) -> None:
         """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
@@ -136,7 +140,7 @@ class Tokenizer:
         if pieces is None and pipeline.has_marked_pieces(state):
             raise MalmoiError("This tokenizer is not whole without its SentencePiece models.")
         self._composes = pipeline.composes(state)
-        self.control_tokens = control.control_names(state, names, self._vocab)
+        self.control_tokens = pipeline.control_names(state, names, self._vocab)
         # an unknown word is text: [UNK] is no control token, unless it has another role too
         roles = {id for role, id in vars(self.specials).items() if role != "unk"}
         unknown = {self.specials.unk} - roles
@@ -163,7 +167,7 @@ class Tokenizer:
         """The tokenizer of what a Marian writes, which has the same ids; of others, itself."""
         if self._pieces is None:
             return self
-        return Tokenizer(self._rust, self.settings, self._pieces.of_target())
+        return Tokenizer(self._rust, self.settings, replace(self._pieces, side="target"))
 
     @property
     def chat_template(self) -> PlainValue:
@@ -283,18 +287,17 @@ class Tokenizer:
     ) -> list[TokenRow]:
         """Only the tokens and segments of `encode_batch`, in a fraction of its memory."""
         self._check(texts, pairs, max_tokens, specials=True)
-        with encoding_explained(texts, pairs or ()):
-            texts = self._marked(texts)
-            pairs = None if pairs is None else self._marked(pairs)
-        inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the fast method may lose which text of a pair a token belongs to
         rust = self._text_only
         encode = rust.encode_batch_fast if pairs is None else rust.encode_batch
         found = []
-        for start in range(0, len(inputs), TEXTS_PER_CALL):
-            with encoding_explained(texts, pairs or ()):
+        with encoding_explained(texts, pairs or ()):
+            firsts = self._marked(texts)
+            both = firsts if pairs is None else zip(firsts, self._marked(pairs), strict=True)
+            inputs: list[Any] = list(both)
+            for start in range(0, len(inputs), TEXTS_PER_CALL):
                 encoded = encode(inputs[start : start + TEXTS_PER_CALL], add_special_tokens=True)
-            found += [_row(one, max_tokens) for one in encoded]
+                found += [_row(one, max_tokens) for one in encoded]
         return found
 
     def ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
@@ -304,12 +307,11 @@ class Tokenizer:
         busy.
         """
         check_texts(texts, "texts")
-        with encoding_explained(texts):
-            texts = list(self._marked(texts, parse_special=parse_special))
-        pieces = [list(split_long_text(text)) if self._splits else [text] for text in texts]
-        flat = [piece for some in pieces for piece in some]
         rust = self._parsing if parse_special else self._text_only
         with encoding_explained(texts):
+            marked = self._marked(texts, parse_special=parse_special)
+            pieces = [list(split_long_text(text)) if self._splits else [text] for text in marked]
+            flat = [piece for some in pieces for piece in some]
             encoded = rust.encode_batch_fast(flat, add_special_tokens=False)
         if len(flat) == len(texts):
             return [one.ids for one in encoded]
@@ -383,8 +385,6 @@ class Tokenizer:
 
     def save(self, folder: str | Path, *, segments: bool = True) -> None:
         """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
-        from malmoi.tokenizer.save import write_tokenizer
-
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
         write_tokenizer(self._rust, self.settings | inputs, names, Path(folder), self._pieces)
@@ -438,13 +438,16 @@ class Tokenizer:
         return_tensors: None = None,
         **options: Unpack[CallOptions],
     ) -> Rows: ...
-    def __call__(
+    def __call__(  # noqa: PLR0913  # as transformers' tokenizers have them
         self,
         text: str | Sequence[str],
         text_pair: str | Sequence[str] | None = None,
         *,
         return_tensors: Literal["pt", "np"] | None = None,
-        **options: Unpack[CallOptions],
+        padding: bool | Literal["longest", "max_length"] = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
     ) -> TensorRows | ArrayRows | Rows | dict[str, list[int]]:
         """Model inputs in the format of transformers' tokenizers.
 
@@ -464,34 +467,29 @@ class Tokenizer:
             )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
-        rows = self._call_rows(texts, pairs, options)
+        limit = self.model_max_length if max_length is None else max_length
+        encodings = self.encode_batch(
+            texts,
+            pairs,
+            max_tokens=limit if truncation else None,
+            specials=add_special_tokens,
+            parse_special=True,
+        )
+        rows = self._model_inputs(encodings)
+        if padding:
+            left = self.settings.get("padding_side") == "left"
+            rows = pad_rows(rows, padding, limit, self.specials.pad, left=left)
         if return_tensors == "pt":
             return as_tensors(rows)
         if return_tensors == "np":
             return as_arrays(rows)
         return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
 
-    def _call_rows(
-        self, texts: Sequence[str], pairs: Sequence[str] | None, options: CallOptions
-    ) -> Rows:
-        limit = limit_of(options, self.model_max_length)
-        encodings = self.encode_batch(
-            texts,
-            pairs,
-            max_tokens=limit if options.get("truncation") else None,
-            specials=options.get("add_special_tokens", True),
-            parse_special=True,
-        )
+    def _model_inputs(self, encodings: Sequence[Encoding]) -> Rows:
         rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
         if self.has_segments:
             rows["token_type_ids"] = [list(one.segments) for one in encodings]
-        rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
-        padding = options.get("padding", False)
-        if not padding:
-            return rows
-        width = padded_width(map(len, rows["input_ids"]), limit, padding)
-        left = self.settings.get("padding_side") == "left"
-        return padded(rows, self.specials.pad, width, left=left)
+        return rows | {"attention_mask": [[1] * len(row) for row in rows["input_ids"]]}
 
     @property
     def has_segments(self) -> bool:
@@ -507,8 +505,6 @@ class Tokenizer:
 
     def _repr_html_(self) -> str:
         """What it is as a small table, for notebooks."""
-        from malmoi.system.result import fact_table
-
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
         facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]
@@ -532,12 +528,12 @@ class Tokenizer:
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
         """Finds control tokens by their names."""
-        return control.names_pattern(self.control_tokens)
+        return pipeline.names_pattern(self.control_tokens)
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""
         with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
-            if control.is_reachable(state, self.control_tokens):
+            if pipeline.is_reachable(state, self.control_tokens):
                 return self._secretive
         self._rust.encode_special_tokens = True
         return self._rust
@@ -550,13 +546,13 @@ class Tokenizer:
 
     @cached_property
     def _secrets(self) -> dict[str, str]:
-        return control.secret_names(self.control_tokens)
+        return pipeline.secret_names(self.control_tokens)
 
     @cached_property
     def _secretive(self) -> Rust:
         """The encoder that finds control tokens by their secret names only."""
         with panics_explained(msg("The tokenizer {where} cannot be used", where=self._where)):
-            return control.renamed(self._rust, self.control_tokens, self._secrets)
+            return pipeline.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:
         name = self.token(id)

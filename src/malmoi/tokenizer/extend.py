@@ -1,23 +1,26 @@
-"""Adds tokens learnt from text to a tokenizer, whose old tokens keep their ids.
+"""Tokenizers with more tokens: learnt from text, or put around texts. Old tokens keep their ids.
 
-Words are cut by the old tokenizer, and the most frequent pairs of neighbouring pieces are merged,
-as byte-pair encoding would continue (Sennrich et al. 2016). The merges of a BPE are appended to its
-own; a WordPiece takes the longest piece that it knows, and a Unigram model the likeliest.
+To learn some, words are cut by the old tokenizer, and the most frequent pairs of neighbouring
+pieces are merged, as byte-pair encoding would continue (Sennrich et al. 2016). The merges of a BPE
+are appended to its own; a WordPiece takes the longest piece that it knows, and a Unigram model the
+likeliest.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.messages import msg
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.training import Stream
+from malmoi.tokenizer.training import checked_texts
 
 CONTINUES = "##"  # a WordPiece that is not the first of its word
 MIN_FREQUENCY = 2  # of a pair that is merged
@@ -71,8 +74,7 @@ def _extend_model(state: pipeline.State, merges: list["Merge"], ids: dict[str, i
     else:  # an added token that the vocabulary lacks would be numbered after it, as a new one
         model["vocab"] |= {one["content"]: one["id"] for one in state["added_tokens"]} | ids
     if model["type"] == "BPE":
-        listed = [[merge.left, merge.right] for merge in merges]
-        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
+        model["merges"] += [[merge.left, merge.right] for merge in merges]
 
 
 def _check_extensible(old: Tokenizer, state: pipeline.State) -> None:
@@ -112,15 +114,10 @@ def _first_tokens(
     return tokens, kept
 
 
-def _listed(merge: Any) -> list[str]:
-    """A merge of a tokenizer.json, which older files have as one text."""
-    return merge.split(" ") if isinstance(merge, str) else list(merge)
-
-
 def _words(rust: Rust, state: pipeline.State, texts: Iterable[str]) -> Counter[Word]:
     """How often each word occurs, by the pieces that the old tokenizer cuts it into."""
     counts: Counter[str] = Counter()
-    for text in Stream(texts):
+    for text in checked_texts(texts):
         plain = rust.normalizer.normalize_str(text) if rust.normalizer else text
         counts.update(word for word, _ in rust.pre_tokenizer.pre_tokenize_str(plain))
     known = rust.get_vocab(with_added_tokens=False)
@@ -175,8 +172,7 @@ def _learn_merges(words: Counter[Word], limit: int, prefix: str) -> list[Merge]:
     )
     rust.train_from_iterator(lines, trainer)
     found = []
-    for merge in json.loads(rust.model.__getstate__())["merges"]:
-        left, right = _listed(merge)
+    for left, right in json.loads(rust.model.__getstate__())["merges"]:
         names[left + right] = names[left] + names[right].removeprefix(prefix)
         found.append(Merge(names[left], names[right], names[left + right]))
     return found
@@ -192,3 +188,70 @@ def _extend_unigram(model: dict[str, Any], merges: list[Merge], size: int) -> No
     for merge in merges:
         scores[merge.token] = scores[merge.left] + scores[merge.right] + UNIGRAM_BONUS
         model["vocab"].append([merge.token, scores[merge.token]])
+
+
+# ------------------------------------------------------------------ special tokens around texts
+
+START = "<s>"
+BETWEEN = "<$>"
+END = "<e>"
+PAD = "<pad>"
+
+
+def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with new tokens around a text and between a pair; other ids are unchanged."""
+    rust = Rust.from_str(tokenizer._rust.to_str())
+    rust.add_special_tokens([pipeline.added(name) for name in (START, BETWEEN, END, PAD)])
+    pair = f"{START}:0 $A:0 {BETWEEN}:0 $B:1 {END}:1"
+    pipeline.frame(rust, f"{START}:0 $A:0 {END}:0", pair, START, BETWEEN, END)
+    roles = {"bos_token": START, "sep_token": BETWEEN, "eos_token": END, "pad_token": PAD}
+    # transformers' own GPT classes would replace this pipeline with theirs
+    return Tokenizer(
+        rust, tokenizer.settings | roles | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    )
+
+
+def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
+    """Puts end-of-text before a text and between a pair, for a vocabulary that must not grow.
+
+    There is none at the end: transformers pads with that token, and pools the last one before
+    padding.
+    """
+    end = tokenizer.specials.eos
+    if end is None:
+        raise UsageError("This model's tokenizer has no end-of-text token to put around a text.")
+    rust = Rust.from_str(tokenizer._rust.to_str())
+    name = tokenizer.token(end)
+    pipeline.frame(rust, f"{name}:0 $A:0", f"{name}:0 $A:0 {name}:0 $B:1", name)
+    roles = {"pad_token": name, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return Tokenizer(rust, tokenizer.settings | roles)
+
+
+def is_framed(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer already adds special tokens."""
+    return bool(tokenizer.encode("").tokens)
+
+
+# ------------------------------------------------------------------ whether a vocabulary fits
+
+MAX_UNKNOWN_SHARE = 0.03  # of the tokens: more, and words are missing rather than odd signs
+SAMPLE_TEXTS = 1000
+
+
+def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
+    """A sentence if more than a few percent of the tokens are unknown; of the first texts only."""
+    unknown = tokenizer.specials.unk
+    if unknown is None:
+        return None
+    rows = tokenizer.ids(list(islice(texts, SAMPLE_TEXTS)))
+    total = sum(map(len, rows))
+    share = sum(row.count(unknown) for row in rows) / max(total, 1)
+    if share <= MAX_UNKNOWN_SHARE:
+        return None
+    name = tokenizer.token(unknown)
+    return msg(
+        "{share:.0%} of the tokens are {name}: this model's vocabulary does not cover "
+        "these texts. Add tokens with malmoi tokenizer extend, or use another model.",
+        share=share,
+        name=name,
+    )

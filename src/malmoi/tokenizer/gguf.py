@@ -4,6 +4,8 @@ A tokenizer is written only if llama.cpp tokenizes exactly alike. llama.cpp has 
 decomposed text (NFD) gets other tokens there: normalise it first.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +30,7 @@ CONTROL = 3
 DEFINED = 4
 UNUSED = 5
 BYTE = 6
+BYTE_TOKEN = re.compile("<0x..>")
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (
     CONTRACTIONS
@@ -92,13 +95,19 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
             types=len(types),
             tokens=len(tokens),
         )
-    names = _names(given, tokens)
+    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
+    known = {role: id for role, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+    names = {role: tokens[id] for role, id in known.items()}
     with panics_explained(msg("{where}: its vocabulary cannot be used", where=where)):
         rust = GGUF_TOKENIZERS[kind](vocab, types, given)
         for token, type in zip(tokens, types, strict=True):
             if type in (UNKNOWN, CONTROL, DEFINED):  # user-defined tokens represent text
                 rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
-        _open(rust, names, given)
+        # SentencePiece adds bos by default
+        first = names.get("bos") if given.get("add_bos_token", kind == "llama") else None
+        last = names.get("eos") if given.get("add_eos_token", False) else None
+        pipeline.with_ends(rust, first, last)
     template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
     settings = {f"{role}_token": name for role, name in names.items()}
     return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
@@ -139,11 +148,12 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
     normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
     merges = merges_by_score(normal, vocab)
     unknown = next((token for token in tokens if kinds[token] == UNKNOWN), None)
-    rust = Rust(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     front = bool(given.get("add_space_prefix", True))
-    rust.normalizer = _spaces(front=front)
-    rust.decoder = pipeline.spaced_bytes_decoder(prefix_space=front)
-    return rust
+    return pipeline.assembled(
+        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        normalizer=_spaces(front=front),
+        decoder=pipeline.spaced_bytes_decoder(prefix_space=front),
+    )
 
 
 def _spaces(*, front: bool) -> Any:
@@ -175,23 +185,6 @@ def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
     return given.list_of(name, kind)
 
 
-def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
-    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
-    return {
-        role: tokens[id]
-        for role, id in ids.items()
-        if isinstance(id, int) and 0 <= id < len(tokens)
-    }
-
-
-def _open(rust: Rust, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Adds bos and eos around texts if the file says so; SentencePiece adds bos by default."""
-    first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
-    last = names.get("eos") if given.get("add_eos_token", False) else None
-    pipeline.with_ends(rust, first, last)
-
-
 # ------------------------------------------------------------------ writing
 
 GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
@@ -204,7 +197,9 @@ def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
     tokens = [f"[PAD{id}]" for id in range(size)]
     types = [UNUSED] * size
     for token, id in tokenizer._vocab.items():
-        tokens[id], types[id] = token, BYTE if kind == "llama" and _is_byte(token) else NORMAL
+        is_byte = kind == "llama" and BYTE_TOKEN.fullmatch(token)
+        tokens[id] = token
+        types[id] = BYTE if is_byte else NORMAL
     for token in state["added_tokens"]:
         types[token["id"]] = CONTROL if token["special"] else DEFINED
     if kind == "llama" and tokenizer.specials.unk is not None:
@@ -224,7 +219,7 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
     if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
         pre = state["pre_tokenizer"]
         cuts = ((name, _parsed("pre_tokenizer", make())) for name, make in PRE_TOKENIZERS.items())
-        cut = next((name for name, other in cuts if _same(pre, other)), None)
+        cut = next((name for name, other in cuts if _plain(pre) == _plain(other)), None)
         if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
             return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
     if model["type"] == "BPE" and model.get("byte_fallback") and state["pre_tokenizer"] is None:
@@ -260,22 +255,11 @@ def _scores(state: State, tokens: list[str]) -> list[float]:
     return [-float(ranks.get(token, len(ranks))) for token in tokens]
 
 
-def _is_byte(token: str) -> bool:
-    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-
-
 def _parsed(part: str, value: Any) -> Any:
     """A normalizer or pre_tokenizer as a tokenizer.json has it."""
-    rust = Rust(models.BPE())
-    setattr(rust, part, value)
-    return pipeline.parse_pipeline(rust)[part]
+    return pipeline.parse_pipeline(pipeline.assembled(models.BPE(), **{part: value}))[part]
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two pre-tokenizers are equal except for `trim_offsets`, which does not affect ids."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        names = (one.keys() | other.keys()) - {"trim_offsets"}
-        return all(_same(one.get(name), other.get(name)) for name in names)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
+def _plain(pre: Any) -> Any:
+    """A pre-tokenizer without `trim_offsets`, which does not affect ids."""
+    return json.loads(re.sub(r'"trim_offsets": \w+', '"trim_offsets": 0', json.dumps(pre)))

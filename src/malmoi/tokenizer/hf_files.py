@@ -1,7 +1,6 @@
 """Reading tokenizer files; errors name the file and the line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Rust
 
@@ -9,8 +8,8 @@ from malmoi.errors import MalmoiError
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
-from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.checks import panics_explained
+from malmoi.tokenizer import pipeline, sentencepiece_model
+from malmoi.tokenizer.checks import check_ids, check_state, panics_explained
 from malmoi.tokenizer.hf_settings import (
     BERT_SETTINGS,
     Settings,
@@ -32,10 +31,7 @@ from malmoi.tokenizer.pipeline import (
     Merges,
     Vocab,
 )
-from malmoi.tokenizer.verify import check_ids, check_state
-
-if TYPE_CHECKING:
-    from malmoi.tokenizer.marian import MarianPieces
+from malmoi.tokenizer.sentencepiece_model import MarianPieces, read_sentencepiece
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
 WORDPIECE_CLASSES = {
@@ -46,12 +42,11 @@ WORDPIECE_CLASSES = {
 }
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-# how a class of transformers reads a SentencePiece model: a function of sentencepiece_model.py,
-# and its special tokens
+# how a class of transformers reads a SentencePiece model, and its special tokens
 SENTENCEPIECE_CLASSES = {
-    "XLMRobertaTokenizer": ("xlm_roberta", ROBERTA_SPECIALS),
-    "AlbertTokenizer": ("albert", ALBERT_SPECIALS),
-    "LlamaTokenizer": ("llama", LLAMA_SPECIALS),
+    "XLMRobertaTokenizer": (sentencepiece_model.xlm_roberta, ROBERTA_SPECIALS),
+    "AlbertTokenizer": (sentencepiece_model.albert, ALBERT_SPECIALS),
+    "LlamaTokenizer": (sentencepiece_model.llama, LLAMA_SPECIALS),
 }
 MODEL_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -61,7 +56,7 @@ MODEL_CLASSES = {
 }
 
 
-def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, "MarianPieces | None", str]:
+def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
     """The tokenizer of a folder or file: all that `Tokenizer` takes."""
     if not path.exists():
         raise MalmoiError("There is no tokenizer at {path}: no such file or folder.", path=path)
@@ -89,23 +84,17 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _read_folder(folder: Path, settings: Settings) -> Rust:
-    if (folder / "tokenizer.json").exists():
-        return _read_whole(folder / "tokenizer.json", settings)
-    if (folder / "vocab.txt").exists():
-        return read_wordpiece(folder / "vocab.txt", settings)
-    for vocab, merges in BPE_FILES:
-        if (folder / vocab).exists() and (folder / merges).exists():
-            return read_bpe(folder / vocab, folder / merges, settings)
-    for name in SENTENCEPIECE_FILES:
-        if (folder / name).exists():
-            return read_sentencepiece_file(folder / name, settings)
-    raise MalmoiError(
-        "There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or "
-        "vocab.json and merges.txt, or a SentencePiece model ({files}, or source.spm and "
-        "target.spm with vocab.json).",
-        folder=folder,
-        files=", ".join(SENTENCEPIECE_FILES),
-    )
+    names = ("tokenizer.json", "vocab.txt", *dict(BPE_FILES).values(), *SENTENCEPIECE_FILES)
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise MalmoiError(
+            "There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or "
+            "vocab.json and merges.txt, or a SentencePiece model ({files}, or source.spm and "
+            "target.spm with vocab.json).",
+            folder=folder,
+            files=", ".join(SENTENCEPIECE_FILES),
+        )
+    return _read_file(found, settings)
 
 
 def _read_file(path: Path, settings: Settings) -> Rust:
@@ -120,9 +109,12 @@ def _read_file(path: Path, settings: Settings) -> Rust:
 
 
 def _read_whole(path: Path, settings: Settings) -> Rust:
+    """Like transformers' BERT classes, lets tokenizer_config.json override the normalizer."""
     rust = parse_rust(read_text(path), str(path))
-    if class_name(settings) in WORDPIECE_CLASSES:
-        _apply_bert_settings(rust, settings)
+    is_bert = type(rust.normalizer).__name__ == "BertNormalizer"
+    if is_bert and class_name(settings) in WORDPIECE_CLASSES:
+        for key in BERT_SETTINGS.keys() & settings.keys():  # true, false or null: they are checked
+            setattr(rust.normalizer, BERT_SETTINGS[key], settings[key])
     return rust
 
 
@@ -139,15 +131,6 @@ def parse_rust(text: str, where: str) -> Rust:
     return rust
 
 
-def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
-    """Like transformers' BERT classes, lets tokenizer_config.json override the normalizer."""
-    if type(rust.normalizer).__name__ == "BertNormalizer":
-        for key, field in BERT_SETTINGS.items():
-            if key in settings:
-                # true, false or null, as read_settings has checked
-                setattr(rust.normalizer, field, settings[key])
-
-
 def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
     """Reads a SentencePiece model by the rules of its class, which the file does not tell."""
     name = _class_beside(path, settings)
@@ -158,14 +141,12 @@ def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
             path=path,
             classes=", ".join(SENTENCEPIECE_CLASSES),
         )
-    from malmoi.tokenizer import sentencepiece_model
-
     build, usual = SENTENCEPIECE_CLASSES[name]
-    model = sentencepiece_model.read_sentencepiece(path)
+    model = read_sentencepiece(path)
     names = _names(usual, settings)
     settings |= {f"{role}_token": settings.get(f"{role}_token") or names[role] for role in names}
     with panics_explained(msg("The tokenizer {where} cannot be used", where=path)):
-        rust: Rust = getattr(sentencepiece_model, build)(model, names, settings)
+        rust = build(model, names, settings)
         _make_special(rust, rust.get_vocab(), names, settings)
         sentencepiece_model.add_own_tokens(rust, model, names)
     return rust
@@ -178,11 +159,8 @@ def _is_marian(folder: Path, settings: Settings) -> bool:
     return _class_beside(folder / "vocab.json", settings) == "MarianTokenizer"
 
 
-def read_marian(folder: Path, settings: Settings) -> "tuple[Rust, MarianPieces]":
+def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
     """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
-    from malmoi.tokenizer.marian import MarianPieces
-    from malmoi.tokenizer.sentencepiece_model import read_sentencepiece
-
     if settings.get("separate_vocabs"):
         raise MalmoiError(
             "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
@@ -311,14 +289,6 @@ def read_vocab_lines(path: Path) -> Vocab:
 def read_vocab_json(path: Path) -> Vocab:
     """A vocabulary as one JSON object from token to id."""
     vocab = dict(read_object(path))
-    for token, id in vocab.items():
-        if not isinstance(id, int) or isinstance(id, bool) or id < 0:
-            raise MalmoiError(
-                "{path}: the id of {token} is {id}; ids are integers from 0.",
-                path=path,
-                token=shown(token),
-                id=shown(id),
-            )
     if not vocab:
         raise MalmoiError("{path} is empty: a vocabulary has at least one token.", path=path)
     check_ids(vocab, str(path))

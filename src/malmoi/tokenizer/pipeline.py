@@ -1,14 +1,23 @@
-"""Pipelines of the `tokenizers` library for BERT, GPT-1, GPT-2 and character models."""
+"""Pipelines of the `tokenizers` library for BERT, GPT-1, GPT-2 and character models, and their
+control tokens ([CLS], <|endoftext|>, <|im_start|>…).
+
+The library can ignore special tokens in text (`encode_special_tokens`); where that is not enough to
+keep text from becoming one, because merges can build it out of its letters, the control tokens get
+secret names instead.
+"""
 
 import json
-from collections.abc import Iterator
+import re
+import secrets
+import string
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
-from malmoi.tokenizer.chunks import STOP_CHARACTERS
-from malmoi.tokenizer.morphemes import MARK
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer.chunks import MARK, STOP_CHARACTERS
 
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
@@ -41,6 +50,15 @@ MARIAN_SPECIALS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
+def assembled(model: models.Model, **parts: Any) -> Rust:
+    """A tokenizer of a model and its normalizer, pre_tokenizer and decoder; None: it has none."""
+    rust = Rust(model)
+    for name, part in parts.items():
+        if part is not None:
+            setattr(rust, name, part)
+    return rust
+
+
 def bert_pipeline(
     vocab: Vocab,
     names: dict[str, str],
@@ -50,15 +68,17 @@ def bert_pipeline(
     chinese: bool,
 ) -> Rust:
     """WordPiece as in BERT, with [CLS] A [SEP] B [SEP]."""
-    rust = Rust(models.WordPiece(vocab, unk_token=names["unk"]))
-    rust.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=chinese,
-        strip_accents=strip_accents,
-        lowercase=lowercase,
+    rust = assembled(
+        models.WordPiece(vocab, unk_token=names["unk"]),
+        normalizer=normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=chinese,
+            strip_accents=strip_accents,
+            lowercase=lowercase,
+        ),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.WordPiece(prefix="##"),
     )
-    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    rust.decoder = decoders.WordPiece(prefix="##")
     return with_frame(rust, names)
 
 
@@ -87,31 +107,30 @@ def gpt1_pipeline(
     accents: bool = False,
 ) -> Rust:
     """BPE as in GPT-1: lowercased, words end in `</w>`; `accents` keeps accents."""
-    rust = Rust(
+    return assembled(
         models.BPE(
             vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="</w>"
-        )
+        ),
+        # None: strip if lowercased, as BERT did. That splits Hangul into Jamo, so tokenizers we
+        # train use False.
+        normalizer=normalizers.BertNormalizer(
+            lowercase=lowercase, strip_accents=False if accents else None
+        ),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.BPEDecoder(suffix="</w>"),
     )
-    # None: strip if lowercased, as BERT did. That splits Hangul into Jamo, so tokenizers we train
-    # use False.
-    rust.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=False if accents else None
-    )
-    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    rust.decoder = decoders.BPEDecoder(suffix="</w>")
-    return rust
 
 
 def gpt2_pipeline(
     vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase: bool = False
 ) -> Rust:
     """Byte-level BPE as in GPT-2: lossless, without unknown text."""
-    rust = Rust(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
-    if lowercase:
-        rust.normalizer = normalizers.Lowercase()
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    rust.decoder = decoders.ByteLevel()
-    return rust
+    return assembled(
+        models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""),
+        normalizer=normalizers.Lowercase() if lowercase else None,
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=prefix_space),
+        decoder=decoders.ByteLevel(),
+    )
 
 
 def with_ends(rust: Rust, first: str | None, last: str | None) -> None:
@@ -163,35 +182,36 @@ def spaced_bytes_decoder(*, prefix_space: bool) -> Any:
 
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
     """One token per character: BPE without merges over the whole text, so white space survives."""
-    rust = Rust(models.BPE(vocab, [], unk_token="<unk>"))
-    if lowercase:
-        rust.normalizer = normalizers.Lowercase()
-    rust.decoder = decoders.Fuse()
-    return rust
+    return assembled(
+        models.BPE(vocab, [], unk_token="<unk>"),
+        normalizer=normalizers.Lowercase() if lowercase else None,
+        decoder=decoders.Fuse(),
+    )
 
 
 def morpheme_pipeline(model: models.Model, *, lowercase: bool) -> Rust:
     """WordPiece or BPE over morphemes: "▁" is the space before a word, so that text is kept."""
-    rust = Rust(model)
-    if lowercase:
-        rust.normalizer = normalizers.Lowercase()
-    rust.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(MARK, "removed"),
-            pre_tokenizers.Split(Regex(r"[\n\t\r]"), "isolated"),
-            pre_tokenizers.Metaspace(SPACE, prepend_scheme="never"),
-            pre_tokenizers.Punctuation("isolated"),
-        ]
+    cuts = [
+        pre_tokenizers.Split(MARK, "removed"),
+        pre_tokenizers.Split(Regex(r"[\n\t\r]"), "isolated"),
+        pre_tokenizers.Metaspace(SPACE, prepend_scheme="never"),
+        pre_tokenizers.Punctuation("isolated"),
+    ]
+    return assembled(
+        model,
+        normalizer=normalizers.Lowercase() if lowercase else None,
+        pre_tokenizer=pre_tokenizers.Sequence(cuts),
+        decoder=decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()]),
     )
-    rust.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
-    return rust
 
 
 def marian_pipeline(vocab: Vocab, names: dict[str, str]) -> Rust:
     """Pieces between marks, which SentencePiece wrote, by their numbers in a vocabulary."""
-    rust = Rust(models.WordLevel(vocab, names["unk"]))
-    rust.pre_tokenizer = pre_tokenizers.Split(MARK, "removed")
-    rust.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    rust = assembled(
+        models.WordLevel(vocab, names["unk"]),
+        pre_tokenizer=pre_tokenizers.Split(MARK, "removed"),
+        decoder=decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()]),
+    )
     frame(rust, f"$A {names['eos']}", f"$A $B {names['eos']}", names["eos"])
     return rust
 
@@ -225,7 +245,7 @@ def composed(rust: Rust) -> Rust:
 
 def composes(state: State) -> bool:
     """Whether a tokenizer composes characters (NFC)."""
-    return "NFC" in types(state["normalizer"])
+    return has_type(state["normalizer"], "NFC")
 
 
 def normalizer_of(state: State) -> Any:
@@ -248,16 +268,9 @@ def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
     return AddedToken(token["content"], special=special, normalized=normalized, **flags)
 
 
-def types(part: Any) -> Iterator[str]:
-    """Every component type in a part of a tokenizer.json, recursively."""
-    if isinstance(part, dict):
-        if isinstance(part.get("type"), str):
-            yield part["type"]
-        for value in part.values():
-            yield from types(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from types(value)
+def has_type(part: Any, name: str) -> bool:
+    """Whether a part of a tokenizer.json has a component of this type, at any depth."""
+    return f'"type": "{name}"' in json.dumps(part)
 
 
 def kind(state: State) -> str:
@@ -268,10 +281,10 @@ def kind(state: State) -> str:
     if model["type"] != "BPE":
         return "other"
     parts = [state["normalizer"], state["pre_tokenizer"], state["decoder"]]
-    if any("ByteLevel" in types(part) for part in parts):
+    if has_type(parts, "ByteLevel"):
         return "byte-bpe"
     bare = not model["merges"] and state["pre_tokenizer"] is None
-    return "char" if bare and "Fuse" in types(state["decoder"]) else "bpe"
+    return "char" if bare and has_type(state["decoder"], "Fuse") else "bpe"
 
 
 def splits_safely(state: State) -> bool:
@@ -296,61 +309,6 @@ def splits_safely(state: State) -> bool:
     )
 
 
-def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
-    """The transformers class that rebuilds exactly this pipeline, or the generic one.
-
-    transformers' BertTokenizer, GPT2Tokenizer and OpenAIGPTTokenizer keep a tokenizer.json's
-    vocabulary but build their own pipeline, so they would give other ids for any other pipeline.
-    """
-    family = kind(state)
-    if has_marked_pieces(state):
-        return "MarianTokenizer"
-    if (
-        family == "wordpiece"
-        and names.keys() >= BERT_SPECIALS.keys()
-        and _is_bert(state, names, vocab)
-    ):
-        return "BertTokenizer"
-    if family == "byte-bpe":
-        prefix_space = bool((state["pre_tokenizer"] or {}).get("add_prefix_space", False))
-        if _same(state, gpt2_pipeline({}, [], prefix_space=prefix_space)):
-            framed = (state["post_processor"] or {}).get("type") == "RobertaProcessing"
-            return "RobertaTokenizer" if framed else "GPT2Tokenizer"
-    if family == "bpe" and "unk" in names and _same(state, gpt1_pipeline({}, [], unk=names["unk"])):
-        return "OpenAIGPTTokenizer"
-    return "PreTrainedTokenizerFast"
-
-
-def _is_bert(state: State, names: dict[str, str], vocab: Vocab) -> bool:
-    normalizer = state["normalizer"]
-    if (normalizer or {}).get("type") != "BertNormalizer":
-        return False
-    rebuilt = bert_pipeline(
-        {name: vocab[name] for name in names.values()},
-        names,
-        lowercase=normalizer["lowercase"],
-        strip_accents=normalizer["strip_accents"],
-        chinese=normalizer["handle_chinese_chars"],
-    )
-    return (
-        _same(state, rebuilt)
-        and state["post_processor"] == parse_pipeline(rebuilt)["post_processor"]
-    )
-
-
-def _same(state: State, rust: Rust) -> bool:
-    return _skeleton(state) == _skeleton(parse_pipeline(rust))
-
-
-def _skeleton(state: State) -> State:
-    """What the transformers classes set themselves: all but vocabulary and post-processor."""
-    learnt = ("vocab", "merges")
-    model = {key: value or None for key, value in state["model"].items() if key not in learnt}
-    # trimming of byte-level offsets does not affect ids
-    pre = {**(state["pre_tokenizer"] or {}), "trim_offsets": None}
-    return {"model": model, "normalizer": state["normalizer"], "pre_tokenizer": pre}
-
-
 def parse_pipeline(rust: Rust) -> State:
     """The tokenizer.json of a tokenizer, parsed."""
     state: State = json.loads(rust.to_str())
@@ -363,3 +321,77 @@ def vocabulary(state: State, rust: Rust) -> dict[str, int]:
     if not isinstance(tokens, dict):  # Unigram's is a list of tokens with scores
         return rust.get_vocab(with_added_tokens=True)
     return tokens | {token["content"]: token["id"] for token in state["added_tokens"]}
+
+
+# ------------------------------------------------------------------ control tokens
+
+
+def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab:
+    """The special tokens and those with a role, by name; [UNK] only if it is special.
+
+    A single character is always text, such as "!" used as padding: there is no other way to write
+    it.
+    """
+    special = {token["content"]: token["id"] for token in state["added_tokens"] if token["special"]}
+    named = {name: vocab[name] for role, name in roles.items() if role != "unk" and name in vocab}
+    return {name: id for name, id in (special | named).items() if len(name) > 1}
+
+
+def is_reachable(state: State, names: Vocab) -> bool:
+    """Whether plain text can encode to a control token even if names are not looked for."""
+    special = {token["content"] for token in state["added_tokens"] if token["special"]}
+    if not special.issuperset(names):
+        return True
+    model = state["model"]
+    pre = state["pre_tokenizer"] or {}
+    if model["type"] == "BPE" and not model.get("ignore_merges"):
+        prefix = model.get("continuing_subword_prefix") or ""
+        ends = {name[-1] for name in names}  # most merges end otherwise, and need not be made
+        return any(
+            right[-1:] in ends and left + right.removeprefix(prefix) in names
+            for left, right in model["merges"]
+        )
+    vocab = model["vocab"]  # Unigram's is a list of tokens with scores
+    known = names.keys() & (vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab})
+    cut_by_bert = pre.get("type") == "BertPreTokenizer"  # splits at every punctuation mark
+    return any(not cut_by_bert or not set(string.punctuation).intersection(name) for name in known)
+
+
+def secret_names(names: Vocab) -> dict[str, str]:
+    """An unguessable name for each control token, which no normalizer changes."""
+    key = secrets.token_hex(16)
+    return {name: f"<{key}:{id}>" for name, id in names.items()}
+
+
+def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
+    """The same tokenizer, with control tokens under their secret names only."""
+    state = parse_pipeline(rust)
+    model = state["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {secret.get(token, token): id for token, id in model["vocab"].items()}
+    else:  # Unigram: [[piece, score], …]
+        model["vocab"] = [[secret.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in secret:
+        model["unk_token"] = secret[model["unk_token"]]
+    if model.get("merges"):
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if secret.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
+        ]
+    for token in state["added_tokens"]:
+        token["content"] = secret.get(token["content"], token["content"])
+    made_anew = Rust.from_str(json.dumps(state))
+    if any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()):
+        raise MalmoiError(
+            "This tokenizer's control tokens get other ids when it is loaded again; save it again."
+        )
+    return made_anew
+
+
+def names_pattern(names: Vocab) -> re.Pattern[str] | None:
+    """Finds control tokens by name, the longest first; None if there are none."""
+    if not names:
+        return None
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))

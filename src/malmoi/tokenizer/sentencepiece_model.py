@@ -1,24 +1,35 @@
 """SentencePiece's `.model` files, as the tokenizers that transformers makes of them.
 
 A file is a protocol buffer: pieces with their scores, the kind of model, and a table of characters
-to replace. XLM-R, ALBERT and LLaMA each add rules of their own.
+to replace. XLM-R, ALBERT and LLaMA each add rules of their own. A Marian's texts are cut by
+SentencePiece's own library: source and target have a model each, and one vocab.json numbers the
+pieces of both. A piece that one model does not know may be in the vocabulary all the same, so that
+only the library's cuts give transformers' ids. A mark is written between the pieces, as between
+morphemes.
 """
 
+import re
 import struct
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_TEXT_GROWTH, MAX_VOCABULARY_TOKENS
+from malmoi.system.packages import optional_package
 from malmoi.system.untrusted import read_bytes
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.checks import longest_replacement
+from malmoi.tokenizer.chunks import MARK, Offsets
 from malmoi.tokenizer.hf_settings import Settings
 from malmoi.tokenizer.pipeline import SPACE
-from malmoi.tokenizer.verify import longest_replacement
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, CONTROL, DEFINED = 1, 3, 4  # types of pieces
@@ -123,9 +134,8 @@ def xlm_roberta(model: SentencePieceModel, names: dict[str, str], settings: Sett
     model.expect(UNIGRAM)
     first = [(names[role], 0.0) for role in ("bos", "pad", "eos", "unk")]
     scores = [*first, *((p.text, p.score) for p in model.pieces[3:]), (names["mask"], 0.0)]
-    rust = _unigram(scores, 3, settings)
-    if model.charsmap:
-        rust.normalizer = normalizers.Precompiled(model.charsmap)
+    charsmap = normalizers.Precompiled(model.charsmap) if model.charsmap else None
+    rust = _unigram(scores, 3, charsmap, settings)
     start, end = names["bos"], names["eos"]
     pipeline.frame(rust, f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", start, end)
     return rust
@@ -134,7 +144,6 @@ def xlm_roberta(model: SentencePieceModel, names: dict[str, str], settings: Sett
 def albert(model: SentencePieceModel, names: dict[str, str], settings: Settings) -> Rust:
     """Lowercased and without accents, unless the settings say otherwise."""
     model.expect(UNIGRAM)
-    rust = _unigram([(p.text, p.score) for p in model.pieces], 1, settings)
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not settings.get("keep_accents", False):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -142,17 +151,22 @@ def albert(model: SentencePieceModel, names: dict[str, str], settings: Settings)
         steps.append(normalizers.Lowercase())
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
-    rust.normalizer = normalizers.Sequence(steps)
+    scores = [(p.text, p.score) for p in model.pieces]
+    rust = _unigram(scores, 1, normalizers.Sequence(steps), settings)
     return pipeline.with_frame(rust, names)
 
 
-def _unigram(scores: list[tuple[str, float]], unknown: int, settings: Settings) -> Rust:
-    rust = Rust(models.Unigram(scores, unknown, byte_fallback=False))
+def _unigram(
+    scores: list[tuple[str, float]], unknown: int, normalizer: Any, settings: Settings
+) -> Rust:
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
     spaces = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)
-    rust.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
-    rust.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
-    return rust
+    return pipeline.assembled(
+        models.Unigram(scores, unknown, byte_fallback=False),
+        normalizer=normalizer,
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]),
+        decoder=decoders.Metaspace(SPACE, prepend_scheme=scheme),
+    )
 
 
 def llama(model: SentencePieceModel, names: dict[str, str], settings: Settings) -> Rust:
@@ -165,11 +179,13 @@ def llama(model: SentencePieceModel, names: dict[str, str], settings: Settings) 
         for cut in range(1, len(text))
         if text[:cut] in vocab and text[cut:] in vocab
     ]
-    rust = Rust(models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True))
     spaced = settings.get("add_prefix_space") is not False
     scheme = ("always" if settings.get("legacy") else "first") if spaced else "never"
-    rust.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
-    rust.decoder = pipeline.spaced_bytes_decoder(prefix_space=spaced)
+    rust = pipeline.assembled(
+        models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True),
+        pre_tokenizer=pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False),
+        decoder=pipeline.spaced_bytes_decoder(prefix_space=spaced),
+    )
     first, last = (
         names[role] if settings.get(f"add_{role}_token") else None for role in ("bos", "eos")
     )
@@ -183,3 +199,73 @@ def add_own_tokens(rust: Rust, model: SentencePieceModel, names: dict[str, str])
         if piece.type in (CONTROL, DEFINED) and piece.text not in names.values():
             special = piece.type == CONTROL
             rust.add_tokens([AddedToken(piece.text, normalized=False, special=special)])
+
+
+# ------------------------------------------------------------------ Marian
+
+LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # of the target, at the start of a source
+OTHER_MARK = "\U0002fffe"  # for a mark in the text itself; unknown too
+
+
+@dataclass(frozen=True)
+class MarianPieces:
+    """Both models, and which of them cuts texts."""
+
+    source: bytes
+    target: bytes
+    side: Literal["source", "target"] = "source"
+
+    def __post_init__(self) -> None:
+        optional_package("sentencepiece", "A translation model's tokenizer")
+
+    @cached_property
+    def _library(self) -> Any:
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_proto=getattr(self, self.side))
+
+    def marked(self, texts: Sequence[str], names: re.Pattern[str] | None) -> list[str]:
+        """The texts as pieces with marks between them; `names` are found and kept whole."""
+        parts = [list(_parts(text, names)) for text in texts]
+        plain = [text for some in parts for text, whole in some if not whole]
+        pieces = iter(self._library.encode(plain, out_type=str))
+        return [
+            MARK.join(p for text, whole in some for p in ([text] if whole else next(pieces)))
+            for some in parts
+        ]
+
+    def places(self, text: str, names: re.Pattern[str] | None) -> Offsets:
+        """Where each piece of a text lies in it."""
+        found: Offsets = []
+        start = 0
+        for part, whole in _parts(text, names):
+            places = [(0, len(part))] if whole else self._places(part)
+            found += [(start + begin, start + end) for begin, end in places]
+            start += len(part)
+        return found
+
+    def _places(self, text: str) -> Offsets:
+        """The library counts bytes of the text in UTF-8: begin and end are fields 4 and 5."""
+        ends = list(accumulate((len(letter.encode()) for letter in text), initial=0))
+        told = self._library.encode(text, out_type="serialized_proto")
+        pieces = (
+            dict(message_fields(value)) for number, value in message_fields(told) if number == 2
+        )
+        return [(bisect_left(ends, p.get(4, 0)), bisect_left(ends, p.get(5, 0))) for p in pieces]
+
+
+def _parts(text: str, names: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
+    """A text in parts: names of tokens and a language's code, which are pieces, and the rest."""
+    at = 0
+    for name in names.finditer(text) if names else ():
+        yield from _after_language(text[at : name.start()])
+        yield name[0], True
+        at = name.end()
+    yield from _after_language(text[at:])
+
+
+def _after_language(text: str) -> Iterator[tuple[str, bool]]:
+    language = LANGUAGE.match(text)
+    if language:
+        yield language[0], True
+    yield text[language.end() if language else 0 :].replace(MARK, OTHER_MARK), False

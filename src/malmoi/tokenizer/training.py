@@ -12,12 +12,12 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
+from malmoi.tokenizer.chunks import Morphemes, load_kiwi, mark_morphemes
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.morphemes import Morphemes, load_kiwi, mark_morphemes
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 Special = Literal["none", "mask", "pad"]
@@ -54,19 +54,17 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     to read both ways, or pad, to translate. `morphemes="kiwi"` cuts Korean words into morphemes
     first (kiwipiepy), which no token crosses; such a wordpiece or bpe keeps spaces as "▁".
     """
-    recipes: dict[str, Callable[..., tuple[Rust, dict[str, str]]]] = {
-        "wordpiece": _wordpiece,
-        "bpe": _bpe,
-        "byte-bpe": _byte_bpe,
-        "char": _char,
+    # the least tokens, for special ones and an alphabet
+    recipes: dict[str, tuple[Callable[..., tuple[Rust, dict[str, str]]], int]] = {
+        "wordpiece": (_wordpiece, 7),
+        "bpe": (_bpe, 3),
+        "byte-bpe": (_byte_bpe, 257),
+        "char": (_char, 2),
     }
-    if kind not in recipes:
-        raise UsageError(
-            "There is no kind of tokenizer {kind!r}.{hint}", kind=kind, hint=nearest(kind, recipes)
-        )
+    require_known(kind, recipes, "There is no kind of tokenizer {name!r}.{hint}")
     if isinstance(texts, str):
         raise UsageError("Training takes an iterable of texts; wrap a single text in a list.")
-    least = {"wordpiece": 7, "bpe": 3, "byte-bpe": 257, "char": 2}[kind]
+    learn, least = recipes[kind]
     if vocab < least:
         raise UsageError(
             "vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}.",
@@ -81,9 +79,10 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
             kind=kind,
         )
     lower = kind == "bpe" if lowercase is None else lowercase
-    learn = recipes[kind] if morphemes == "none" else _morpheme_recipe(kind, morphemes)
+    if morphemes != "none":
+        learn = _morpheme_recipe(kind, morphemes)
     rust, names = learn(
-        Stream(texts),
+        checked_texts(texts),
         vocab - (special != "none"),
         {"min_frequency": min_frequency, "show_progress": False},
         lowercase=lower,
@@ -97,35 +96,31 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})
 
 
-class Stream:
+def checked_texts(texts: Iterable[str]) -> Iterator[str]:
     """The texts, each checked and in NFC; raises if all are empty."""
+    # the trainer iterates in another thread
+    return _checked(texts, partial(copy_context().run, report_progress))
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = texts
-        self._context = copy_context()  # the trainer iterates in another thread
 
-    def _report(self, event: Progress) -> None:
-        self._context.run(report_progress, event)
-
-    def __iter__(self) -> Iterator[str]:
-        empty = True
-        for number, text in enumerate(self._texts):
-            if not isinstance(text, str):
-                raise UsageError(
-                    "Training takes texts (str); text {number} is {type}: {text!r:.60}.",
-                    number=number,
-                    type=type(text).__name__,
-                    text=text,
-                )
-            with encoding_explained([text]):
-                text.isascii() or text.encode()
-            empty = empty and not text.strip()
-            if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
-                self._report(Progress("read", number + 1, None, "texts"))
-            yield from without_runs(unicodedata.normalize("NFC", text))
-        self._report(Progress("learn the vocabulary", 0))
-        if empty:
-            raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
+def _checked(texts: Iterable[str], report: Callable[[Progress], None]) -> Iterator[str]:
+    empty = True
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(
+                "Training takes texts (str); text {number} is {type}: {text!r:.60}.",
+                number=number,
+                type=type(text).__name__,
+                text=text,
+            )
+        with encoding_explained([text]):
+            text.isascii() or text.encode()
+        empty = empty and not text.strip()
+        if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
+            report(Progress("read", number + 1, None, "texts"))
+        yield from without_runs(unicodedata.normalize("NFC", text))
+    report(Progress("learn the vocabulary", 0))
+    if empty:
+        raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
 
 
 def without_runs(text: str) -> Iterator[str]:
@@ -139,7 +134,7 @@ def without_runs(text: str) -> Iterator[str]:
 
 
 def _wordpiece(
-    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     build = {"lowercase": lowercase, "strip_accents": False, "chinese": True}
     rust = pipeline.bert_pipeline(
@@ -171,7 +166,7 @@ def _wordpiece(
 
 
 def _bpe(
-    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
     pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
@@ -203,7 +198,7 @@ def _byte_bpe(
 
 
 def _char(
-    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     counts: Counter[str] = Counter()
     for text in texts:
@@ -224,7 +219,7 @@ def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dic
 
 
 def _morphemes(
-    kind: str, texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    kind: str, texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     options = options | {"vocab_size": size, "limit_alphabet": max(size // 4, min(size // 2, 256))}
     trainer: Any
@@ -246,7 +241,7 @@ def _morphemes(
 
 
 def _byte_morphemes(
-    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     rust, names = _byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
     return pipeline.split_at_morphemes(rust), names

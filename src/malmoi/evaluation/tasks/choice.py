@@ -8,7 +8,7 @@ from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
-from malmoi.text.dialect import Commas
+from malmoi.text.records import Commas
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, any_rows, json_line_rows, table_rows
 
 swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column

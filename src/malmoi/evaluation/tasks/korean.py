@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from malmoi.evaluation.task import Task, columns
 from malmoi.evaluation.tasks.glue import NLI_LABELS, STSB
-from malmoi.text.rows import json_array_rows, table_rows
+from malmoi.text.rows import any_rows, table_rows
 
 NSMC = Task(
     "nsmc",
@@ -28,7 +28,7 @@ KORSTS = replace(
 KLUE_NLI = Task(
     "klue-nli",
     "classification",
-    json_array_rows,
+    any_rows,
     columns("premise", "hypothesis", "gold_label", id="guid"),
     about="does a Korean premise entail a hypothesis, contradict it, or neither?",
     metrics=("accuracy",),

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.text.lines import refuse_bad_lines, whole_text
-from malmoi.text.open_file import uncompressed_name
+from malmoi.text.lines import refuse_bad_lines, uncompressed_name, whole_text
 from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
