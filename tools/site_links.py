@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|bench|examples|models|tools|[A-Z])[^)]*\)")
+FOLDERS = "src|tests|bench|examples|models|tools"
+OUTSIDE = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+(?:{FOLDERS}|[A-Z])[^)]*\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -230,13 +230,13 @@ def dot_figure(results: StudyResults) -> str:
 
 
 def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
-    values = {i: v for i, row in enumerate(results.rows) if (v := results.at(row, column))}
-    low = min(v.mean - v.deviation for v in values.values())
-    high = max(v.mean + v.deviation for v in values.values())
-    bottom = top + DOT_TOP + DOT_ROW * len(results.rows)
+    values = {row: results.at(row, column) for row in results.rows}
+    spans = [(v.mean - v.deviation, v.mean + v.deviation) for v in values.values() if v]
+    low, high = min(start for start, _ in spans), max(end for _, end in spans)
+    bottom = top + DOT_TOP + DOT_ROW * len(values)
 
-    def across(value: float) -> str:
-        return f"{left + 14 + (value - low) / ((high - low) or 1) * (DOT_PANEL - 60):.1f}"
+    def across(value: float) -> float:
+        return left + 14 + (value - low) / ((high - low) or 1) * (DOT_PANEL - 60)
 
     first, last = across(low), across(high)
     parts = [
@@ -247,13 +247,17 @@ def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
         f'<text x="{across(end)}" y="{bottom + 16}" text-anchor="middle">{number(end)}</text>'
         for end in dict.fromkeys((low, high))
     ]
-    for i, v in values.items():
+    for i, value in enumerate(values.values()):
+        if value is None:
+            continue
         y = top + DOT_TOP + DOT_ROW * i + 13
-        parts.append(
-            f'<path d="M{across(v.mean - v.deviation)},{y}H{across(v.mean + v.deviation)}" '
-            'stroke="var(--a)" stroke-opacity=".5" stroke-width="2"/>'
-            f'<circle cx="{across(v.mean)}" cy="{y}" r="4" fill="var(--a)"/>'
-        )
+        if value.deviation:
+            start, end = across(value.mean - value.deviation), across(value.mean + value.deviation)
+            parts.append(
+                f'<path d="M{start:.1f},{y}H{end:.1f}" stroke="var(--a)" '
+                'stroke-opacity=".5" stroke-width="2"/>'
+            )
+        parts.append(f'<circle cx="{across(value.mean):.1f}" cy="{y}" r="4" fill="var(--a)"/>')
     return "".join(parts)
 
 
