@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from malmoi.errors import UsageError
 from malmoi.metrics import METRICS, is_better, mean_with_error, score_predictions
-from malmoi.metrics.answers import best_threshold, korquad_exact, korquad_f1, span_exact, span_f1
 from malmoi.metrics.labels import (
     accuracy,
     best_f1_threshold,
     best_label_thresholds,
     confusion,
+    entities,
+    entity_f1,
     f1,
     f1_macro,
     f1_micro,
     label_scores,
     matthews,
 )
-from malmoi.metrics.language import bits_per_byte, perplexity
-from malmoi.metrics.numbers import mse, pearson, spearman
-from malmoi.metrics.tags import entities, entity_f1
+from malmoi.metrics.numbers import bits_per_byte, mse, pearson, perplexity, spearman
+from malmoi.metrics.texts import best_threshold, korquad_exact, korquad_f1, span_exact, span_f1
 
 few = settings(max_examples=40, deadline=None)
 

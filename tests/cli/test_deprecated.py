@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from malmoi.finetuning.config import finetune_config
-from malmoi.finetuning.run_state import finetuning_folder
+from malmoi.finetuning.results import finetuning_folder
 from malmoi.settings import current_fields
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import named_recipe

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from malmoi.evaluation.error_analysis import analyse_errors
+from malmoi.evaluation.evaluate import analyse_errors
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.kinds import custom_task
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example
 
 LABELS = ("a", "b", "c")

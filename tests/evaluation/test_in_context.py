@@ -21,23 +21,23 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.examples import generate_examples, load_examples
 from malmoi.evaluation.in_context.graders import cross_thresholded, measure_with_error
-from malmoi.evaluation.in_context.question import (
+from malmoi.evaluation.in_context.run import (
+    InContextConfig,
+    InContextResult,
     QuestionBuilder,
-    Shots,
     draw_examples,
+    evaluate_in_context,
     is_same_question,
     lazy_permutation,
     parse_shots,
 )
-from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.prompts import answer_cue, templated, templates
 from malmoi.evaluation.tasks import TASKS, Example, named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.zero_shot import first_sentences
-from malmoi.metrics.answers import match, span_exact
-from malmoi.metrics.overlap import bleu, chrf, rouge_l
+from malmoi.metrics.texts import bleu, chrf, match, rouge_l, span_exact
 from malmoi.tokenizer import train_tokenizer
 
 TEXTS = [
@@ -141,7 +141,7 @@ def test_an_item_is_never_shown_to_itself(texts: list[str], seed: int, data: st.
 
 
 def test_the_number_of_examples() -> None:
-    assert parse_shots("0, 4,max") == [Shots(0), Shots(4), Shots(0, as_many_as_fit=True)]
+    assert parse_shots("0, 4,max") == [0, 4, None]
     with pytest.raises(UsageError, match=r"must be 0, 1, 2… or max, not 'few'"):
         parse_shots("few")
 
@@ -157,19 +157,17 @@ def test_a_prompt_holds_its_texts_unchanged(text: str, pair: str) -> None:
 def test_as_many_examples_as_fit(gpt: Path, copa: Path) -> None:
     model = load(gpt, device="cpu")
     rows = load_examples(named_task("copa"), copa).rows
-    asker = QuestionBuilder(named_task("copa"), model, rows, Shots(0, as_many_as_fit=True))
+    asker = QuestionBuilder(named_task("copa"), model, rows, None)
     for number, item in enumerate(rows[:6]):
         question = asker.build(item, number)
         longest = max(question.prompt.choices, key=len)
         assert len(model.tokenizer.encode(question.before + longest).tokens) <= model.config.context
         # one more would not
         with pytest.raises(UsageError, match=r"cannot be shown: .* Use fewer"):
-            QuestionBuilder(named_task("copa"), model, rows, Shots(question.shots + 1)).build(
-                item, number
-            )
-        assert question == QuestionBuilder(
-            named_task("copa"), model, rows, Shots(question.shots)
-        ).build(item, number)
+            QuestionBuilder(named_task("copa"), model, rows, question.shots + 1).build(item, number)
+        assert question == QuestionBuilder(named_task("copa"), model, rows, question.shots).build(
+            item, number
+        )
 
 
 def test_every_template_asks_its_task() -> None:

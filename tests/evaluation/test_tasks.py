@@ -18,7 +18,7 @@ from malmoi.evaluation.prompts import parse_tags
 from malmoi.evaluation.tasks import TASKS, Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
-from malmoi.evaluation.tasks.ner import iob2
+from malmoi.evaluation.tasks.spans import iob2
 from malmoi.finetuning.batches import collate, plan_batches
 from malmoi.model import preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer

@@ -9,8 +9,8 @@ import torch
 import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.tasks import named_task
-from malmoi.finetuning.averaging import mean_if_it_fits
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.search import mean_if_it_fits
 from malmoi.finetuning.task_data import load_data
 from tiny_models import tiny_bert
 

@@ -12,7 +12,7 @@ import malmoi
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import named_task
-from malmoi.finetuning.defaults import default_settings
+from malmoi.finetuning.finetune import default_settings
 from malmoi.model import Network, initialise, preset
 from malmoi.training.losses import ForwardPass
 from malmoi.training.losses.distil import consistent

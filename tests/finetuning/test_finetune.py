@@ -217,7 +217,7 @@ def test_a_gpt_uses_gpt1s_defaults_and_a_bert_berts(
         (gpt, {}, (6.25e-5, 0.002, 0.5, 32, 3.0)),
         (gpt, {"lr": 1e-4, "lm": 0.0}, (1e-4, 0.002, 0.0, 32, 3.0)),
         (gpt, {"freeze": True}, (5e-5, 0.1, 0.0, 32, 3.0)),
-        (bert, {}, (9.6e-4, 0.1, 0.0, 16, 30.0)),  # see defaults.py
+        (bert, {}, (9.6e-4, 0.1, 0.0, 16, 30.0)),  # by the rows
     ):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         finetune(model, "classification", path, out, path, steps=1, **more)
@@ -623,7 +623,7 @@ def test_a_batch_that_does_not_fit_is_divided(
 
 
 # while the run is being, and after it was finished
-@pytest.mark.parametrize("place", ["results.finish_run", "finetune.write_results"])
+@pytest.mark.parametrize("place", ["results.RunFolder.finish", "finetune.write_results"])
 @pytest.mark.parametrize("way", [{"lm": 0.5}, {"seeds": 2}])
 def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     place: str, way: dict[str, Any], gpt: Path, data: Callable[[str], Path], tmp_path: Path,

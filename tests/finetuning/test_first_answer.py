@@ -20,12 +20,11 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import KINDS, HeadKind
-from malmoi.finetuning import defaults
+from malmoi.finetuning import finetune as defaults
 from malmoi.finetuning.candidates import Tried
 from malmoi.finetuning.config import FEATURE_DEFAULTS, FinetuneConfig
-from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
-from malmoi.finetuning.first_answer import FirstAnswer
-from malmoi.finetuning.linear_head import LOSSES, fit_head
+from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS, LOSSES, fit_head
+from malmoi.finetuning.run import FirstAnswer
 from malmoi.inference.predictors import LABEL_SET, NUMBER
 from malmoi.model import Network, preset
 from malmoi.settings import settings_of
@@ -158,7 +157,7 @@ def test_the_first_answer_is_judged_on_held_out_rows_and_loads(
 def test_the_fine_tuned_model_is_kept_if_the_held_out_rows_prefer_it(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.finetuning.first_answer.READ_SECONDS", 0.0)
+    monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
     how: dict[str, Any] = {"lr": 3e-3, "epochs": 12, "frozen_first": True, "batch": 16}
     rows = reviews(600)
     done = malmoi.finetune(bert, "classification", rows, tmp_path / "o", device="cpu", **how)
@@ -276,7 +275,9 @@ def test_rows_are_cut_until_two_epochs_fit(
 ) -> None:
     """1,000 rows of 500 tokens at 0.1 s a reading: two epochs of 600 s in four minutes."""
     work: Any = None
-    first = FirstAnswer(work, Tried("frozen", {}, 0, 1.0, 0.8, 25.0, per_row), Path())
+    first = FirstAnswer(
+        work, Tried(name="frozen", value=0.8, seconds=25.0, per_row=per_row), Path()
+    )
     items: Any = [SimpleNamespace(length=500)] * 1000
     settings = FinetuneConfig(max_minutes=4.0, **changes)
     assert first.fitting_length(settings, items) == length

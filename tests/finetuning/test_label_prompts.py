@@ -14,7 +14,7 @@ import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli.app import run_command
 from malmoi.errors import UsageError
-from malmoi.finetuning.label_prompts import fit_calibration
+from malmoi.finetuning.few_labels import fit_calibration
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
 

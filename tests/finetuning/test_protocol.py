@@ -15,8 +15,8 @@ from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.protocol import hold_out, judged_twins, selection_rows
-from malmoi.metrics.calibration import (
+from malmoi.finetuning.task_data import hold_out, judged_twins, selection_rows
+from malmoi.metrics.labels import (
     apply_temperature,
     best_temperature,
     calibration_bins,

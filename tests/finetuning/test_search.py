@@ -11,9 +11,10 @@ import pytest
 import malmoi
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
-from malmoi.finetuning.candidates import Comparison, Fitted, Gain, paired_gain, read_tried
+from malmoi.evaluation.features import ExamplePrediction, Outcome
+from malmoi.finetuning.candidates import Comparison, Gain, paired_gain, read_tried
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.search import Search, other_settings
 from malmoi.model import Network, preset
 from tiny_models import tiny_bert
@@ -34,7 +35,7 @@ class Trainer:
         self.completed = completed
         self.held = held
 
-    def __call__(self, settings: FinetuneConfig, folder: Path, seconds: float) -> Fitted:
+    def __call__(self, settings: FinetuneConfig, folder: Path, seconds: float) -> FinishedRun:
         if len(self.asked) == self.dies_at:
             raise KeyboardInterrupt
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,8 @@ class Trainer:
         faster = settings.lr == 2e-4 and not settings.rdrop and settings.layer_decay == 1
         metrics = {"accuracy": 0.5 + faster * self.gain} if self.held else {}
         outcome = Outcome(metrics, [], [ExamplePrediction("y", 1.0)] * self.held)
-        return Fitted(Checkpoint(Network(tiny(), {}), None), outcome, 1, self.completed)
+        model = Checkpoint(Network(tiny(), {}), None)
+        return FinishedRun(settings, model, outcome, 1, metrics, completed=self.completed)
 
 
 def tiny() -> Any:
@@ -104,7 +106,7 @@ def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sec
     monkeypatch.setattr("malmoi.finetuning.search.time.monotonic", lambda: now)
     train = Trainer(0.05)
 
-    def take_time(settings: FinetuneConfig, folder: Path, limit: float) -> Fitted:
+    def take_time(settings: FinetuneConfig, folder: Path, limit: float) -> FinishedRun:
         nonlocal now
         needed = 14 * settings.epochs / FinetuneConfig().epochs  # and a second to evaluate
         train.completed = min(1.0, limit / needed)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.task_data import word_baseline
 from malmoi.tokenizer import train_tokenizer
 
 

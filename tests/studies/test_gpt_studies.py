@@ -9,9 +9,8 @@ import pytest
 
 from malmoi.errors import UsageError
 from malmoi.studies.run import StudyRunConfig, run_study
-from malmoi.studies.scale import SCALES
-from malmoi.studies.scaling import fit_power_law, patterns, training_flops
-from malmoi.studies.study import named_study
+from malmoi.studies.study import SCALES, named_study
+from malmoi.studies.tables import fit_power_law, patterns, training_flops
 
 
 def test_a_power_law_is_found_again_with_an_error_that_covers_it() -> None:

@@ -11,8 +11,7 @@ import pytest
 from malmoi.cli.app import run_command
 from malmoi.studies.report import Claim, StudyResults, lower_is_better, result_rows, write_pages
 from malmoi.studies.run import StudyRunConfig, finished_cells, run_cells, run_study
-from malmoi.studies.scale import named_scale
-from malmoi.studies.study import MODULES, Cell, JudgedModel, Words, named_study
+from malmoi.studies.study import MODULES, Cell, JudgedModel, Words, named_scale, named_study
 from malmoi.training.signals import Stopped
 
 

@@ -20,23 +20,21 @@ from malmoi.evaluation.examples import generate_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.inference import load
-from malmoi.studies.hidden_rules import (
+from malmoi.studies.in_context import (
+    CONTEXT_CHARACTERS,
     HIDDEN_RULES,
+    MAX_ANSWER_CHARACTERS,
     PROPERTIES,
+    SCALES,
     UNSEEN_RULES,
     VOWELS,
     HiddenRule,
+    accuracy_by_examples,
     halves,
     held_out,
     rule_document,
-    write_rule_documents,
-)
-from malmoi.studies.in_context import (
-    CONTEXT_CHARACTERS,
-    MAX_ANSWER_CHARACTERS,
-    SCALES,
-    accuracy_by_examples,
     rule_task,
+    write_rule_documents,
 )
 from malmoi.studies.study import JudgedModel
 

@@ -222,8 +222,7 @@ def _columns(
 
 def _known_columns(model: "Model", data: Path) -> dict[str, str]:
     """The columns that the model learnt from, also of a public task in another format."""
-    from malmoi.evaluation.guess import public_task
-    from malmoi.evaluation.similarity import similarity_columns_of
+    from malmoi.evaluation.guess import public_task, similarity_columns_of
     from malmoi.evaluation.task import read_columns
     from malmoi.inference.embed import pairs_needed
     from malmoi.inference.predictors import SENTENCE

@@ -12,14 +12,13 @@ from malmoi.compression.models import open_whole
 from malmoi.compression.prune import with_layers
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
-from malmoi.evaluation.evaluate import check_task_fits, judge
+from malmoi.evaluation.evaluate import check_task_fits
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.defaults import default_budget
-from malmoi.finetuning.finetune import run_all
-from malmoi.finetuning.run_state import distillation_record
-from malmoi.finetuning.task_data import FinetuneData, load_data
+from malmoi.finetuning.finetune import default_budget, run_all
+from malmoi.finetuning.results import judge, judge_held_out
+from malmoi.finetuning.task_data import FinetuneData, distillation_record, load_data
 from malmoi.inference.predict import Predictor
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
@@ -215,7 +214,8 @@ def _of_task(
     _check_segments(work, teacher)
     teacher.network.to(work.device)
     with work.computing(settings):
-        before = judge(task, work, replace(reading, encode=work.encode)).metrics
+        reading = replace(reading, encode=work.encode)
+        before = judge(work, reading, judge_held_out(work, reading).chosen).metrics
     result = run_all(work, settings, lesson.out, overwrite=lesson.overwrite)
     after = {name: value for name, value in result.metrics.items() if name in before}
     metrics = {name: (before[name], value) for name, value in after.items()}

@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from malmoi.checkpoint.sentence_pooling import SentencePooling
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.evaluation.contamination import (
     FindOverlaps,
     contamination_report,
     item_texts,
     refuse_contamination,
 )
-from malmoi.evaluation.error_analysis import analyse_errors
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import (
     InContextConfig,
@@ -24,22 +26,32 @@ from malmoi.evaluation.in_context.run import (
     limited_rows,
 )
 from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.evaluation.tasks import named_task
-from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
-from malmoi.inference.predictors import SENTENCE, task_heads
-from malmoi.messages import msg
+from malmoi.inference.predictors import SENTENCE, TAGS, task_heads
+from malmoi.inference.translation import BEAMS
+from malmoi.messages import joined, msg
 from malmoi.metrics import METRICS, score_predictions
+from malmoi.metrics.labels import (
+    apply_temperature,
+    calibration_bins,
+    calibration_error,
+    confusion,
+    entity_scores,
+    label_scores,
+)
+from malmoi.metrics.texts import bleu
 from malmoi.report.chart import Line, chart, standalone_svg
+from malmoi.report.task_page import is_correct, likely_label_errors
 from malmoi.system.files import output_folder, write_json, write_text
+from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.rows import RowSource
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
 
 logger = logging.getLogger(__name__)
-ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
 
 
 def evaluate_model(
@@ -158,10 +170,10 @@ def score_examples(
     labels: Sequence[str],
 ) -> dict[str, float]:
     """The task's metrics, and the kind's further ones, of predictions for examples."""
-    return {**head_kind(task).measure(examples, said), **_measures(task, gold, said, labels)}
+    return {**head_kind(task).measure(examples, said), **score_said(task, gold, said, labels)}
 
 
-def _measures(
+def score_said(
     task: Task, gold: Sequence[Any], said: Sequence[ExamplePrediction], labels: Sequence[str]
 ) -> dict[str, float]:
     """Computes metrics; macro averages cover all labels if an item may have several or none."""
@@ -194,55 +206,6 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Split:
-    """Examples for training, for evaluation only, and held out of training for selection."""
-
-    train: tuple[Example, ...]
-    dev: tuple[Example, ...]
-    held: tuple[Example, ...] = ()
-    label_thresholds: bool = False  # one per label, not one for all
-
-
-def judge_held_out(task: Task, rows: Split, reading: Predictor) -> Outcome:
-    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
-    kind = head_kind(task)
-    plain = predict_and_score(task, rows.held, _undecided(reading))
-    if kind.choose is None or not (kind.calibrated or kind.thresholds(rows.train)):
-        return plain
-    chosen = kind.choose(plain, reading.labels, per_label=rows.label_thresholds)
-    return _decided(task, plain, reading, chosen)
-
-
-def judge(
-    task: Task, rows: Split, reading: Predictor, chosen: Mapping[str, Any] | None = None
-) -> Outcome:
-    """Evaluates the judged rows, by default with the thresholds that fit the held-out rows."""
-    kind = head_kind(task)
-    if chosen is None and rows.held:
-        chosen = judge_held_out(task, rows, reading).chosen
-    elif chosen is None and kind.thresholds(rows.train):
-        chosen = kind.unselected
-    if not chosen:
-        return predict_and_score(task, rows.dev, reading)
-    return _decided(task, predict_and_score(task, rows.dev, _undecided(reading)), reading, chosen)
-
-
-def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
-    """An outcome with thresholds or a temperature applied; its metrics also undecided."""
-    kind = head_kind(task)
-    predictions = [kind.decide(one, chosen) for one in plain.said]
-    if kind.calibrated:  # the same predictions, less or more certain
-        return replace(plain, said=predictions, chosen=dict(chosen))
-    metrics = _measures(task, plain.labels, predictions, reading.labels)
-    without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
-    return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
-
-
-def _undecided(reading: Predictor) -> Predictor:
-    return replace(reading, threshold=ALWAYS_ANSWER, thresholds=(), temperature=1.0)
-
-
 # ------------------------------------------------------------------ in context
 
 
@@ -268,12 +231,8 @@ def evaluate_few_shot(
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     """A config from options by name; a misspelt name gets a suggestion."""
     for name in asking:
-        if name not in InContextConfig.__dataclass_fields__:
-            raise UsageError(
-                "evaluate has no setting {name!r}.{hint}",
-                name=name,
-                hint=nearest(name, InContextConfig.__dataclass_fields__),
-            )
+        known = InContextConfig.__dataclass_fields__
+        require_known(name, known, "evaluate has no setting {name!r}.{hint}")
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 
 
@@ -316,3 +275,133 @@ def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
         line = Line(points, [value.standard_error for value in values])
         svg = chart({"mean": line}, "examples shown", f"{found[0].task}: {name}")
         write_text(place / "curve.svg", standalone_svg(svg))
+
+
+# ------------------------------------------------------------------ translations
+
+COLUMNS = ("source", "target")
+# of BLEU as sacrebleu computes it: detokenized, cased text
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:malmoi"
+
+
+def evaluate_translation(
+    model: Model, data: Any, *, beams: int = BEAMS, limit: int | None = None
+) -> dict[str, Any]:
+    """{"bleu": 38.1, "beams": 4, "signature": …, "examples": 1000}.
+
+    `data` are two files aligned by line, or a table; a pair without both sides is an error.
+    """
+    if data is None:
+        raise UsageError(
+            "Evaluation needs reference translations: give two files (source and target) or a "
+            "table with both columns."
+        )
+    reader = read_pairs([data] if isinstance(data, str | Path) else list(data), COLUMNS)
+    rows = [split_pair(document.text) for document in reader]
+    if reader.problems:
+        raise MalmoiError(joined(" ", reader.describe()))
+    if not rows:
+        raise MalmoiError("{files} hold no sentence pairs.", files=" and ".join(reader.files))
+    translations = model.translate([source for source, _ in rows[:limit]], beams=beams)
+    score = bleu([[target] for _, target in rows[:limit]], translations)
+    return {"bleu": score, "beams": beams, "signature": SIGNATURE, "examples": len(translations)}
+
+
+# ------------------------------------------------------------------ where a model errs
+
+MAX_MISTAKES = 20
+MAX_SUSPECTS = 20
+
+
+def prediction_row(example: Example, label: Any, predicted: ExamplePrediction) -> dict[str, Any]:
+    """A line of predictions.jsonl."""
+    row: dict[str, Any] = {"id": example.id, "text": example.text}
+    row |= {} if example.pair is None else {"pair": example.pair}
+    row |= {"choices": list(example.choices)} if example.choices else {}
+    row |= {"label": label, "prediction": predicted.prediction, "score": round(predicted.score, 5)}
+    chances = {name: round(chance, 5) for name, chance in predicted.probabilities.items()}
+    return row | ({"probabilities": chances} if chances else {})
+
+
+def analyse_errors(
+    task: Task,
+    labels: Sequence[str],
+    examples: Sequence[Example],
+    outcome: Outcome,
+    temperature: float = 1.0,
+) -> dict[str, Any]:
+    """The error analysis in `report.json` and `malmoi evaluate --json`.
+
+    `temperature` is the one that the probabilities were computed with.
+    """
+    kind = head_kind(task)
+    facts: dict[str, Any] = {}
+    pair = outcome.labels, outcome.predictions
+    if kind.text_labels or kind.output is TAGS:
+        scores = entity_scores(*pair) if kind.output is TAGS else label_scores(*pair, labels)
+        facts["labels"] = {name: asdict(score) for name, score in scores.items()}
+    if kind.exclusive:
+        names = list(facts["labels"])  # with those that only the judged rows have
+        table = confusion(*pair, names).tolist()
+        facts["confusion"] = {"labels": names, "rows": table}
+    if kind.calibrated:
+        facts["calibration"] = calibration(outcome, temperature)
+    rows = [
+        prediction_row(*each) | {"place": each[0].place}
+        for each in zip(examples, outcome.labels, outcome.said, strict=True)
+    ]
+    wrong = sorted((row for row in rows if not is_correct(row)), key=lambda row: -row["score"])
+    facts["mistakes"] = [_short(row) for row in wrong[:MAX_MISTAKES]]
+    if kind.exclusive:
+        facts["label_errors"] = [_short(row) for row in likely_label_errors(rows)[:MAX_SUSPECTS]]
+    return facts
+
+
+def calibration(outcome: Outcome, temperature: float) -> dict[str, Any]:
+    """Expected calibration error with the temperature and without it, and the reliability bins."""
+    right = [gold == one.prediction for gold, one in zip(outcome.labels, outcome.said, strict=True)]
+    sure = [one.score for one in outcome.said]
+    raw = [
+        max(apply_temperature(one.probabilities, 1 / temperature).values()) for one in outcome.said
+    ]
+    return {
+        "temperature": temperature,
+        "error": calibration_error(right, sure),
+        "error_without_temperature": calibration_error(right, raw),
+        "bins": [asdict(one) for one in calibration_bins(right, sure)],
+    }
+
+
+def _short(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "probabilities"}
+
+
+# ------------------------------------------------------------------ the words alone
+
+MAX_TRAINING_ROWS = 20_000
+MAX_JUDGED_ROWS = 2_000
+
+
+def word_baseline(
+    train: Sequence[Example], judged: Sequence[Example], labels: Sequence[str], tokenizer: Tokenizer
+) -> float:
+    """The accuracy of multinomial naive Bayes on which tokens occur, with Laplace's smoothing."""
+    train = limited_rows(train, MAX_TRAINING_ROWS, 0)
+    judged = limited_rows(judged, MAX_JUDGED_ROWS, 0)
+    place = {name: i for i, name in enumerate(labels)}
+    counts = np.ones((len(labels), tokenizer.vocab_size))
+    rows = np.ones(len(labels))
+    for row, tokens in zip(train, _tokens(train, tokenizer), strict=True):
+        counts[place[row.label], tokens] += 1
+        rows[place[row.label]] += 1
+    logs = np.log(counts) - np.log(counts.sum(1, keepdims=True))
+    prior = np.log(rows / rows.sum())
+    best = [(prior + logs[:, tokens].sum(1)).argmax() for tokens in _tokens(judged, tokenizer)]
+    right = sum(labels[i] == row.label for i, row in zip(best, judged, strict=True))
+    return float(right / len(judged))
+
+
+def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
+    """The distinct tokens of each row's texts."""
+    texts = [" ".join(row.texts) for row in rows]
+    return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]

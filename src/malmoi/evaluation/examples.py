@@ -2,14 +2,14 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.kinds import HeadKind, kind_of
+from malmoi.evaluation.kinds import kind_of
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import joined, msg, plural
 from malmoi.text.rows import (
@@ -48,7 +48,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
     else:
         rows = rows_of(sources)
     read, bad = _sorted_out(task, rows)
-    found = [example for example in read if not _undecided(task, example)]
+    no_label = task.no_label
+    found = [example for example in read if no_label is None or example.label != no_label]
     if len(bad) > 1 and not found:
         raise MalmoiError(
             "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
@@ -69,14 +70,10 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
                 "{read:,} of {rows} have no gold label ({no_label!r}) and are left out.",
                 read=len(read) - len(found),
                 rows=plural(len(read), "row"),
-                no_label=task.no_label,
+                no_label=no_label,
             )
         )
     return Examples(tuple(found), tuple(notes))
-
-
-def _undecided(task: Task, example: Example) -> bool:
-    return task.no_label is not None and example.label == task.no_label
 
 
 def generate_examples(task: Task, seed: int) -> Examples:
@@ -93,9 +90,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
     """Returns the examples of valid rows, and the errors of the others."""
     kind = kind_of(task)
-    several = isinstance(kind, HeadKind) and kind.text_labels and not kind.exclusive
     found: list[Example] = []
-    flags: list[dict[str, bool]] = []
     bad: list[str] = []
     for row in rows:
         try:
@@ -103,39 +98,11 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
             if wrong := kind.check(task, example):
                 raise BadRow(row.place, wrong)
             found.append(example)
-            flags += [_flags(row)] * several
         except BadRow as problem:
             if isinstance(problem, NoColumn) and not found and not bad:
                 raise MalmoiError(problem.sentence) from problem
             bad.append(str(problem))
-    refused = {example.place: why for example, why in _disagreements(found, flags)}
-    bad += refused.values()
-    return [example for example in found if example.place not in refused], bad
-
-
-def _flags(row: DataRow) -> dict[str, bool]:
-    """The columns of a row that hold 0 or 1."""
-    cells = {name: str(value).strip() for name, value in row.values.items()}
-    return {name: cell == "1" for name, cell in cells.items() if cell in ("0", "1")}
-
-
-def _disagreements(
-    found: Sequence[Example], flags: Sequence[Mapping[str, bool]]
-) -> Iterator[tuple[Example, str]]:
-    """The rows whose list of labels differs from the table's 0/1 columns of the same names."""
-    columns = {name for e in found for name in e.label or ()} if flags else set()
-    for row in flags:
-        columns &= row.keys()
-    for example, row in zip(found, flags, strict=False):  # no flags: each row has one label
-        wrong = [n for n in sorted(columns) if row[n] != (n in (example.label or ()))]
-        if wrong:
-            held = "1" if row[wrong[0]] else "0"
-            why = msg(
-                "the column {wrong!r} holds {held}, the list of labels says otherwise",
-                wrong=wrong[0],
-                held=held,
-            )
-            yield example, msg("{place}: {why}", place=example.place, why=why)
+    return found, bad
 
 
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
@@ -149,7 +116,7 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
         yield msg(
             "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
         )
-    yield from _repeated_ids(found, refuse=isinstance(kind, HeadKind) and kind.by_id)
+    yield from _repeated_ids(found, refuse=kind.by_id)
     if kind.text_labels:
         yield from _contradictions(found)
         yield from _misspelt(_label_counts(task, found))
@@ -176,7 +143,7 @@ def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
 def _label_counts(task: Task, examples: Sequence[Example]) -> Counter[str]:
     """How many examples have each label, if a text as a whole has named labels."""
     kind = kind_of(task)
-    if not isinstance(kind, HeadKind) or not kind.text_labels or kind.classes is None:
+    if not kind.text_labels or kind.classes is None:
         return Counter()
     known = (e.label for e in examples if e.label is not None)
     return Counter(name for label in known for name in kind.classes(label))
@@ -238,7 +205,7 @@ def require_labels(examples: Sequence[Example]) -> None:
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels in the order of their scores: the task's, or the data's, sorted."""
     kind = kind_of(task)
-    if not isinstance(kind, HeadKind) or kind.classes is None:
+    if kind.classes is None:
         return ()
     used = {name for e in examples for name in kind.classes(e.label)}
     alike = {e.label for e in examples} if kind.text_labels else used

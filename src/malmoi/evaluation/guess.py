@@ -2,23 +2,33 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, TAGGING, custom_task
-from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
 from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
 from malmoi.evaluation.tasks import TASKS, named_task
-from malmoi.evaluation.tasks.ner import DOCUMENT_MARK
+from malmoi.evaluation.tasks.language_modelling import line_rows
+from malmoi.evaluation.tasks.spans import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.messages import msg
 from malmoi.system.untrusted import read_object
+from malmoi.text.column_names import column_named
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import start_of
-from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files
+from malmoi.text.rows import (
+    BadRow,
+    RowSource,
+    any_rows,
+    file_list,
+    has_rows,
+    is_files,
+    text_lines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +36,11 @@ FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
 HEAD_LINES = 50  # read to recognise a format
 HEAD_CHARACTERS = 100_000
 TAG = re.compile(r"O|[BIESLU][-_]\S+")
+# common names of such columns, most likely first
+ANCHOR_NAMES = ("anchor", "query", "question", "sentence1", "sentence_a", "premise", "text")
+POSITIVE_NAMES = ("positive", "pos", "pair", "sentence2", "sentence_b", "hypothesis", "answer")
+NEGATIVE_NAMES = ("negative", "neg")
+SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
 GUESSED_KINDS = ("classification", "multilabel", "regression", "writing")  # others name theirs
 
 
@@ -75,7 +90,48 @@ def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
     """A task on the columns of sentence pairs; without a second column on plain text."""
     given = dict(text=found.text, pair=found.pair, label=found.label)
     task = task_on_columns(found.kind, **given, choices=found.negatives or None)
-    return with_line_rows(task, data)
+    return replace(task, rows=line_rows) if _is_plain_text(data) else task
+
+
+def similarity_columns_of(
+    data: RowSource, *, ranked: bool = False, **columns: Any
+) -> GuessedColumns:
+    """The kind of these rows, similarity or retrieval, and their columns.
+
+    A score makes it a similarity unless `ranked`; plain text is a retrieval of every text by
+    itself.
+    """
+    given = {name: value for name, value in columns.items() if value is not None}
+    if _is_plain_text(data):
+        return GuessedColumns("retrieval", "text", None)
+    chosen = (given.get(name) for name in ("text", "pair", "label"))
+    names = list(first_rows(data, chosen)[0])
+
+    def named(role: str, known: Sequence[str]) -> str | None:
+        return given.get(role, column_named(known, names))
+
+    text = named("text", ANCHOR_NAMES)
+    pair = named("pair", POSITIVE_NAMES)
+    if text is None or (pair is None and len(names) > 1 and "text" not in given):
+        raise UsageError(
+            "similarity needs the columns of two texts, --text and --pair, and either a "
+            "score, --label, or negatives, --choices; the rows have: {names}.",
+            names=", ".join(names)[:200],
+        )
+    label = None if ranked else named("label", SCORE_NAMES)
+    if pair is not None and label is not None and "choices" not in given:
+        return GuessedColumns("similarity", text, label, pair).among(names)
+    negative = named("negative", NEGATIVE_NAMES)
+    choices = tuple(given.get("choices", (negative,) if negative else ()))
+    return GuessedColumns("retrieval", text, None, pair, negatives=choices).among(names)
+
+
+def _is_plain_text(data: RowSource) -> bool:
+    """Whether the data are text files whose first line has no columns."""
+    return is_files(data) and all(
+        ".txt" in path.suffixes and "\t" not in next(text_lines(path), (0, ""))[1]
+        for path in file_list(data)
+    )
 
 
 def _published_format(kind: str | None, data: RowSource) -> str | None:
@@ -150,19 +206,17 @@ def input_columns(task: Task) -> list[str]:
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     """The columns that a fine-tuned model learnt from, as far as these rows have them."""
-    if model.task_head is None or (is_files(data) and _has_folder(data)):
+    sources: Any = [data] if isinstance(data, str | Path) else data
+    if model.task_head is None or (is_files(data) and any(Path(one).is_dir() for one in sources)):
         return {}
     columns = Predictor.of(model.checkpoint).columns
     row = first_rows(data, columns.values())[0] if columns else {}
     found: dict[str, Any] = {}
     for name, column in columns.items():
-        parts = column.split(",")
-        if column in row:
-            found[name] = column
-        elif name in ("label", "choices") and all(part in row for part in parts):
-            found[name] = tuple(parts)
-    if "choices" in found and isinstance(found["choices"], str):
-        found["choices"] = (found["choices"],)
+        several = name in ("label", "choices") and column not in row
+        parts = tuple(column.split(",")) if several else (column,)
+        if all(part in row for part in parts):
+            found[name] = parts if several or name == "choices" else column
     return found | ({"separator": columns["separator"]} if "separator" in columns else {})
 
 
@@ -202,7 +256,3 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
 
 def _given(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in columns.items() if value is not None}
-
-
-def _has_folder(data: Any) -> bool:
-    return any(Path(one).is_dir() for one in ([data] if isinstance(data, str | Path) else data))

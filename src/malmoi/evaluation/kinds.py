@@ -8,20 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from malmoi.errors import UsageError, nearest
-from malmoi.evaluation import features, predictions, prompts, similarity
+from malmoi.errors import UsageError, require_known
+from malmoi.evaluation import features, prompts
 from malmoi.evaluation import task as tables
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
-from malmoi.evaluation.predictions import ExamplePrediction
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.task import (
     KIND_ALIASES,
     KIND_METRICS,
     Columns,
     Example,
-    ExampleMaker,
     Task,
     metric_names,
 )
@@ -31,7 +29,7 @@ from malmoi.inference.predictors import TaskHead
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
-from malmoi.text.rows import any_rows
+from malmoi.text.rows import DataRow, any_rows
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
@@ -53,13 +51,19 @@ class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
+    read: Callable[[Columns, DataRow], Example]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
+    # columns that a table must have, and why
+    needs: Mapping[str, str] = field(default_factory=dict)
     template: Callable[[Columns], str] = lambda by: "{text}"  # a custom task's prompt
     # the error of an invalid example; empty if it is valid
     check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
+    exclusive: bool = False  # each text has exactly one label
+    classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
+    class_names: tuple[str, ...] = ()  # if they are not taken from the data
+    by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     only_read: bool = False  # only the text's likelihood is measured: there is no label
 
     @property
@@ -77,13 +81,9 @@ class HeadKind(Kind):
     objective: Callable[[Sequence[float] | None], Objective]  # given class weights
     compare: Divergence  # from a teacher's scores
     predict: Callable[[Predictor, Sequence[Example]], list[ExamplePrediction]]
-    classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
-    class_names: tuple[str, ...] = ()  # if they are not taken from the data
-    exclusive: bool = False  # each text has exactly one label
     # converts a label for the metrics, given the model's labels
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
     windows: bool = False  # whether long texts are read in windows instead of truncated
-    by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     # selects thresholds or a temperature by an outcome, and applies them to a prediction; neither
     # needs the network
     choose: Callable[..., dict[str, Any]] | None = None  # (outcome, labels, per_label=…)
@@ -108,7 +108,7 @@ class HeadKind(Kind):
     @property
     def calibrated(self) -> bool:
         """Whether a prediction has probabilities that a temperature can correct."""
-        return self.choose is predictions.choose_temperature
+        return self.choose is features.choose_temperature
 
     @property
     def head(self) -> str:
@@ -128,35 +128,22 @@ class HeadKind(Kind):
 
 
 def _check_label(task: Task, example: Example) -> str:
-    known = not task.labels or example.label in (None, task.no_label, *task.labels)
-    return (
-        ""
-        if known
-        else msg(
-            "the label {label!r} is not one of {labels}",
-            label=example.label,
-            labels=", ".join(task.labels),
-        )
-    )
+    if not task.labels or example.label in (None, task.no_label, *task.labels):
+        return ""
+    names = ", ".join(task.labels)
+    return msg("the label {label!r} is not one of {labels}", label=example.label, labels=names)
 
 
 def _check_label_set(task: Task, example: Example) -> str:
     held = example.label or ()
-    others = [name for name in held if task.labels and name not in task.labels]
-    if others:
-        return msg(
-            "the label {label!r} is not one of {labels}",
-            label=others[0],
-            labels=", ".join(task.labels),
-        )
-    none = next((name for name in held if name.lower() in NO_LABEL_NAMES), None)
-    more = next((name for name in held if name != none), None)
-    contradict = none is not None and more is not None
-    return (
-        msg("the labels {none!r} and {more!r} contradict each other", none=none, more=more)
-        if contradict
-        else ""
-    )
+    wrong = (_check_label(task, replace(example, label=name)) for name in held)
+    if unknown := next(filter(None, wrong), ""):
+        return unknown
+    none = [name for name in held if name.lower() in NO_LABEL_NAMES][:1]
+    more = [name for name in held if name not in none][:1]
+    if not none or not more:
+        return ""
+    return msg("the labels {none!r} and {more!r} contradict each other", none=none[0], more=more[0])
 
 
 def _check_tags(task: Task, example: Example) -> str:
@@ -166,12 +153,9 @@ def _check_tags(task: Task, example: Example) -> str:
             words=len(example.words),
             label=len(example.label),
         )
-    empty = "" in example.words
-    return (
-        msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
-        if empty
-        else ""
-    )
+    if "" not in example.words:
+        return ""
+    return msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
 
 
 def _check_choice(task: Task, example: Example) -> str:
@@ -244,7 +228,7 @@ grade_label_sets = written_grader(lambda text, task, example: parse_labels(text,
 
 CLASSIFICATION = HeadKind(
     name="classification",
-    columns=tables.label_columns,
+    read=tables.label_row,
     check=_check_label,
     template=_and_label,
     prompt=prompts.classification_prompt,
@@ -254,15 +238,15 @@ CLASSIFICATION = HeadKind(
     features=features.classification_items,
     objective=losses.classification_loss,
     compare=compare_scores(losses.class_scores),
-    predict=predictions.predict_labels,
+    predict=features.predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
-    choose=predictions.choose_temperature,
-    decide=predictions.with_temperature,
+    choose=features.choose_temperature,
+    decide=features.with_temperature,
 )
 MULTILABEL = HeadKind(
     name="multilabel",
-    columns=tables.label_set_columns,
+    read=tables.label_set_row,
     check=_check_label_set,
     template=_and_label,
     prompt=prompts.multilabel_prompt,
@@ -272,16 +256,16 @@ MULTILABEL = HeadKind(
     features=features.multilabel_items,
     objective=losses.multilabel_loss,
     compare=compare_scores(losses.class_scores, binary_divergence),
-    predict=predictions.predict_label_sets,
+    predict=features.predict_label_sets,
     classes=lambda label: label,
     gold=_in_order,
-    choose=predictions.choose_label_thresholds,
-    decide=predictions.decide_labels,
+    choose=features.choose_label_thresholds,
+    decide=features.decide_labels,
     thresholds=lambda rows: True,
 )
 REGRESSION = HeadKind(
     name="regression",
-    columns=tables.number_columns,
+    read=tables.number_row,
     template=_text_and_pair,
     prompt=prompts.regression_prompt,
     grade=graders.grade_numbers,
@@ -289,7 +273,7 @@ REGRESSION = HeadKind(
     features=features.regression_items,
     objective=losses.regression_loss,
     compare=compare_scores(losses.class_scores, squared_distance),
-    predict=predictions.predict_numbers,
+    predict=features.predict_numbers,
     classes=lambda label: (label,),
     class_names=("score",),
     by_vectors="similarity",
@@ -297,12 +281,12 @@ REGRESSION = HeadKind(
 SIMILARITY = replace(
     REGRESSION,
     name="similarity",
-    columns=similarity.similarity_columns,
+    read=tables.similarity_row,
     output=predictors.SENTENCE,
-    features=similarity.similarity_items,
+    features=features.similarity_items,
     sentence_objective=losses.cosine_loss,
     defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
-    predict=predictions.predict_cosines,
+    predict=features.predict_cosines,
     classes=None,
     class_names=(),
     by_vectors="",
@@ -310,16 +294,16 @@ SIMILARITY = replace(
 RETRIEVAL = replace(
     SIMILARITY,
     name="retrieval",
-    columns=similarity.retrieval_columns,
-    features=similarity.retrieval_items,
+    read=tables.retrieval_row,
+    features=features.retrieval_items,
     sentence_objective=losses.ranking_loss,
-    predict=predictions.predict_ranks,
+    predict=features.predict_ranks,
     grade=_no_prompt,
     gold=lambda label, labels: 1,
 )
 TAGGING = HeadKind(
     name="tagging",
-    columns=tables.tag_columns,
+    read=tables.tag_row,
     check=_check_tags,
     prompt=prompts.tagging_prompt,
     grade=grade_tags,
@@ -327,13 +311,18 @@ TAGGING = HeadKind(
     features=features.tagging_items,
     objective=losses.tagging_loss,
     compare=compare_scores(losses.tag_scores),
-    predict=predictions.predict_tags,
+    predict=features.predict_tags,
     classes=lambda label: label,
     windows=True,
 )
 MULTIPLE_CHOICE = HeadKind(
     name="choice",
-    columns=tables.choice_columns,
+    read=tables.choice_row,
+    needs={
+        "choices": msg(
+            "A choice needs the columns of its choices: --choices first,second (choices=[…])."
+        )
+    },
     check=_check_choice,
     template=_text_and_pair,
     prompt=prompts.choice_prompt,
@@ -342,13 +331,13 @@ MULTIPLE_CHOICE = HeadKind(
     features=features.choice_items,
     objective=losses.choice_loss,
     compare=compare_scores(losses.choice_scores),
-    predict=predictions.predict_choices,
-    choose=predictions.choose_temperature,
-    decide=predictions.with_temperature,
+    predict=features.predict_choices,
+    choose=features.choose_temperature,
+    decide=features.with_temperature,
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
-    columns=tables.answer_columns,
+    read=tables.span_row,
     check=_check_answers,
     template=lambda by: prompts.SQUAD_PROMPT,
     prompt=prompts.answer_prompt,
@@ -357,24 +346,24 @@ QUESTION_ANSWERING = HeadKind(
     features=features.answer_items,
     objective=losses.span_loss,
     compare=compare_scores(losses.span_scores),
-    predict=predictions.predict_answers,
+    predict=features.predict_answers,
     gold=lambda label, labels: _answer_texts(label),
     windows=True,
     by_id=True,
-    choose=predictions.choose_no_answer,
-    decide=predictions.decide_answer,
+    choose=features.choose_no_answer,
+    decide=features.decide_answer,
     thresholds=lambda rows: not all(row.label for row in rows),
     unselected={"threshold": 0.0},  # no answer if it is more likely than the best span
 )
 CLOZE = Kind(
     name="cloze",
-    columns=tables.label_columns,
+    read=tables.label_row,
     prompt=prompts.cloze_prompt,
     grade=graders.grade_cloze,
 )
 WRITING = HeadKind(
     name="writing",
-    columns=tables.written_columns,
+    read=tables.written_row,
     template=_text_and_pair,
     prompt=prompts.write_prompt,
     grade=grade_texts,
@@ -382,9 +371,9 @@ WRITING = HeadKind(
     features=features.writing_items,
     objective=losses.answer_loss,
     compare=compare_scores(losses.answer_scores),
-    predict=predictions.predict_writing,
+    predict=features.predict_writing,
     gold=lambda label, labels: list(label),
-    measure=predictions.measure_writing,
+    measure=features.measure_writing,
     defaults={"lm": 0.0, "lr": 3e-4, "warmup": 0.05},
     fit=_fit_writing,
     windows=True,
@@ -392,14 +381,20 @@ WRITING = HeadKind(
 )
 READING = Kind(
     name="text",
-    columns=tables.text_columns,
+    read=tables.text_row,
     prompt=prompts.text_prompt,
     grade=graders.grade_likelihood,
     only_read=True,
 )
 ACCEPTABILITY = replace(READING, name="acceptability", grade=graders.grade_acceptability)
 MINIMAL_PAIRS = replace(
-    READING, name="pairs", columns=tables.pair_columns, grade=graders.grade_pairs
+    READING,
+    name="pairs",
+    read=tables.pair_row,
+    needs={
+        "pair": msg("Minimal pairs need a second column: --pair COLUMN, the wrong sentence."),
+    },
+    grade=graders.grade_pairs,
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -412,10 +407,7 @@ KINDS: dict[str, Kind] = {
 
 def kind_named(name: str) -> Kind:
     name = KIND_ALIASES.get(name, name)
-    if name not in KINDS:
-        raise UsageError(
-            "There is no kind of task {name!r}.{hint}", name=name, hint=nearest(name, KINDS)
-        )
+    require_known(name, KINDS, "There is no kind of task {name!r}.{hint}")
     return KINDS[name]
 
 
@@ -512,11 +504,16 @@ def custom_task(  # noqa: PLR0913  # one per column
     """
     chosen = kind_named(kind)
     by = Columns(text, pair, label, choices, separator)
+    if chosen is not MULTILABEL:
+        _ = by.one_label  # refuses several
+    for column, why in chosen.needs.items():
+        if not getattr(by, column):
+            raise UsageError(why)
     return Task(
         chosen.name,
         chosen.name,
         partial(any_rows, named=_column_list(by)),
-        chosen.columns(by),
+        partial(chosen.read, by),
         about="your own columns",
         metrics=tuple(metrics) or chosen.metrics,
         labels=() if isinstance(label, str) else tuple(label),

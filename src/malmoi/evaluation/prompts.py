@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest, require_known
 from malmoi.evaluation.task import Example, Task
-from malmoi.metrics.tags import entities
+from malmoi.metrics.labels import entities
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"
@@ -207,13 +207,12 @@ def _own(path: Path) -> dict[str, Any]:
 
 def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
     for field, value in given.items():
-        if field not in TEMPLATE_FIELDS:
-            raise UsageError(
-                "The template {name} has an unknown field {field!r}.{hint}",
-                name=name,
-                field=field,
-                hint=nearest(field, TEMPLATE_FIELDS),
-            )
+        require_known(
+            field,
+            TEMPLATE_FIELDS,
+            "The template {template} has an unknown field {name!r}.{hint}",
+            template=name,
+        )
         if not isinstance(value, TEMPLATE_FIELDS[field]):
             raise UsageError(
                 "The template {name}: {field} must be of type {type}.",

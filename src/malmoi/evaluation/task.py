@@ -5,7 +5,7 @@ Everything that depends on the kind of task is in `kinds.py`.
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,8 +110,6 @@ def metric_names(task: Task) -> tuple[str, ...]:
 
 # ------------------------------------------------------------------ examples from columns
 
-ExampleMaker = Callable[[DataRow], Example]
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -122,6 +120,12 @@ class Columns:
     label: str | Sequence[str] = "label"  # several: one 0/1 column per label
     choices: Sequence[str] = ()
     separator: str = ","  # between the labels of a row, if they are one string
+
+    def __post_init__(self) -> None:
+        several = () if isinstance(self.label, str) else self.label
+        twice = next((name for name in several if several.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError("The column {twice!r} is named twice as a label.", twice=twice)
 
     @property
     def one_label(self) -> str:
@@ -141,24 +145,13 @@ class columns:
     pair: str | None = None
     label: str = "label"
     id: str | None = None
+    numeric: bool = False  # the label is a number
 
     def __call__(self, row: DataRow) -> Example:
         second = None if self.pair is None else row.text(self.pair)
+        label: Any = row.number(self.label) if self.numeric else row.label(self.label)
         number = str(row[self.id]) if self.id else ""
-        return Example(row.text(self.text), second, self.label_of(row), id=number)
-
-    def label_of(self, row: DataRow) -> Any:
-        return row.label(self.label)
-
-
-@dataclass(frozen=True)
-class numbers(columns):
-    """Like `columns`, for numeric labels."""
-
-    label: str = "score"
-
-    def label_of(self, row: DataRow) -> Any:
-        return row.number(self.label)
+        return Example(row.text(self.text), second, label, id=number)
 
 
 def read_columns(task: Task) -> dict[str, str]:
@@ -169,143 +162,114 @@ def read_columns(task: Task) -> dict[str, str]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def label_columns(by: Columns) -> ExampleMaker:
-    return columns(by.text, by.pair, by.one_label)
+# Each reads a row of a user's table; `custom_task` has checked the columns.
 
 
-def number_columns(by: Columns) -> ExampleMaker:
-    return numbers(by.text, by.pair, by.one_label)
+def label_row(by: Columns, row: DataRow) -> Example:
+    return Example(*_texts(by, row), row.label(by.one_label))
 
 
-def label_set_columns(by: Columns) -> ExampleMaker:
+def number_row(by: Columns, row: DataRow) -> Example:
+    return Example(*_texts(by, row), row.number(by.one_label))
+
+
+def _texts(by: Columns, row: DataRow) -> tuple[str, str | None]:
+    return row.text(by.text), row.text(by.pair) if by.pair else None
+
+
+def label_set_row(by: Columns, row: DataRow) -> Example:
     """Label sets as a list, as a string with separators, or as one 0/1 column each."""
     label = by.label
-    read = _joined(label, by.separator) if isinstance(label, str) else _indicators(label)
-
-    def example(row: DataRow) -> Example:
-        pair = row.text(by.pair) if by.pair else None
-        return Example(row.text(by.text), pair, read(row))
-
-    return example
+    held = _joined(by, label, row) if isinstance(label, str) else _indicators(label, row)
+    return Example(*_texts(by, row), held)
 
 
-def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] | None]:
-    def read(row: DataRow) -> tuple[str, ...] | None:
-        if column not in row.values:
-            return None
-        value = as_list(row[column])
-        given = split_labels(value, separator) if isinstance(value, str) else value
-        if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
+def _joined(by: Columns, column: str, row: DataRow) -> tuple[str, ...] | None:
+    if column not in row.values:
+        return None
+    value = as_list(row[column])
+    given = split_labels(value, by.separator) if isinstance(value, str) else value
+    if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
+        raise BadRow(
+            row.place,
+            "{column!r} must hold a list of labels, not {value!r:.40}",
+            column=column,
+            value=value,
+        )
+    names = tuple(sorted(filter(None, set(map(label_name, given)))))
+    for name in names:
+        if str(row.values.get(name)).strip() == "0":
             raise BadRow(
                 row.place,
-                "{column!r} must hold a list of labels, not {value!r:.40}",
-                column=column,
-                value=value,
+                "the column {wrong!r} holds {held}, the list of labels says otherwise",
+                wrong=name,
+                held=0,
             )
-        names = [label_name(one) for one in given]
-        return tuple(sorted({name for name in names if name}))
-
-    return read
+    return names
 
 
-def _indicators(names: Sequence[str]) -> Callable[[DataRow], tuple[str, ...] | None]:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError("The column {twice!r} is named twice as a label.", twice=twice)
-
-    def read(row: DataRow) -> tuple[str, ...] | None:
-        if not any(name in row.values for name in names):
-            return None
-        values = {name: row.number(name) for name in names if row[name] is not None}
-        for name in names:
-            if values.get(name) not in (0, 1):
-                raise BadRow(
-                    row.place,
-                    "the label {name!r} must be 0 or 1, not {row!r:.40}",
-                    name=name,
-                    row=row[name],
-                )
-        return tuple(name for name in names if values[name])
-
-    return read
+def _indicators(names: Sequence[str], row: DataRow) -> tuple[str, ...] | None:
+    if not any(name in row.values for name in names):
+        return None
+    values = {name: row.number(name) for name in names if row[name] is not None}
+    for name in names:
+        if values.get(name) not in (0, 1):
+            raise BadRow(
+                row.place,
+                "the label {name!r} must be 0 or 1, not {row!r:.40}",
+                name=name,
+                row=row[name],
+            )
+    return tuple(name for name in names if values[name])
 
 
-def tag_columns(by: Columns) -> ExampleMaker:
+def tag_row(by: Columns, row: DataRow) -> Example:
     """Words and tags as lists, or as strings with spaces between."""
-    label = by.one_label
-
-    def listed(row: DataRow, name: str) -> tuple[str, ...]:
-        value: Any = row[name]
-        return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
-
-    def example(row: DataRow) -> Example:
-        words = listed(row, by.text)
-        tags = listed(row, label) if label in row.values else None
-        return Example(" ".join(words), label=tags, words=words)
-
-    return example
+    words = _listed(row, by.text)
+    tags = _listed(row, by.one_label) if by.one_label in row.values else None
+    return Example(" ".join(words), label=tags, words=words)
 
 
-def pair_columns(by: Columns) -> ExampleMaker:
+def _listed(row: DataRow, name: str) -> tuple[str, ...]:
+    value: Any = row[name]
+    return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
+
+
+def pair_row(by: Columns, row: DataRow) -> Example:
     """The right sentence in `text`, the wrong one in `pair`."""
-    if by.pair is None:
-        raise UsageError("Minimal pairs need a second column: --pair COLUMN, the wrong sentence.")
-    wrong = by.pair
-
-    def example(row: DataRow) -> Example:
-        choices = (row.text(by.text), row.text(wrong))
-        return Example(choices[0], label=0, choices=choices)
-
-    return example
+    right, wrong = _texts(by, row)
+    return Example(right, label=0, choices=(right, wrong or ""))
 
 
-def choice_columns(by: Columns) -> ExampleMaker:
+def choice_row(by: Columns, row: DataRow) -> Example:
     """The choices in their own columns or as one list, and the number of the right one."""
-    choices = by.choices
-    label = by.one_label
-    if not choices:
-        raise UsageError(
-            "A choice needs the columns of its choices: --choices first,second (choices=[…])."
-        )
-
-    def example(row: DataRow) -> Example:
-        given = row[choices[0]] if len(choices) == 1 else [row.text(name) for name in choices]
-        if not isinstance(given, list) or len(given) < 2:
-            raise BadRow(row.place, "there are fewer than two choices")
-        second = row.text(by.pair) if by.pair else None
-        return Example(row.text(by.text), second, row.whole(label), choices=tuple(given))
-
-    return example
+    several = len(by.choices) > 1
+    given = [row.text(name) for name in by.choices] if several else row[by.choices[0]]
+    if not isinstance(given, list) or len(given) < 2:
+        raise BadRow(row.place, "there are fewer than two choices")
+    return Example(*_texts(by, row), row.whole(by.one_label), choices=tuple(given))
 
 
-def answer_columns(by: Columns) -> ExampleMaker:
+def span_row(by: Columns, row: DataRow) -> Example:
     """The context in `pair`, the answer text in `label`."""
-    label = by.one_label
-
-    def example(row: DataRow) -> Example:
-        passage = row.text(by.pair or "context")
-        found = row.values.get(label)
-        golds = None if label not in row.values else () if not found else (str(found),)
-        starts = [] if golds is None else [passage.find(gold) for gold in golds]
-        if -1 in starts:
-            raise BadRow(row.place, "the answer {found!r:.60} is not in its context", found=found)
-        gold = None if golds is None else tuple(zip(golds, starts, strict=True))
-        return Example(row.text(by.text), passage, gold, id=str(row.values.get("id", row.place)))
-
-    return example
+    passage = row.text(by.pair or "context")
+    found = row.values.get(by.one_label)
+    start = passage.find(str(found)) if found else 0
+    if start < 0:
+        raise BadRow(row.place, "the answer {found!r:.60} is not in its context", found=found)
+    gold = ((str(found), start),) if found else ()
+    known = by.one_label in row.values
+    number = str(row.values.get("id", row.place))
+    return Example(row.text(by.text), passage, gold if known else None, id=number)
 
 
-def written_columns(by: Columns) -> ExampleMaker:
+def written_row(by: Columns, row: DataRow) -> Example:
     """A prompt in `text` and the reference answer, or several, in `label`; or a conversation."""
-
-    def example(row: DataRow) -> Example:
-        given = row[by.text]
-        if isinstance(given, list) or by.text.lower() in CHAT_COLUMNS:
-            return _conversation(row, given)
-        pair = None if by.pair is None else str(row.values.get(by.pair) or "")
-        return Example(row.text(by.text), pair, _answers(row, by.one_label))
-
-    return example
+    given = row[by.text]
+    if isinstance(given, list) or by.text.lower() in CHAT_COLUMNS:
+        return _conversation(row, given)
+    pair = None if by.pair is None else str(row.values.get(by.pair) or "")
+    return Example(row.text(by.text), pair, _answers(row, by.one_label))
 
 
 def _answers(row: DataRow, column: str) -> tuple[str, ...] | None:
@@ -333,6 +297,23 @@ def _conversation(row: DataRow, given: Any) -> Example:
     return Example(before[-1]["content"], label=gold, messages=before)
 
 
-def text_columns(by: Columns) -> ExampleMaker:
+def text_row(by: Columns, row: DataRow) -> Example:
     """A text without a label, whose likelihood is measured."""
-    return lambda row: Example(row.text(by.text), row.text(by.text))
+    return Example(row.text(by.text), row.text(by.text))
+
+
+def similarity_row(by: Columns, row: DataRow) -> Example:
+    """Two texts and their score."""
+    return number_row(replace(by, pair=by.pair or "pair"), row)
+
+
+def retrieval_row(by: Columns, row: DataRow) -> Example:
+    """An anchor and the text that belongs to it; others that do not, in the columns of choices.
+
+    Without a second column a text belongs to itself.
+    """
+    anchor, positive = _texts(by, row)
+    negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
+    if not anchor.strip() or (positive is not None and not positive.strip()):
+        raise BadRow(row.place, "a text is empty")
+    return Example(anchor, anchor if positive is None else positive, 0, choices=negatives)

@@ -2,9 +2,9 @@
 
 | candidate | tried | takes | compared on | record |
 |---|---|---|---|---|
-| label words (label_prompts.py) | few rows, a GPT or BERT | a reading | folds | search.json |
+| label words (few_labels.py) | few rows, a GPT or BERT | a reading | folds | search.json |
 | a new layer | beside label words | a reading | folds | search.json |
-| the frozen model (first_answer.py) | no budget | a reading | held-out rows | train_state |
+| the frozen model (run.py) | no budget | a reading | held-out rows | train_state |
 | other settings (search.py) | `best` | its share of the time | held-out rows | search.json |
 
 Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
@@ -23,9 +23,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from malmoi.checkpoint import Checkpoint
 from malmoi.evaluation.evaluate import score_examples
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.messages import msg
 from malmoi.metrics import goodness
@@ -86,40 +85,18 @@ def held_out_score(work: FinetuneData) -> Score:
     return score
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What fitting a candidate gives: its model, and its predictions of the held-out rows."""
-
-    checkpoint: Checkpoint
-    outcome: Outcome
-    steps: int
-    completed: float = 1.0  # share of its steps; less if the time limit came first
-    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to learn the task, fitted in a folder of its own within some seconds."""
-
-    name: str
-    seconds: float
-    fit: Callable[[Path, float], Fitted]  # resumes what is in the folder
-    changes: Mapping[str, Any] | None = None  # of the default settings
-    seed: int = 0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tried:
     """A fitted candidate; its value is the metric on rows that it did not learn from."""
 
     name: str
-    changes: Mapping[str, Any] | None
-    seed: int
-    share: float  # of its epochs
-    value: float | None  # None: no rows are held out
     seconds: float
-    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
+    value: float | None = None  # None: no rows are held out
     gain: Gain | None = None  # over the first candidate
+    changes: Mapping[str, Any] | None = None  # of the default settings
+    seed: int = 0
+    share: float = 1.0  # of its epochs
+    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
     @property
     def table_row(self) -> tuple[str, ...]:
@@ -175,34 +152,25 @@ class Comparison:
     def __post_init__(self) -> None:
         self.known = read_tried(self.out)  # before the comparison was stopped
 
-    def folder(self, name: str) -> Path:
-        """The folder of a candidate."""
-        return self.out / "trials" / name
-
-    def run(self, candidate: Candidate, first: Outcome | None = None) -> tuple[Tried, Fitted]:
-        """Fits it, or reads it from its folder; compares it with the first on the held-out rows."""
-        folder = self.folder(candidate.name)
-        known = self.known.get(candidate.name) if folder.exists() else None
-        began = time.monotonic()
-        fitted = candidate.fit(folder, candidate.seconds)
-        if known is None:
-            known = Tried(
-                candidate.name,
-                candidate.changes,
-                candidate.seed,
-                fitted.completed,
-                fitted.outcome.metrics.get(self.measure),
-                time.monotonic() - began,
-                fitted.per_row,
-                self.gain(first, fitted.outcome) if first is not None and first.said else None,
-            )
-            known.log(self.measure)
-        self.tried.append(known)
-        self.known[known.name] = known
+    def add(
+        self, name: str, outcome: Outcome, began: float, first: Outcome | None = None, **facts: Any
+    ) -> Tried:
+        """Compares a candidate with the first on the held-out rows, and records it."""
+        tried = Tried(
+            name=name,
+            seconds=time.monotonic() - began,
+            value=outcome.metrics.get(self.measure),
+            gain=self.gain(first, outcome) if first is not None and first.said else None,
+            **facts,
+        )
+        if tried.value is not None or tried.changes is not None:  # else there is nothing to say
+            tried.log(self.measure)
+        self.tried.append(tried)
+        self.known[name] = tried
         rows = [asdict(one) for one in self.known.values()]
         self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
-        return known, fitted
+        return tried
 
 
 def compare_held_out(work: FinetuneData, out: Path) -> Comparison:

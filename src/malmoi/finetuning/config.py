@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -12,8 +11,6 @@ from malmoi.messages import msg, plural
 from malmoi.settings import Config, find_problem, option, setting
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
-
-_require = partial(require, "Invalid settings")
 
 # Devlin et al. 2019 appendix A.3
 GRID_RATES = (5e-5, 3e-5, 2e-5)
@@ -174,7 +171,7 @@ class FinetuneConfig(Config):
         super().__post_init__()
         SCHEDULES.find(self.schedule)
         problem = find_problem(self)
-        _require(not problem, problem)
+        require("Invalid settings", not problem, problem)
 
     @property
     def trains_all(self) -> bool:
@@ -185,20 +182,23 @@ class FinetuneConfig(Config):
     def training(self, steps: int) -> TrainConfig:
         """The equivalent `TrainConfig`."""
         shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
-        # saved by the clock alone, evaluated by the trainer
-        own: dict[str, Any] = dict(ema=self.average, warmup_steps=0, save_every=0, keep=1)
-        return TrainConfig(steps=0 if self.minutes else steps, **own, **shared)
+        return TrainConfig(
+            steps=0 if self.minutes else steps,
+            ema=self.average,
+            warmup_steps=0,
+            save_every=0,  # by the clock alone
+            keep=1,
+            **shared,
+        )
 
     def describe_budget(self) -> str:
         """3 epochs, 100 steps or 5 minutes; and at most how many minutes."""
         unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
+        if not self.max_minutes:
+            return budget
         most = plural(self.max_minutes, "minute")
-        return (
-            msg("{budget}, at most {most}", budget=budget, most=most)
-            if self.max_minutes
-            else budget
-        )
+        return msg("{budget}, at most {most}", budget=budget, most=most)
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""
@@ -225,25 +225,32 @@ def finetune_config(
     settings = FinetuneConfig().override({**usual, **(defaults or {}), **given})
     if "lr" not in given and settings.adapter.kind != "none":
         settings = replace(settings, lr=ADAPTER_RATES[settings.adapter.kind])
-    if settings.adapter.kind != "none" and (settings.features or settings.from_scratch):
-        raise UsageError(
+    for conflict, holds in _conflicts(settings).items():
+        if holds:
+            raise UsageError(conflict)
+    return settings
+
+
+def _conflicts(s: FinetuneConfig) -> dict[str, bool]:
+    """Settings that cannot be combined, and whether these are."""
+    several = s.grid or s.seeds > 1
+    adapted = s.adapter.kind != "none"
+    return {
+        msg(
             "An adapter extends a pre-trained model: it cannot be combined with features or "
             "from_scratch."
-        )
-    if settings.features and (settings.lm or settings.grid):
-        raise UsageError(
-            "features cannot be combined with lm or grid: both fine-tune the whole model."
-        )
-    if settings.best and not settings.minutes:
-        raise UsageError("best needs a time budget: --best --minutes 10 (best=True, minutes=10).")
-    if settings.best and (not settings.trains_all or settings.grid or settings.seeds > 1):
-        raise UsageError(
+        ): adapted and bool(s.features or s.from_scratch),
+        msg("features cannot be combined with lm or grid: both fine-tune the whole model."): bool(
+            s.features and (s.lm or s.grid)
+        ),
+        msg("best needs a time budget: --best --minutes 10 (best=True, minutes=10)."): s.best
+        and not s.minutes,
+        msg(
             "best searches settings of full fine-tuning: it cannot be combined with grid, seeds, "
             "features, adapter, words, freeze or contrastive."
-        )
-    if settings.grid and settings.seeds > 1:
-        raise UsageError(
+        ): s.best and (several or not s.trains_all),
+        msg(
             "Use the grid or several seeds, not both: search the grid first, then repeat its "
             "best with seeds."
-        )
-    return settings
+        ): s.grid and s.seeds > 1,
+    }

@@ -1,33 +1,105 @@
-"""Few labels: contrast sentence vectors by label, then fit a logistic head (SetFit).
+"""Few labels: a linear head, contrasted sentence vectors, or label words without any training.
 
-Tunstall et al. 2022. A batch of n rows has n(n − 1)/2 pairs, so one forward pass of the rows serves
-them all. B rows of a batch, N classes, D width.
+n rows, D width of a text's vector, N labels, F folds, P prompts.
 """
 
+import json
 import logging
-from collections.abc import Sequence, Set
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.evaluate import score_examples
+from malmoi.evaluation.features import ExamplePrediction, FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning.candidates import Comparison, Gain, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.linear_head import fit_head, item_vectors
-from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.task_data import FinetuneData, hold_out
+from malmoi.finetuning.task_network import task_facts, task_verbalizer
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.inference.predict import Predictor
-from malmoi.inference.zero_shot import descriptions
+from malmoi.inference import Model
+from malmoi.inference.predict import Predictor, pool_texts
+from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
+from malmoi.inference.verbalizer import CONTENT_FREE, Verbalizer, content_free_bias, word_logprobs
+from malmoi.inference.zero_shot import descriptions, prompt_language
+from malmoi.interpret.probe import fit_linear
 from malmoi.messages import msg
 from malmoi.model import Network
+from malmoi.model.heads import LinearHead
+from malmoi.system.progress import tracked
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
 
 logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------ a linear head, solved for
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of scores [n, N] and labels
+LOSSES: Mapping[TaskHead, Loss] = {
+    ONE_LABEL: F.cross_entropy,
+    LABEL_SET: F.binary_cross_entropy_with_logits,
+    NUMBER: lambda scores, labels: F.mse_loss(scores[:, 0], labels),
+}
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # × |W|² beside the mean loss, on vectors of mean length 1
+FOLDS = 3
+MAX_RIDGE_ROWS = 1000  # more change no choice
+TINY = 1e-12
+
+
+def item_vectors(network: Network, items: Sequence[TrainingItem]) -> Tensor:
+    """A pooled vector per item [n, D]: the sum of its rows, as a pair in both orders is read."""
+    vectors = pool_texts(network, [row for item in items for row in item.rows]).float().cpu()
+    return vectors.view(len(items), -1, vectors.size(-1)).sum(1)
+
+
+def fit_head(
+    network: Network, x: Tensor, y: Tensor, loss: Loss = F.cross_entropy, ridge: float | None = None
+) -> None:
+    """Sets the classify head to the one with the least loss; cross-validation chooses the ridge.
+
+    Vectors are scaled by their mean length, so that the penalty does not depend on the encoder's
+    scale; to choose it they are centred too, since some encoders have one large vector in all.
+    """
+    head = cast(LinearHead, network.heads["classify"]).linear
+    classes = head.out_features
+    middle = x.mean(0) * (ridge is None)
+    x = x - middle
+    scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
+    x = x * scale
+    if ridge is None:
+        some, known = x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS]
+        held = torch.arange(len(some)) % FOLDS == torch.arange(FOLDS)[:, None]
+        scores = {r: held_out_scores(some, known, held, classes, r, loss) for r in RIDGES}
+        ridge = min(RIDGES, key=lambda r: float(loss(scores[r], known)))
+    weight, bias = fit_linear(x, y, classes, ridge, loss)
+    with torch.no_grad():
+        head.weight.copy_(weight.T * scale)
+        if head.bias is not None:
+            head.bias.copy_(bias - middle @ weight * scale)
+
+
+def held_out_scores(
+    x: Tensor, y: Tensor, held: Tensor, classes: int, ridge: float, loss: Loss = F.cross_entropy
+) -> Tensor:
+    """Scores of every row [n, N] by the fit without its fold; `held` [F, n] are the folds' rows."""
+    scores = torch.zeros(len(x), classes, dtype=x.dtype)
+    for fold in held:
+        if not fold.all():
+            weight, bias = fit_linear(x[~fold], y[~fold], classes, ridge, loss)
+            scores[fold] = x[fold] @ weight + bias
+    return scores
+
+
+# ------------------------------------------------------------------ contrasted vectors (SetFit)
 
 MAX_ROWS = 200  # more rows are fine-tuned in the usual way
 # measured with 16 phrases of SST-2 (docs/lab.md)
@@ -37,7 +109,7 @@ CONTRAST_DEFAULTS = {"lr": 1e-4, "epochs": 12.0, "batch": 32}
 def choose_contrast(
     work: FinetuneData, settings: FinetuneConfig, given: Set[str]
 ) -> FinetuneConfig:
-    """Adds a contrastive stage to the settings if there are few rows.
+    """Adds a contrastive stage to the settings if there are few rows (Tunstall et al. 2022).
 
     Automatic for classification with at most `MAX_ROWS` rows by a fully trained sentence encoder;
     `contrastive` turns it on or off. Explicit options are kept.
@@ -89,7 +161,8 @@ def has_letters(word: str) -> bool:
 def contrast_loss() -> Objective:
     """Squared distance of each pair's cosine from 1 (same label) or 0 (SetFit §3.1).
 
-    Pairs with equal and with different labels count half each, whatever the number of classes.
+    A batch of n rows has n(n − 1)/2 pairs: one forward pass of the rows serves them all. Pairs with
+    equal and with different labels count half each, whatever the number of classes.
     """
 
     def total(done: ForwardPass) -> Tensor:
@@ -119,3 +192,233 @@ def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
     """Fits the classify head on pooled vectors: Σ cross-entropy + ½‖W‖² (C = 1)."""
     labels = torch.tensor([item.label for item in items])
     fit_head(network, item_vectors(network, items).double(), labels, ridge=0.5 / len(items))
+
+
+# ------------------------------------------------------------------ label words after a prompt
+
+# all begin with the text, which is then read once for all of them
+PROMPTS = {
+    "en": ("{text}\nSentiment:", "{text}\nTopic:", "{text}\nCategory:", "{text}\nThis text is"),
+    "ko": ("{text}\n감정:", "{text}\n주제:", "{text}\n분류:", "{text}\n한마디로"),
+}
+KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
+MAX_COMPARED_ROWS = 64  # more cost time and change no choice
+MAX_FOLDS = 8
+FIT_STEPS = 100  # of L-BFGS, which converges long before
+# options that do not ask for training
+NEUTRAL = frozenset(
+    {"prompt", "seed", "metric", "holdout", "skip_bad", "track", "precision", "max_minutes"}
+)
+
+
+def choose_prompt(
+    work: FinetuneData, settings: FinetuneConfig, given: Set[str], out: Path
+) -> tuple[FinetuneData, FinetuneConfig]:
+    """Adds the calibrated label words to use instead of training, if there are few rows.
+
+    Automatic for classification with at most `MAX_ROWS` rows by a language model, if no option asks
+    for training; `prompt` turns it on or off.
+    """
+    fits = _can_prompt(work, settings)
+    neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
+    few = has_few_rows(work) and given <= neutral
+    wanted = fits and few if settings.prompt is None else settings.prompt
+    words = _compare(work, settings, out) if wanted else None
+    return replace(work, words=words), replace(settings, prompt=words is not None)
+
+
+def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
+    """Whether the labels have words and the model can score them; if asked for, it must be."""
+    network = work.start.network
+    classes = head_kind(work.task) is CLASSIFICATION and len({e.label for e in work.train}) > 1
+    able = classes and not network.config.both_ways and bool({"lm", "mlm"} & set(network.heads))
+    words = [work.task.answers.get(label, label) for label in work.labels]
+    named = all(map(has_letters, words)) and len({*words}) == len(words)
+    if settings.prompt and not able:
+        raise UsageError(
+            "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
+            "its masked-language head."
+        )
+    if settings.prompt and not named:
+        raise UsageError(
+            "prompt needs labels that are different words, such as positive and negative; "
+            "these are {words}.",
+            words=", ".join(words),
+        )
+    return able and named
+
+
+def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
+    """The language model as it is, with the label words in its folder."""
+    # lists, as in the folder
+    extra = task_facts(work.task) | {"words": json.loads(json.dumps(asdict(words)))}
+    work.start.network.to(work.device).eval()
+    return replace(work.start, labels=work.labels, extra=extra, sentence=None)
+
+
+# ------------------------------------------------------------------ the comparison
+
+
+def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
+    """The mean of the best prompts by log-loss.
+
+    None if a new layer is clearly better, or if the words are not clearly better than the most
+    frequent label: then the model does not know them.
+    """
+    rows = work.train
+    if len(rows) > MAX_COMPARED_ROWS:
+        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
+    # sorted, so that folds have all labels alike
+    work = replace(work, held=tuple(sorted(rows, key=lambda row: str(row.label))))
+    prompts = _prompts(work)
+    logger.info(
+        msg(
+            "Only {train} training rows: comparing label words after {candidates} prompts "
+            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+            train=len(work.train),
+            candidates=len(prompts),
+        )
+    )
+    work.start.network.to(work.device).eval()
+    words, (mean_gain, layer_gain) = _try_all(work, prompts, compare_held_out(work, out))
+    if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
+        logger.info("A new layer is trained.")
+        return None
+    logger.info(
+        msg(
+            "Label words after {prompts}: nothing needs to be trained.",
+            prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
+        )
+    )
+    return words
+
+
+def _try_all(
+    work: FinetuneData, prompts: Sequence[Verbalizer], comparison: Comparison
+) -> tuple[Verbalizer, tuple[Gain, Gain]]:
+    """The mean of the best prompts; its gain over the usual label, and a new layer's over it."""
+    labels = torch.tensor([work.labels.index(row.label) for row in work.held])
+    folds = _folds(len(labels), len(set(labels.tolist())))
+    began = time.monotonic()
+
+    def compared(name: str, scores: Tensor, first: Outcome | None = None) -> Outcome:
+        outcome = _outcome(work, scores)
+        comparison.add(name, outcome, began, first)
+        return outcome
+
+    most = F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1)
+    usual = compared("the most frequent label", most.log())
+    found = fit_calibration(*_prompt_scores(work, prompts), labels, folds)
+    for one, scores in zip(prompts, found.held_out, strict=True):
+        compared(repr(one.prompt), scores, usual)
+    order = found.losses(labels).argsort(stable=True)[:KEPT].tolist()
+    scores = found.held_out.log_softmax(-1)[order].mean(0)
+    mean = compared("the mean of the best three", scores, usual)
+    began = time.monotonic()
+    layer = compared("a new layer", _layer_scores(work, labels, folds), usual)
+    best, *others = (
+        replace(prompts[i], bias=tuple(found.bias[i].tolist()), scale=float(found.scale[i]))
+        for i in order
+    )
+    gains = (comparison.gain(usual, mean), comparison.gain(mean, layer))
+    return replace(best, also=tuple(others)), gains
+
+
+def _prompts(work: FinetuneData) -> list[Verbalizer]:
+    own = task_verbalizer(work.task, work.labels)
+    language = prompt_language(" ".join(row.text for row in work.held))
+    forms: tuple[str, ...] = PROMPTS[language]
+    if any(row.pair is not None for row in work.held):
+        forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
+    return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
+
+
+def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[Tensor, Tensor]:
+    """log P of the words after each prompt [P, n, N], and content-free biases [P, N]."""
+    start = work.start
+    rows = len(work.held)
+    texts = [(row.text, row.pair or "") for row in work.held]
+    texts += [(one, one) for one in CONTENT_FREE]
+    found = []
+    said = prompts[0].said
+    # one text at a time: its prompts share its tokens
+    for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
+        queries = [words.query(*texts[i]) for words in prompts]
+        found.append(word_logprobs(start.network, start.required_tokenizer, queries, said))
+    logs = torch.stack(found, 1).double().log_softmax(-1)
+    return logs[:, :rows], torch.stack([content_free_bias(one) for one in logs[:, rows:]])
+
+
+def _folds(rows: int, classes: int) -> Tensor:
+    """Which rows each fold holds out [F, n]; the last fold holds out none.
+
+    A row of each label at a time: without a row of one label, the others look too frequent.
+    """
+    count = max(2, min(rows // classes, MAX_FOLDS))
+    held = torch.arange(rows)[None] % count == torch.arange(count)[:, None]
+    return torch.cat((held, torch.zeros(1, rows, dtype=torch.bool)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fits on all rows, and the scores of every row by the fit without it."""
+
+    scale: Tensor  # [P]
+    bias: Tensor  # [P, N]
+    held_out: Tensor  # [P, n, N]
+
+    def losses(self, labels: Tensor) -> Tensor:
+        """Log-loss of the held-out scores [P]."""
+        right = labels.expand(len(self.scale), -1)[..., None]
+        return -self.held_out.log_softmax(-1).gather(-1, right).mean((1, 2))
+
+
+def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -> Calibration:
+    """Fits scale · log p + bias of each prompt by cross-entropy, in every fold at once.
+
+    The penalty ½(ln² scale + ‖bias − content-free bias‖²) makes the content-free calibration
+    the answer where rows are few.
+    """
+    prompts, rows, _ = logs.shape
+    folds = len(held)
+    powers = torch.zeros(prompts, folds, dtype=logs.dtype, requires_grad=True)
+    bias = prior[:, None].repeat(1, folds, 1).requires_grad_()
+    optimizer = torch.optim.LBFGS([powers, bias], max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
+    target = labels.expand(prompts, folds, rows)[..., None]
+
+    def scores() -> Tensor:
+        return powers.exp()[..., None, None] * logs[:, None] + bias[:, :, None]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        losses = -scores().log_softmax(-1).gather(-1, target)[..., 0]
+        penalty = powers.square().sum() + (bias - prior[:, None]).square().sum()
+        loss = losses.masked_fill(held, 0).sum() + 0.5 * penalty
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    with torch.no_grad():
+        own = held.int().argmax(0)  # the fold that holds a row out
+        held_out = scores()[:, own, torch.arange(rows)]
+    return Calibration(powers.detach()[:, -1].exp(), bias.detach()[:, -1], held_out)
+
+
+def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
+    """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
+    texts = ["\n".join(row.texts) for row in work.held]
+    vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
+    vectors = vectors / vectors.norm(dim=1).mean()
+    return held_out_scores(vectors, labels, folds[:-1], len(work.labels), 0.5 / len(labels))
+
+
+def _outcome(work: FinetuneData, scores: Tensor) -> Outcome:
+    """The labels of the held-out rows with the highest scores [n, N]."""
+    said = []
+    for chances in scores.softmax(-1):
+        by_label = dict(zip(work.labels, chances.tolist(), strict=True))
+        best = max(by_label, key=by_label.__getitem__)
+        said.append(ExamplePrediction(best, by_label[best], by_label))
+    gold = [row.label for row in work.held]
+    return Outcome(score_examples(work.task, work.held, gold, said, work.labels), gold, said)

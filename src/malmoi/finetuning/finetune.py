@@ -1,30 +1,33 @@
 """Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
 import logging
+import math
 import time
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from malmoi.adapters import check_target, read_with_adapter
 from malmoi.checkpoint import Checkpoint
+from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import by_metric, head_kind
+from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.candidates import RECORD
-from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.defaults import apply_defaults, default_budget
-from malmoi.finetuning.few_labels import choose_contrast
-from malmoi.finetuning.label_prompts import choose_prompt
-from malmoi.finetuning.protocol import Protocol
-from malmoi.finetuning.results import best_run, log_spread, save_model, write_results
+from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
+from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
+from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
-from malmoi.finetuning.run_state import run_folder_lock
 from malmoi.finetuning.search import search_settings
-from malmoi.finetuning.task_data import FinetuneData, load_data
+from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
 from malmoi.inference import Model
+from malmoi.messages import joined, msg
+from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
+from malmoi.system.machine import per_device
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
@@ -83,7 +86,11 @@ def run_finetuning(
     work, settings = choose_prompt(work, settings, given, out)
     settings = choose_contrast(work, settings, given)
     if settings.best and (settings.contrastive or settings.prompt):
-        settings = _without_search(settings)
+        logger.info(
+            "There are too few rows to compare settings: best uses the defaults for few labels."
+        )
+        limit = settings.minutes
+        settings = replace(settings, best=False, minutes=0.0, max_minutes=limit)
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
 
@@ -94,7 +101,11 @@ def run_all(
     """Runs all variants of the settings, and writes the selected one to the folder."""
     measure = work.primary_metric
     variants = settings.variants()
-    folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
+    names = [
+        f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
+        for v in variants
+    ]
+    folders = [out] if len(variants) == 1 else [out / name for name in names]
     with run_folder_lock(out):
         if settings.best:
             runs = [search_settings(work, settings, out, overwrite=overwrite)]
@@ -103,11 +114,22 @@ def run_all(
                 run_once(work, v, folder, overwrite=overwrite)
                 for v, folder in zip(variants, folders, strict=True)
             ]
-        kept = best_run(runs, measure, select=settings.grid)
+        kept = runs[0]
+        if settings.grid and kept.held:
+            kept = max(runs, key=lambda run: goodness(measure, run.held[measure]))
         work = work.as_trained(kept.checkpoint)
         if len(runs) > 1:
             save_model(work, settings, kept.checkpoint, out)
-            log_spread(measure, runs)
+            found = mean_with_error([run.outcome.metrics[measure] for run in runs])
+            logger.info(
+                msg(
+                    "{runs} runs: {measure} {mean:.4f} ± {deviation:.4f} (standard deviation).",
+                    runs=len(runs),
+                    measure=measure,
+                    mean=found.mean,
+                    deviation=found.deviation,
+                )
+            )
         write_results(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
     if is_adapter(out):
@@ -117,18 +139,6 @@ def run_all(
     return FinetuneResult(
         kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
     )
-
-
-def _without_search(settings: FinetuneConfig) -> FinetuneConfig:
-    """Few labels are learnt as without `best`: they cannot tell one setting from another."""
-    logger.info(
-        "There are too few rows to compare settings: best uses the defaults for few labels."
-    )
-    return replace(settings, best=False, minutes=0.0, max_minutes=settings.minutes)
-
-
-def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
-    return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
 
 
 def _is_gpt(network: Network) -> bool:
@@ -157,3 +167,142 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
                 "An adapter needs its base in a folder; save this model first and use that folder."
             )
     return start
+
+
+# ------------------------------------------------------------------ settings that were not given
+
+# Small sets need more updates than three epochs have (Mosbach et al. 2021, Zhang et al. 2021: BERT
+# on RTE), and small encoders a higher rate: 4e-5 · 768 / width, half as much again for numbers,
+# tags and answers. Each layer learns at 0.9 of the rate of the one above it (Clark et al. 2020
+# §3.1), and the result is the mean of the weights over the last third, so that no epoch has to be
+# selected.
+# A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,000 rows (Zhang et
+# al. 2021): with MiniLM it took RTE from 58 to 64. R-Drop and twice the epochs change nothing there
+# (docs/lab.md). Without a budget a run ends after some minutes, its rate decayed by then, however
+# many epochs are left. A writer has three epochs, but a hundred updates at least, in smaller
+# batches: after the six of 54 rows a GPT still writes what it wrote before.
+
+# rows up to → epochs, examples per step
+RowTable = tuple[tuple[float, float, int], ...]
+BY_ROWS: RowTable = (
+    (200, 30, 16),
+    (1_000, 20, 16),
+    (8_000, 10, 16),
+    (20_000, 5, 16),
+    (100_000, 3, 32),
+    (math.inf, 2, 32),
+)
+WRITING_BY_ROWS: RowTable = (
+    (200, 15, 8),
+    (1_000, 6, 16),
+    (math.inf, 3, 32),
+)
+RATE = 4e-5  # at a width of 768
+RATE_WIDTH = 768
+MAX_RATE = 1e-3
+FINER_OUTPUT = 1.5  # factor of the rate for numbers, tags and answers
+LAYER_DECAY = 0.9
+AVERAGED = 0.33  # share of the run
+NEW_TOP_ROWS = range(1_001, 5_001)
+NEW_TOP_DEPTH = 6
+MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
+# Labels are imbalanced if the rarest has less than this fraction of a uniform share
+RARE = 0.2
+
+
+def default_budget(
+    settings: FinetuneConfig, given: Collection[str], kind: HeadKind, device: str
+) -> FinetuneConfig:
+    """Limits a run without a budget, which begins with a frozen model if it can on a processor."""
+    alone = settings.seeds == 1 and not settings.grid
+    able = kind.head == "classify" and settings.trains_all and not settings.from_scratch and alone
+    if settings.frozen_first and not able:
+        raise UsageError(
+            "frozen_first needs one run of full fine-tuning for classification, multilabel or "
+            "regression: leave it out."
+        )
+    if not {*BUDGET_FIELDS, "max_minutes"}.isdisjoint(given):
+        return settings
+    first = settings.frozen_first if "frozen_first" in given else able and device != "cuda"
+    return replace(settings, max_minutes=per_device(MINUTES, device), frozen_first=first)
+
+
+def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:
+    """Defaults of full fine-tuning for settings that were not given."""
+    rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
+    chosen = {
+        **_by_rows(BY_ROWS, rows),
+        "lr": float(f"{min(MAX_RATE, rate):.1e}"),
+        "layer_decay": LAYER_DECAY,
+        "average": AVERAGED,
+    }
+    if kind.exclusive and rows in NEW_TOP_ROWS and config.distinct >= NEW_TOP_DEPTH:
+        chosen["layers_transferred"] = config.distinct - 1
+    return chosen
+
+
+def _by_rows(table: RowTable, rows: int) -> dict[str, Any]:
+    epochs, batch = next((e, b) for limit, e, b in table if rows <= limit)
+    return {"epochs": epochs, "batch": batch}
+
+
+def apply_defaults(
+    settings: FinetuneConfig, given: Collection[str], work: FinetuneData, *, gpt: bool
+) -> FinetuneConfig:
+    """Chooses settings that were not given by the rows, the kind and the model; logs the choice.
+
+    A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
+    """
+    kind = head_kind(work.task)
+    chosen: dict[str, Any] = {}
+    if kind.writes:
+        chosen = _by_rows(WRITING_BY_ROWS, len(work.train))
+    elif settings.trains_all and not gpt and not kind.defaults:
+        chosen = _encoder_settings(settings, work)
+    chosen = {name: value for name, value in chosen.items() if name not in given}
+    settings = replace(settings, **chosen)
+    if settings.class_weights is None and (rare := rare_label(work)):
+        settings = replace(settings, class_weights=True)
+        logger.info(
+            msg("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
+        )
+    if chosen:
+        logger.info(_sentence(settings, len(work.train)))
+    return settings
+
+
+def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str, Any]:
+    """Defaults of full fine-tuning that fit these settings and the model."""
+    kind = head_kind(work.task)
+    network = work.start.network
+    chosen = default_settings(len(work.train), kind, network.config)
+    if settings.from_scratch:
+        chosen["layer_decay"] = 1.0
+    if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
+        chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
+    return {n: chosen[n] for n in ("layer_decay", "average")} if settings.grid else chosen
+
+
+def rare_label(work: FinetuneData) -> str:
+    """The rarest label and its share if labels are imbalanced, else an empty string."""
+    if not head_kind(work.task).exclusive:
+        return ""
+    counts = Counter(name for e in work.train for name in classes_in(work.task, e))
+    label, least = min(counts.items(), key=lambda pair: pair[1])
+    share = least / counts.total()
+    return f"{label!r}, {share:.1%}" if share * len(counts) < RARE else ""
+
+
+def _sentence(settings: FinetuneConfig, rows: int) -> str:
+    s = settings
+    parts = {
+        s.describe_budget(): True,
+        msg("batches of {batch}", batch=s.batch): True,
+        msg("rate {lr:g}", lr=s.lr): True,
+        msg("layer decay {decay:g}", decay=s.layer_decay): s.layer_decay < 1,
+        msg("averaged over the last {average:.0%}", average=s.average): s.average > 0,
+        msg("a new top layer"): s.layers_transferred is not None,
+        f"R-Drop {s.rdrop:g}": s.rdrop > 0,
+    }
+    said = [part for part, holds in parts.items() if holds]
+    return msg("{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", said))

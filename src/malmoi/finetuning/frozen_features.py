@@ -37,7 +37,7 @@ from malmoi.tokenizer.padding import length_batches
 
 logger = logging.getLogger(__name__)
 
-STATES_FORMAT = 1
+STATES_FORMAT = 2
 BYTES_PER_NUMBER = 2  # half precision
 # depth → (layers, whether they are combined by a weighted sum)
 LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
@@ -195,12 +195,18 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
-    """A hash of the weights, of the settings that affect them, and of every row's tokens."""
-    found = hashlib.sha256(f"{STATES_FORMAT} {network.config.to_json()}".encode())
-    for name, tensor in network.trunk.state_dict().items():
+def hash_weights(module: nn.Module) -> "hashlib._Hash":
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
         found.update(name.encode())
         found.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return found
+
+
+def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
+    """A hash of the weights, of the settings that affect them, and of every row's tokens."""
+    found = hash_weights(network.trunk)
+    found.update(f"{STATES_FORMAT} {network.config.to_json()}".encode())
     for row in rows:
         found.update(len(row).to_bytes(8, "little") + row)
     return found.hexdigest()[:32]

@@ -2,28 +2,80 @@
 
 import json
 import logging
-from collections.abc import Sequence
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from malmoi.adapters import read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
-from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.evaluate import (
+    analyse_errors,
+    predict_and_score,
+    prediction_row,
+    score_said,
+)
+from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.kinds import head_kind
-from malmoi.evaluation.predictions import ExamplePrediction, Outcome
+from malmoi.evaluation.task import Task, metric_names
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.report import add_to_card, write_task_report
-from malmoi.finetuning.run_state import HELD_OUT, finish_run, finished
-from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.task_data import FinetuneData, file_names
 from malmoi.inference.predict import Predictor
-from malmoi.messages import msg
-from malmoi.metrics import goodness, mean_with_error
-from malmoi.system.files import write_text
+from malmoi.inference.predictors import TAGS
+from malmoi.messages import msg, translate
+from malmoi.model import count_parameters
+from malmoi.report.console import format_duration
+from malmoi.report.page import machine_name
+from malmoi.report.task_page import TaskPage
+from malmoi.settings import current_fields
+from malmoi.system.files import LOCK_NAME, folder_lock, write_text
+from malmoi.system.run_folder import FINISHED, RunFolder, read_metrics
+from malmoi.system.untrusted import JsonObject
+from malmoi.training.state import discard_states
 
 logger = logging.getLogger(__name__)
+ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
+HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
+
+
+def finetuning_folder(out: Path) -> RunFolder:
+    others = {"of": "of another model or other examples", "teacher": "of another teacher"}
+    return RunFolder(
+        out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=_current
+    )
+
+
+def _current(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record under today's names; settings that are newer than it have their defaults."""
+    return FinetuneConfig().to_dict() | current_fields("FinetuneConfig", record)
+
+
+@contextmanager
+def run_folder_lock(out: Path) -> Iterator[None]:
+    """Locks a run's folder; a new one is removed again if the run is refused before it begins."""
+    new = not out.exists()
+    try:
+        with folder_lock(out):
+            yield
+    except MalmoiError:
+        files = {path.name for path in out.rglob("*") if path.is_file()}
+        if new and files <= {LOCK_NAME, finetuning_folder(out).file}:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def begin_run(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> bool:
+    """Prepares the folder; returns whether this run is finished. Another run is an error."""
+    if overwrite:
+        finetuning_folder(out).restart()
+        discard_states(out)
+    return FINISHED in finetuning_folder(out).begin(record)
 
 
 @dataclass(frozen=True)
@@ -35,6 +87,8 @@ class FinishedRun:
     outcome: Outcome  # on the evaluation rows
     steps: int
     held: dict[str, float]  # metrics on the held-out rows; empty: there are none
+    completed: float = 1.0  # share of its steps; less if the time limit came first
+    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
 
 def save_model(
@@ -48,13 +102,54 @@ def save_model(
 
 
 def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun:
+    """Saves the model and its predictions, marks the run as finished and deletes its state."""
     run.checkpoint.extra |= run.outcome.chosen
     save_model(work, run.settings, run.checkpoint, out)
     # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
     results = {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held}
-    finish_run(out, work.record(run.settings), results)
+    finetuning_folder(out).finish(work.record(run.settings), results)
+    discard_states(out)
     return run
+
+
+def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them.
+
+    Without any, the outcome is empty, and `chosen` what the kind then takes.
+    """
+    kind = head_kind(work.task)
+    if not work.held:
+        unselected = kind.unselected if kind.thresholds(work.train) else {}
+        return Outcome({}, [], [], dict(unselected))
+    plain = predict_and_score(work.task, work.held, _undecided(reading))
+    if kind.choose is None or not (kind.calibrated or kind.thresholds(work.train)):
+        return plain
+    chosen = kind.choose(plain, reading.labels, per_label=work.label_thresholds)
+    return _decided(work.task, plain, reading, chosen)
+
+
+def judge(work: FinetuneData, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
+    """Evaluates the judged rows with what was chosen on the held-out rows."""
+    if not chosen:
+        return predict_and_score(work.task, work.dev, reading)
+    plain = predict_and_score(work.task, work.dev, _undecided(reading))
+    return _decided(work.task, plain, reading, chosen)
+
+
+def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
+    """An outcome with thresholds or a temperature applied; its metrics also undecided."""
+    kind = head_kind(task)
+    predictions = [kind.decide(one, chosen) for one in plain.said]
+    if kind.calibrated:  # the same predictions, less or more certain
+        return replace(plain, said=predictions, chosen=dict(chosen))
+    metrics = score_said(task, plain.labels, predictions, reading.labels)
+    without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
+    return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
+
+
+def _undecided(reading: Predictor) -> Predictor:
+    return replace(reading, threshold=ALWAYS_ANSWER, thresholds=(), temperature=1.0)
 
 
 def judged_run(
@@ -63,10 +158,9 @@ def judged_run(
     """A model evaluated on the held-out rows, if there are any, and on the evaluation rows."""
     reading = work.predictor(checkpoint)
     with work.computing(settings):
-        held = judge_held_out(work.task, work, reading) if work.held else None
-        done = judge(work.task, work, reading, None if held is None else held.chosen)
-    selected = {} if held is None else held.metrics
-    return FinishedRun(settings, checkpoint, done, steps, selected)
+        held = judge_held_out(work, reading)
+        done = judge(work, reading, held.chosen)
+    return FinishedRun(settings, checkpoint, done, steps, held.metrics)
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
@@ -75,7 +169,13 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
     Evaluated again, a score may differ in its last digit: memory-mapped weights have another
     alignment than those that were trained, which changes the summation order of products.
     """
-    steps, metrics, held = finished(out)
+    record = finetuning_folder(out)
+    found = JsonObject(record.read(), str(record.path)).object(FINISHED)
+    metrics = {
+        name: float(value) for name, value in found.items() if isinstance(value, int | float)
+    }
+    steps = int(metrics.pop("steps"))
+    held = {name: float(value) for name, value in found.map_of(HELD_OUT, float, default={}).items()}
     logger.info(
         msg(
             "{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and "
@@ -90,25 +190,6 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
         with work.computing(settings):
             outcome = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
     return FinishedRun(settings, checkpoint, replace(outcome, metrics=metrics), steps, held)
-
-
-def best_run(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> FinishedRun:
-    """The best run on the held-out rows, or the first if nothing is selected."""
-    if not select or not runs[0].held:
-        return runs[0]
-    return max(runs, key=lambda run: goodness(measure, run.held[measure]))
-
-
-def log_spread(measure: str, runs: Sequence[FinishedRun]) -> None:
-    found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-    spread = msg(
-        "{mean:.4f} ± {deviation:.4f} (standard deviation)",
-        mean=found.mean,
-        deviation=found.deviation,
-    )
-    logger.info(
-        msg("{runs} runs: {measure} {spread}.", runs=len(runs), measure=measure, spread=spread)
-    )
 
 
 def write_results(
@@ -161,3 +242,102 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Outcome(metrics, labels, found) if seen == [[e.id, e.text] for e in work.dev] else None
+
+
+# ------------------------------------------------------------------ the model card and the page
+
+
+def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> None:
+    """Adds base model, task, labels, metrics and evaluation rows to the model card."""
+    card = out / "README.md"
+    if not card.is_file():  # an adapter's folder has none
+        return
+    mark = "\n## Evaluation\n"
+    before = card.read_text("utf-8").partition(mark)[0]
+    known = f" Labels: {', '.join(work.labels)}." if work.labels else ""
+    p = work.protocol
+    made = (
+        f"`{base_name(work)}`, fine-tuned for {work.task.name} ({work.task.kind}) on "
+        f"{p.trained_on:,} rows and evaluated on {p.judged_on:,} others."
+    )
+    if p.selected_on:
+        made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+    rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
+    if work.word_baseline is not None:
+        rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows)
+    write_text(card, f"{before}{mark}\n{made}{known}\n\n| metric | value |\n|---|---|\n{table}")
+
+
+def base_name(work: FinetuneData) -> str:
+    """The base model's hub id or folder name: a published folder must not reveal paths."""
+    source = work.start.source
+    if source is None:
+        return "a model in memory"
+    return Path(source).name if Path(source).is_dir() else str(source)
+
+
+def write_task_report(
+    out: Path,
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    outcome: Outcome | None = None,
+    rows: Sequence[Mapping[str, Any]] = (),
+    runs: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Writes report.html; a stopped run has no outcome yet."""
+    kind = head_kind(work.task)
+    log = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
+    found = work.word_baseline
+    folder = shlex.quote(str(out))
+    page = TaskPage(
+        title=msg(
+            "Fine-tuned: {file_names}",
+            file_names=", ".join(file_names(work.train)) or work.task.name,
+        ),
+        lead=work.protocol.describe(),
+        measure=metric_names(work.task)[0],
+        log=log,
+        metrics={} if outcome is None else outcome.metrics,
+        rows=rows,
+        labels=work.labels if kind.text_labels else (),
+        exclusive=kind.exclusive,
+        tagged=kind.output is TAGS,
+        baselines=[] if found is None else [("bag of words (naive Bayes)", found)],
+        runs=runs,
+        trials=[one.table_row for one in read_tried(out).values()],
+        facts=_facts(out, work, settings, log),
+        settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
+        next_lines=f"malmoi predict -m {folder} new.csv\nmalmoi serve -m {folder} --open",
+        warning="" if outcome else "Stopped before the end: the same command resumes.",
+    )
+    write_text(out / "report.html", page.render())
+
+
+def _facts(
+    out: Path, work: FinetuneData, settings: FinetuneConfig, log: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Base model, data, date, settings and duration."""
+    network = work.start.network
+    shape = f"{network.config.depth} × {network.config.width}, {count_parameters(network):,}"
+    last = log[-1] if log else {}
+    return [
+        (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
+        (translate("folder"), str(out)),
+        (translate("task"), work.task.name),
+        (translate("base model"), f"{base_name(work)} ({shape})"),
+        (
+            translate("rows to train on"),
+            f"{work.protocol.trained_on:,} ({', '.join(file_names(work.train))})",
+        ),
+        (
+            translate("rows to evaluate on"),
+            f"{len(work.dev):,} ({', '.join(file_names(work.dev))})",
+        ),
+        (translate("budget"), translate(settings.describe_budget())),
+        (translate("batch"), str(settings.batch)),
+        (translate("learning rate"), f"{settings.lr:g}"),
+        (translate("seed"), str(settings.seed)),
+        (translate("time"), format_duration(last.get("seconds", 0.0))),
+        (translate("machine"), machine_name()),
+    ]

@@ -1,6 +1,14 @@
-"""One run of a fine-tuning: with its settings to the end, or as a trial of a search."""
+"""One run of a fine-tuning: with its settings to the end, or as a trial of a search.
+
+A run without a budget starts with a linear layer on the frozen model's vectors. Held-out rows tell
+in the end whether it or the fine-tuned model is kept. Where too few updates fit for a new layer to
+learn, fine-tuning starts with one that is solved for in the same way: first the layer, then all
+weights (LP-FT, Kumar et al. 2022).
+"""
 
 import logging
+import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,45 +17,205 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.sentence_pooling import SentencePooling
-from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
-from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.evaluate import predict_and_score
+from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
-from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
-from malmoi.finetuning.candidates import Fitted
+from malmoi.finetuning.candidates import Tried, compare_held_out, held_out_score
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import ContrastiveTrainer, contrast_loss, label_name_items
-from malmoi.finetuning.first_answer import FirstAnswer, first_answer, start_solved
+from malmoi.finetuning.few_labels import (
+    LOSSES,
+    ContrastiveTrainer,
+    contrast_loss,
+    fit_head,
+    item_vectors,
+    label_name_items,
+    prompted_model,
+)
 from malmoi.finetuning.frozen_features import cached_states
-from malmoi.finetuning.label_prompts import prompted_model
-from malmoi.finetuning.report import write_task_report
 from malmoi.finetuning.results import (
     FinishedRun,
+    begin_run,
     complete_run,
+    judge,
+    judge_held_out,
     judged_run,
     load_finished,
     save_model,
+    write_task_report,
 )
-from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
-from malmoi.finetuning.task_network import build_task_network
+from malmoi.finetuning.task_network import build_task_network, verbalizer_items, verbalizer_loss
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.messages import measured, msg, plural
+from malmoi.metrics import goodness
 from malmoi.model import Network
+from malmoi.system.progress import part_of
 from malmoi.tokenizer import TokenRow
+from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.distil import consistent
-from malmoi.training.signals import Stopped
+from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
+
+LAYERS = "last4"  # their means: on pairs far better than the last layer's alone (docs/lab.md)
+READ_SECONDS = 25.0  # of the training rows
+JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows
+MIN_JUDGED_ROWS = 32
+CHUNK_ROWS = 16  # read between two looks at the clock
+TRAINED_PER_READ = 3.0  # time of a token in training beside one that is only read
+MIN_EPOCHS = 2  # of rows that are cut to fewer tokens rather than seen less often
+LENGTHS = (384, 256, 192, 128, 96, 64)
+FROZEN = "frozen"  # the candidate's name
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """A model whose head was solved for on frozen vectors, and what it is worth."""
+
+    work: FinetuneData
+    tried: Tried
+    folder: Path
+
+    @property
+    def places(self) -> list[int]:
+        """Numbers of the held-out rows that it was evaluated on."""
+        return _places(len(self.work.held), self.tried.per_row)
+
+    def beats(self, outcome: Outcome) -> bool:
+        """Whether it is better than this outcome of the held-out rows; not without any."""
+        if self.tried.value is None:
+            return False
+        value = goodness(self.work.primary_metric, self.tried.value)
+        return held_out_score(self.work)(outcome, self.places) < value
+
+    def fitting_length(self, settings: FinetuneConfig, items: Sequence[TrainingItem]) -> int:
+        """Tokens to which training rows are cut, so that the time holds two epochs; 0: all."""
+        if settings.length or not settings.max_minutes:
+            return 0
+        tokens = sum(item.length for item in items)
+        second = self.tried.per_row * len(items) / tokens  # of reading a token
+        most = 60 * settings.max_minutes / (MIN_EPOCHS * TRAINED_PER_READ * second)
+        if tokens <= most:
+            return 0
+        cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
+        return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
+
+    def hurries(self, settings: FinetuneConfig, share: float) -> bool:
+        """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
+        update = TRAINED_PER_READ * self.tried.per_row * share * settings.batch
+        return 0 < 60 * settings.max_minutes < USEFUL_UPDATES * update
+
+
+def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FirstAnswer:
+    """Solves for a head on the frozen model, saves and evaluates it; a resumed run has it already.
+
+    One reading of as many rows as fit into half a minute gives a model that is saved at once, to
+    the run's folder too.
+    """
+    comparison = compare_held_out(work, out / "train_state")
+    folder = comparison.out / "trials" / FROZEN
+    if FROZEN in comparison.known:
+        return FirstAnswer(work, comparison.known[FROZEN], folder)
+    began = time.monotonic()
+    checkpoint = _frozen_model(work, settings)
+    try:
+        with StopSignals() as stop, work.computing(settings):
+            read, per_row = _solve(work, checkpoint, stop)
+            for place in (out, folder):
+                write_checkpoint(checkpoint, place)
+            stop.check()
+            outcome = _judge(work, checkpoint, per_row, read)
+            tried = comparison.add(FROZEN, outcome, began, per_row=per_row)
+        stop.check()
+    except Stopped:
+        logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
+        raise
+    return FirstAnswer(work, tried, folder)
+
+
+def _frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
+    frozen = replace(settings, features=LAYERS, tune_features=True, lm=0.0, layers_transferred=None)
+    checkpoint = build_task_network(work.start, work.task, work.labels, frozen)
+    checkpoint.network.to(work.device)
+    return checkpoint
+
+
+def start_solved(
+    work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path
+) -> None:
+    """Solves for the new layer of a network that is fine-tuned next, unless a run goes on."""
+    if any((out / "train_state").glob("step-*")):
+        return
+    logger.info("Few updates fit: the new layer starts as a linear layer on the frozen model, too.")
+    with StopSignals() as stop, work.computing(settings):
+        _solve(work, checkpoint, stop)
+    stop.check()
+
+
+def _solve(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple[int, float]:
+    """Fits the head on the rows, in random order, that can be read in `READ_SECONDS`.
+
+    Returns how many they were, and the seconds that one took.
+    """
+    items = work.items(FeatureView.of(work.predictor(checkpoint), work.labels))
+    items = random.Random(0).sample(items, len(items))
+    parts: list[Tensor] = []
+    checkpoint.network.eval()
+    began = time.monotonic()
+    for start in range(0, len(items), CHUNK_ROWS):
+        with part_of("predict", start, len(items)):
+            parts.append(item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS]))
+        if stop.number or time.monotonic() - began > READ_SECONDS:
+            break
+    seconds = time.monotonic() - began
+    vectors = torch.cat(parts)
+    labels = torch.tensor([item.label for item in items[: len(vectors)]])
+    fit_head(checkpoint.network, vectors, labels, LOSSES[head_kind(work.task).output])
+    return len(vectors), seconds / len(vectors)
+
+
+def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int) -> Outcome:
+    """Evaluates it on some held-out rows and evaluation rows; says the result of the latter."""
+    reading = Predictor.of(checkpoint)
+    some = replace(
+        work,
+        held=tuple(work.held[i] for i in _places(len(work.held), per_row)),
+        dev=tuple(work.dev[i] for i in _places(len(work.dev), per_row)),
+    )
+    measure = work.primary_metric
+    held = judge_held_out(some, reading)
+    metrics = judge(some, reading, held.chosen).metrics
+    score = f"{measure.replace('_', ' ')} {metrics[measure]:.4g}"
+    logger.info(
+        msg(
+            "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
+            "layer that learnt from {read:,} of {rows2}.",
+            monotonic=time.monotonic() - work.began,
+            score=score,
+            rows=plural(len(some.dev), "evaluation row"),
+            read=read,
+            rows2=plural(len(work.train), "row"),
+        )
+    )
+    return held
+
+
+def _places(count: int, per_row: float) -> list[int]:
+    """The numbers of some of so many rows, at random: as many as are evaluated in time."""
+    most = max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / per_row))
+    return random.Random(0).sample(range(count), min(most, count))
+
+
 MAX_BASELINE_ROWS = 100  # rows evaluated before fine-tuning
 MIN_TRIAL_SECONDS = 0.1
 EVALUATED_PER_TRAINED = 2.0  # rows evaluated while one is trained on: about three, to be safe
@@ -139,7 +307,7 @@ class _Run:
 
     def watch(self) -> Outcome:
         """Evaluates the held-out rows, and keeps the folder at the best model so far."""
-        outcome = judge_held_out(self.work.task, self.work, self.reading)
+        outcome = judge_held_out(self.work, self.reading)
         if self.first is not None and not self.first.beats(outcome):
             self._save()
         return outcome
@@ -163,19 +331,15 @@ class _Run:
         """The better one of the trained and the frozen model, evaluated."""
         work = self.work
         trainer.explain_limit()
-        held = trainer.outcome(self.watch) if work.held else None
-        if self.first is not None and held is not None and self.first.beats(held):
+        held = trainer.outcome(self.watch)
+        if self.first is not None and self.first.beats(held):
             rows = plural(len(self.first.places), "held-out row")
             logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
             trainer.log.close()
             frozen = read_checkpoint(self.first.folder, device=work.device)
             return judged_run(work, self.settings, frozen, trainer.state.step)
-        if self.first is not None and held is None:
-            self._save()  # reading the evaluation rows may take long
-        chosen = None if held is None else held.chosen
-        done = trainer.judge(lambda: judge(work.task, work, self.reading, chosen))
-        selected = {} if held is None else held.metrics
-        return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, selected)
+        done = trainer.judge(lambda: judge(work, self.reading, held.chosen))
+        return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
@@ -187,7 +351,9 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     return checkpoint
 
 
-def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float) -> Fitted:
+def run_trial(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float
+) -> FinishedRun:
     """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
 
     After so many seconds of training it ends, its rate decayed by then.
@@ -195,8 +361,7 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
-        known = load_finished(unjudged, settings, out)
-        return Fitted(known.checkpoint, known.outcome, known.steps)
+        return load_finished(unjudged, settings, out)
     trial = _Run(work, settings, out, _new_model(work, settings), None)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
@@ -205,11 +370,16 @@ def run_trial(work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: 
         trainer.fit()
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
-    run = FinishedRun(settings, trial.checkpoint, done, trainer.state.step, done.metrics)
-    complete_run(unjudged, run, out)
-    per_row = trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED
-    share = min(1.0, trainer.state.step / trainer.steps)
-    return Fitted(trial.checkpoint, done, trainer.state.step, share, per_row)
+    run = FinishedRun(
+        settings,
+        trial.checkpoint,
+        done,
+        trainer.state.step,
+        done.metrics,
+        completed=min(1.0, trainer.state.step / trainer.steps),
+        per_row=trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED,
+    )
+    return complete_run(unjudged, run, out)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:

@@ -10,9 +10,10 @@ decayed its rate by then. Finished runs are recorded in search.json and not repe
 
 import logging
 import math
+import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -20,21 +21,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.evaluation.predictions import Outcome
-from malmoi.finetuning.averaging import FIT_ROWS, mean_if_it_fits
-from malmoi.finetuning.candidates import (
-    Candidate,
-    Comparison,
-    Fitted,
-    Tried,
-    compare_held_out,
-)
+import torch
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.evaluation.evaluate import predict_and_score
+from malmoi.evaluation.features import Outcome
+from malmoi.finetuning.candidates import Comparison, Tried, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.results import FinishedRun, complete_run, judged_run, load_finished
+from malmoi.finetuning.results import (
+    FinishedRun,
+    begin_run,
+    complete_run,
+    judged_run,
+    load_finished,
+)
 from malmoi.finetuning.run import run_trial
-from malmoi.finetuning.run_state import begin_run
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.messages import msg, plural
+from malmoi.metrics import goodness
 from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ UNCUT = 0.95  # share of the epochs of a run that is as good as whole
 MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
 
 Changes = Mapping[str, Any]  # of the default settings
-Train = Callable[[FinetuneConfig, Path, float], Fitted]  # for at most so many seconds
+Train = Callable[[FinetuneConfig, Path, float], FinishedRun]  # for at most so many seconds
 
 
 def other_settings(settings: FinetuneConfig) -> list[Changes]:
@@ -85,7 +89,7 @@ class Search:
         judging = self.judged * max((one.per_row for one in self.comparison.tried), default=0.0)
         return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
 
-    def run(self) -> list[Fitted]:
+    def run(self) -> list[FinishedRun]:
         """The runs whose mean is the result; the first is that of the defaults."""
         first, run = self._run(0, {}, FIRST_TIME * self.left)
         if first.share < UNCUT:
@@ -113,7 +117,7 @@ class Search:
 
     def _run(
         self, number: int, changes: Changes, seconds: float, first: Outcome | None = None
-    ) -> tuple[Tried, Fitted]:
+    ) -> tuple[Tried, FinishedRun]:
         """Trains with other settings, and compares the result with the first."""
         settings = replace(
             self.settings,
@@ -123,10 +127,17 @@ class Search:
             init_seed=self.settings.seed,  # means of networks with different new layers are useless
             **changes,
         )
-        fit = partial(self.train, settings)
-        candidate = Candidate(f"last-{number}", seconds, fit, changes, settings.seed)
+        name = f"last-{number}"
+        known = self.comparison.known.get(name)
+        began = time.monotonic()
         with self._overall_progress():
-            return self.comparison.run(candidate, first)
+            fitted = self.train(settings, self.comparison.out / "trials" / name, seconds)
+        if known is not None:
+            self.comparison.tried.append(known)
+            return known, fitted
+        facts: dict[str, Any] = {"changes": changes, "seed": settings.seed}
+        facts |= {"share": fitted.completed, "per_row": fitted.per_row}
+        return self.comparison.add(name, fitted.outcome, began, first, **facts), fitted
 
     @contextmanager
     def _overall_progress(self) -> Iterator[None]:
@@ -179,3 +190,57 @@ def search_settings(
     )
     shutil.rmtree(out / "trials")
     return run
+
+
+# ------------------------------------------------------------------ the mean of several runs
+
+FIT_ROWS = 100  # training rows
+WORST_FIT = 0.1  # of the first run's metric: if the mean loses more, the runs are apart
+
+
+def mean_if_it_fits(work: FinetuneData, runs: Sequence[Checkpoint]) -> tuple[Checkpoint, int]:
+    """The mean of the runs, or the first alone; returns also how many runs the result has.
+
+    Runs that start from the same weights mostly end in one basin of the loss, where the mean is
+    better than each (Wortsman et al. 2022). One that diverged, or ended in another basin, shows in
+    the rows that all have learnt, and is left out.
+    """
+    first, *others = runs
+    if not others:
+        return first, 1
+    fit = _fit(work, first)
+    least = fit - WORST_FIT * abs(fit)
+    members = [first, *(run for run in others if _fit(work, run) >= least)]
+    if len(members) == 1:
+        return first, 1
+    alone = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
+    if _fit(work, mean_weights(members)) >= least:
+        return first, len(members)
+    first.network.load_state_dict(alone)
+    logger.warning(
+        msg(
+            "The mean of {members} runs does not fit the training rows, as each of them does: "
+            "the first run is kept alone.",
+            members=len(members),
+        )
+    )
+    return first, 1
+
+
+def mean_weights(runs: Sequence[Checkpoint]) -> Checkpoint:
+    """The first model with the mean of the weights of all."""
+    states = [run.network.state_dict() for run in runs]
+    mean = {
+        name: torch.stack([state[name].to(tensor) for state in states]).mean(0)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in states[0].items()
+    }
+    runs[0].network.load_state_dict(mean)
+    return runs[0]
+
+
+def _fit(work: FinetuneData, checkpoint: Checkpoint) -> float:
+    rows = random.Random(0).sample(work.train, min(FIT_ROWS, len(work.train)))
+    found = predict_and_score(work.task, rows, work.predictor(checkpoint)).metrics
+    return goodness(work.primary_metric, found[work.primary_metric])

@@ -4,19 +4,19 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import Split
+from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
     label_names,
@@ -25,44 +25,196 @@ from malmoi.evaluation.examples import (
     unseen_labels,
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import encode_examples, head_kind
+from malmoi.evaluation.kinds import HeadKind, encode_examples, head_kind
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.protocol import (
-    FROZEN_OR_TUNED,
-    Protocol,
-    Rows,
-    file_names,
-    frozen_rows,
-    hold_out,
-    judged_rows,
-    judged_twins,
-    selected_settings,
-    selection_rows,
-)
-from malmoi.finetuning.run_state import distillation_record, run_fingerprint
+from malmoi.finetuning.frozen_features import hash_weights
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions, Predictor
 from malmoi.inference.verbalizer import Verbalizer
-from malmoi.messages import joined, msg
+from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters
+from malmoi.settings import Config
 from malmoi.text.rows import RowSource
-from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
 from malmoi.training.device import choose_execution
 from malmoi.training.losses.distil import Distillation
 
+JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
+SELECTION_SHARE = 0.1
+MIN_SELECTION_ROWS = 50  # fewer cannot tell which of two runs is better
+MAX_SELECTION_ROWS = 2000
+# Held out to compare a frozen model with the fine-tuned one, of so many rows: reading them must not
+# take longer than learning does.
+FROZEN_OR_TUNED = "frozen or fine-tuned"
+FROZEN_ROWS = (50, 200)
+LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held out
+# A temperature needs few rows, and held-out rows are lost for training: 4 % of RTE's rows cost
+# about 0.2 points (each doubling of its rows gains 3 to 4).
+TEMPERATURE_SHARE = 0.02
+TEMPERATURE_ROWS = (100, 500)
+MIN_ROWS_FOR_TEMPERATURE = 2000
+MIN_TWIN_WORDS = 8  # shorter texts must be identical
+PART_END = "\0"  # between the texts of a row
+TWIN_SIMILARITY = 0.95  # difflib's ratio: one word of twenty, or a letter in each of a few
+
+Rows = tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(Config):
+    """The numbers of training, selection and evaluation rows, and what is selected."""
+
+    trained_on: int
+    selected_on: int  # rows held out of the training set; 0: nothing is selected
+    judged_on: int  # rows used only for evaluation
+    judged_rows: str  # "a file of their own", or "held out of the training rows"
+    selects: tuple[str, ...] = ()  # settings selected on the held-out rows
+    judged_twins: int = 0  # evaluation rows whose text is also a training row, except for typos
+    trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
+
+    def describe(self) -> str:
+        names = joined(", ", map(msg, self.selects))
+        chosen = msg("")
+        if self.selected_on:
+            rows = plural(self.selected_on, "held-out row")
+            chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
+        return msg(
+            "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
+            rows=plural(self.trained_on, "row"),
+            chosen=chosen,
+            rows2=plural(self.judged_on, "row"),
+            rows3=msg(self.judged_rows),
+        )
+
+
+def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
+    """The names of the files that rows were read from."""
+    names = dict.fromkeys(Path(row.place.rpartition(":")[0]).name for row in rows)
+    return tuple(name for name in names if name)
+
+
+def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, needed: bool) -> int:
+    """Number of training rows held out for selection; 0: none."""
+    enough = settings.holdout or count >= MIN_ROWS_FOR_TEMPERATURE
+    if not needed and not (kind.calibrated and enough):
+        return 0
+    if settings.holdout:
+        return max(1, round(count * settings.holdout))
+    if not needed:
+        low, high = TEMPERATURE_ROWS
+        return min(high, max(low, round(count * TEMPERATURE_SHARE)))
+    rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round(count * SELECTION_SHARE)))
+    return rows if rows <= count * LARGEST_SELECTION_SHARE else 0
+
+
+def frozen_rows(count: int, settings: FinetuneConfig) -> int:
+    """Number of training rows held out to compare a frozen model with a fine-tuned one."""
+    low, high = FROZEN_ROWS
+    rows = min(high, round(count * SELECTION_SHARE))
+    return rows if settings.frozen_first and rows >= low else 0
+
+
+def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tuple[Rows, Rows]:
+    """Splits rows into the rest and about `count` held-out ones.
+
+    Questions about one passage, and rows of one text, stay together, unless there are more of them
+    than are held out. Labels are stratified, and the only row of a label is never held out.
+    """
+    if len(rows) < 2:
+        raise MalmoiError(
+            "There is only one example ({place}): at least one is needed for training and one "
+            "for evaluation.",
+            place=rows[0].place,
+        )
+    if count >= len(rows):
+        raise MalmoiError(
+            "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
+            "or a smaller holdout.",
+            count=count,
+            rows=len(rows),
+        )
+    kind = head_kind(task)
+    groups: dict[Hashable, list[int]] = {}
+    for i in random.Random(seed).sample(range(len(rows)), len(rows)):
+        row = rows[i]
+        key = row.pair if kind.by_id else (row.text, row.pair, row.choices)
+        groups.setdefault(key, []).append(i)
+    found = list(groups.values())
+    if max(map(len, found)) > count:
+        found = [[i] for group in found for i in group]
+    held = _spread(_stratified(kind, rows, found), count)
+    rest = tuple(row for i, row in enumerate(rows) if i not in held)
+    return rest, tuple(rows[i] for i in sorted(held))
+
+
+def _spread(groups: Sequence[Sequence[int]], count: int) -> set[int]:
+    """About `count` members: every so many, so that sorted labels give the same share of each."""
+    held: set[int] = set()
+    step = sum(map(len, groups)) / count
+    seen = 0
+    for group in groups:
+        if seen >= step * len(held) and len(held) < count:
+            held.update(group)
+        seen += len(group)
+    return held
+
+
+def _stratified(
+    kind: HeadKind, rows: Sequence[Example], groups: list[list[int]]
+) -> list[list[int]]:
+    """The groups by label, without those that have all rows of a label."""
+    if not kind.exclusive:
+        return groups
+    counts = Counter(str(row.label) for row in rows)
+    several = [group for group in groups if counts[str(rows[group[0]].label)] > len(group)]
+    return sorted(several or groups, key=lambda group: str(rows[group[0]].label))
+
+
+def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
+    """Number of evaluation rows whose text is also a training row, ignoring case and spaces.
+
+    A single text of `MIN_TWIN_WORDS` words or more may differ in a few letters: it is compared with
+    those that share one of its halves, since a typo leaves the other half as it was.
+    """
+    known = {_plain(row) for row in train}
+    halves: dict[Hashable, str] = {}
+    for words in known:
+        for half in _halves(words):
+            halves.setdefault(half, " ".join(words))
+    return sum(words in known or _nearly(words, halves) for words in map(_plain, judged))
+
+
+def _nearly(words: tuple[str, ...], halves: Mapping[Hashable, str]) -> bool:
+    text = " ".join(words)
+    others = (halves[half] for half in _halves(words) if half in halves)
+    return any(SequenceMatcher(None, text, o).ratio() >= TWIN_SIMILARITY for o in others)
+
+
+def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
+    if len(words) < MIN_TWIN_WORDS or PART_END in words:  # one word may reverse a pair's label
+        return []
+    middle = len(words) // 2
+    return [(0, words[:middle]), (1, words[middle:])]
+
+
+def _plain(row: Example) -> tuple[str, ...]:
+    return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())
+
+
 logger = logging.getLogger(__name__)
 
-MAX_TRAINING_ROWS = 20_000
-MAX_JUDGED_ROWS = 2_000
 FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneData(Split):
+class FinetuneData:
     """Data shared by all runs of a fine-tuning."""
 
+    train: Rows
+    dev: Rows  # for evaluation only
+    held: Rows = ()  # out of training, for selection
+    label_thresholds: bool = False  # one per label, not one for all
     task: Task
     labels: tuple[str, ...]
     start: Checkpoint
@@ -141,7 +293,8 @@ def load_data(
     task = _fit(task, every, start)
     rows = given[0].rows
     if dev is None:
-        rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
+        count = max(1, round(len(rows) * (settings.holdout or JUDGED_SHARE)))
+        rows, judged = hold_out(task, rows, count, settings.seed)
     else:
         judged = given[1].rows
     if twins := judged_twins(rows, judged):
@@ -181,14 +334,20 @@ def _hold_out_to_select(
     task: Task, rows: Rows, settings: FinetuneConfig
 ) -> tuple[Rows, Rows, tuple[str, ...]]:
     """The rows to train on, those to select on, if any, and the names of what they select."""
-    selects = selected_settings(task, rows, settings)
-    count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
+    kind = head_kind(task)
+    needs = {
+        "setting": settings.grid,
+        "epoch": settings.patience > 0,
+        "threshold": kind.thresholds(rows),
+    }
+    selects = tuple(name for name, needed in needs.items() if needed)  # a temperature alone: none
+    count = selection_rows(len(rows), kind, settings, needed=bool(selects))
     if frozen := frozen_rows(len(rows), settings):
         count = max(count, frozen)
         selects = (*selects, FROZEN_OR_TUNED)
     if count:
         rest, held = hold_out(task, rows, count, settings.seed)
-        return rest, held, (*selects, *(("temperature",) if head_kind(task).calibrated else ()))
+        return rest, held, (*selects, *(("temperature",) if kind.calibrated else ()))
     if selects:
         names = joined(", ", map(msg, selects))
         logger.warning(
@@ -313,33 +472,15 @@ def _describe_labels(work: FinetuneData) -> None:
     )
 
 
-# ------------------------------------------------------------------ the words alone
+def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
+    """A hash of the initial weights and the examples, independent of file locations."""
+    found = hash_weights(network)
+    for e in examples:
+        found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words, e.messages)).encode())
+    return found.hexdigest()[:32]
 
 
-def word_baseline(
-    train: Sequence[Example], judged: Sequence[Example], labels: Sequence[str], tokenizer: Tokenizer
-) -> float:
-    """The accuracy of multinomial naive Bayes on which tokens occur, with Laplace's smoothing."""
-    train = _sample(train, MAX_TRAINING_ROWS)
-    judged = _sample(judged, MAX_JUDGED_ROWS)
-    place = {name: i for i, name in enumerate(labels)}
-    counts = np.ones((len(labels), tokenizer.vocab_size))
-    rows = np.ones(len(labels))
-    for row, tokens in zip(train, _tokens(train, tokenizer), strict=True):
-        counts[place[row.label], tokens] += 1
-        rows[place[row.label]] += 1
-    logs = np.log(counts) - np.log(counts.sum(1, keepdims=True))
-    prior = np.log(rows / rows.sum())
-    best = [(prior + logs[:, tokens].sum(1)).argmax() for tokens in _tokens(judged, tokenizer)]
-    right = sum(labels[i] == row.label for i, row in zip(best, judged, strict=True))
-    return float(right / len(judged))
-
-
-def _sample(rows: Sequence[Example], limit: int) -> Sequence[Example]:
-    return rows if len(rows) <= limit else random.Random(0).sample(rows, limit)
-
-
-def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
-    """The distinct tokens of each row's texts."""
-    texts = [" ".join(row.texts) for row in rows]
-    return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]
+def distillation_record(distillation: Distillation) -> dict[str, Any]:
+    """The settings that determine the teacher's part of the loss."""
+    numbers = {name: getattr(distillation, name) for name in ("soft", "temperature", "cosine")}
+    return {"teacher": run_fingerprint(distillation.teacher, []), **numbers}

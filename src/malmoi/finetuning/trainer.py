@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.features import TrainingItem
-from malmoi.evaluation.predictions import Outcome
+from malmoi.evaluation.features import Outcome, TrainingItem
 from malmoi.finetuning.batches import epoch_batches, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.kernels.cuda_graphs import record_graph

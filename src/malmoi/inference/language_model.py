@@ -156,7 +156,7 @@ class LanguageModel(LoadedModel):
         tokens if given.
         """
         from malmoi.inference.score import long_text_logprobs
-        from malmoi.metrics.language import perplexity
+        from malmoi.metrics.numbers import perplexity
 
         self._require_head("lm", "measure perplexity")
         found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)

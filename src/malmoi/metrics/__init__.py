@@ -1,9 +1,15 @@
 """Metrics, in numpy only; each is one function, whose record `METRICS` has by its name."""
 
-from malmoi.metrics import answers, calibration, labels, language, numbers, overlap, tags
-from malmoi.metrics.registry import METRICS, goodness, is_better, metrics_like, score_predictions
-from malmoi.metrics.values import MeanWithError, mean_with_error
+from malmoi.metrics import labels, numbers, texts
+from malmoi.metrics.registry import (
+    METRICS,
+    MeanWithError,
+    goodness,
+    is_better,
+    mean_with_error,
+    metrics_like,
+    score_predictions,
+)
 
 __all__ = ["METRICS", "MeanWithError", "goodness", "is_better", "mean_with_error", "metrics_like"]
-__all__ += ["answers", "calibration", "labels", "language", "numbers", "overlap", "tags"]
-__all__ += ["score_predictions"]
+__all__ += ["labels", "numbers", "score_predictions", "texts"]

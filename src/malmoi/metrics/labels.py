@@ -1,16 +1,25 @@
-"""Labels, one or several an item, and the thresholds that give them."""
+"""Labels of items and words, the thresholds that give them, and how far they can be trusted."""
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from malmoi.errors import UsageError
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import Labels, NumberSeq, check_paired, f_score, mean_of, ratio
+from malmoi.metrics.registry import (
+    Labels,
+    NumberSeq,
+    Tags,
+    check_paired,
+    compares,
+    f_score,
+    mean_of,
+    ratio,
+)
 
 
 @compares("anything", is_mean=True)
@@ -48,14 +57,10 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
             "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
             names=len(names),
         )
-    one = _positive(names) if positive is None else positive
-    right = sum(g == p == one for g, p in zip(gold, predicted, strict=True))
-    return f_score(right, sum(p == one for p in predicted), sum(g == one for g in gold))
-
-
-def _positive(names: Sequence[Any]) -> Any:
-    """The label 1 if labels are 0 and 1 and only one of them occurs; else the last by name."""
-    return {"0": "1", 0: 1}.get(names[0], names[0]) if len(names) == 1 else names[-1]
+    if positive is None:  # 1 of 0 and 1 if only one of them occurs
+        positive = names[-1] if len(names) > 1 else {"0": "1", 0: 1}.get(names[0], names[0])
+    right = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))
+    return f_score(right, sum(p == positive for p in predicted), sum(g == positive for g in gold))
 
 
 @dataclass(frozen=True)
@@ -156,3 +161,170 @@ def best_label_thresholds(
         return [shared] * len(labels)
     columns = zip(right.T, table.T, strict=True)
     return [best_f1_threshold(*column) if column[0].any() else shared for column in columns]
+
+
+# ------------------------------------------------------------------ entities, as conlleval counts
+
+
+def entities(tags: Sequence[str]) -> frozenset[tuple[str, int, int]]:
+    """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as in conlleval.
+
+    An entity begins at B or S, and at I or E if none of its label precedes; it ends before the next
+    begins, at O, and after E or S.
+    """
+    return _entities(tuple(tags))
+
+
+# cached: three metrics need the same, and golds recur at every evaluation
+@lru_cache(maxsize=100_000)
+def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
+    found = set()
+    begun = 0
+    label = ""
+    for i, tag in enumerate([*tags, "O"]):
+        mark, name = _parts(tag)
+        before = _parts(tags[i - 1])[0] if i else "O"
+        goes_on = label and mark in "IE" and name == label and before not in "ES"
+        if label and not goes_on:
+            found.add((label, begun, i - 1))
+            label = ""
+        if mark != "O" and not label:
+            begun = i
+            label = name
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1000)
+def _parts(tag: str) -> tuple[str, str]:
+    """B-PER or B_PER → ("B", "PER"); a tag without a label gets the label _."""
+    mark = {"L": "E", "U": "S"}.get(tag[:1], tag[:1])
+    return ("O", "") if tag == "O" or not tag else (mark, tag[2:] or "_")
+
+
+def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
+    check_paired(gold, predicted)
+    for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
+        if len(g) != len(p):
+            raise UsageError(
+                "Sentence {number} has {g} tags and {p} predicted ones.",
+                number=number,
+                g=len(g),
+                p=len(p),
+            )
+    golds = [entities(tags) for tags in gold]
+    given = [entities(tags) for tags in predicted]
+    right = sum(len(a & b) for a, b in zip(golds, given, strict=True))
+    return right, sum(map(len, given)), sum(map(len, golds))
+
+
+def entity_scores(gold: Tags, predicted: Tags) -> dict[str, LabelScore]:
+    """Precision, recall, F1 and support of each type of entity."""
+    counts: dict[str, list[int]] = {}
+    for wanted, said in zip(map(entities, gold), map(entities, predicted), strict=True):
+        for column, found in enumerate((wanted & said, said, wanted)):
+            for label, _, _ in found:
+                counts.setdefault(label, [0, 0, 0])[column] += 1
+    return {name: label_score(*counts[name]) for name in sorted(counts)}
+
+
+@compares("tags")
+def entity_precision(gold: Tags, predicted: Tags) -> float:
+    right, given, _ = _entity_counts(gold, predicted)
+    return ratio(right, given)
+
+
+@compares("tags")
+def entity_recall(gold: Tags, predicted: Tags) -> float:
+    right, _, wanted = _entity_counts(gold, predicted)
+    return ratio(right, wanted)
+
+
+@compares("tags")
+def entity_f1(gold: Tags, predicted: Tags) -> float:
+    """F1 of whole entities: label and both boundaries must match (CoNLL-2003)."""
+    return f_score(*_entity_counts(gold, predicted))
+
+
+# ------------------------------------------------------------------ whether confidence is earned
+
+MIN_CHANCE = 1e-12  # below it a probability counts as this one, so that its logarithm is finite
+TEMPERATURES = (0.05, 20.0)  # the range that is searched
+CALIBRATION_BINS = 10
+
+
+def apply_temperature(chances: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """Probabilities as they would be with the scores divided by the temperature: p^(1/T), scaled.
+
+    Examples:
+        >>> apply_temperature({"a": 0.8, "b": 0.2}, 1.0)
+        {'a': 0.8, 'b': 0.2}
+    """
+    logs = np.log(np.maximum(np.array(list(chances.values()), np.float64), MIN_CHANCE))
+    scaled = np.exp((logs - logs.max()) / temperature)
+    return dict(zip(chances, (scaled / scaled.sum()).tolist(), strict=True))
+
+
+def best_temperature(gold: Sequence[str], chances: Sequence[Mapping[str, float]]) -> float:
+    """The temperature with the least cross-entropy of the gold labels (Guo et al. 2017 §4.2).
+
+    The loss has a single minimum in 1/T, which a golden-section search finds. Labels without a
+    probability are left out.
+    """
+    known = [(label, some) for label, some in zip(gold, chances, strict=True) if label in some]
+    if not known:
+        return 1.0
+    width = max(len(some) for _, some in known)
+    logs = np.full((len(known), width), -np.inf)
+    right = np.array([list(some).index(label) for label, some in known])
+    for row, (_, some) in zip(logs, known, strict=True):
+        row[: len(some)] = np.log(np.maximum(list(some.values()), MIN_CHANCE))
+
+    def loss(cold: float) -> float:
+        scaled = logs * cold
+        top = scaled.max(1)
+        total = top + np.log(np.exp(scaled - top[:, None]).sum(1))
+        return float(np.mean(total - scaled[np.arange(len(right)), right]))
+
+    low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
+    shrink = (math.sqrt(5) - 1) / 2
+    while high - low > 1e-5:
+        a = high - shrink * (high - low)
+        b = low + shrink * (high - low)
+        low, high = (low, b) if loss(a) < loss(b) else (a, high)
+    return round(2 / (low + high), 4)
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """The predictions of one range of confidence: how sure they were, how often they were right."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+def calibration_bins(right: Labels, confidence: NumberSeq) -> list[CalibrationBin]:
+    """Predictions by their confidence, in ten ranges of equal width; empty ones are left out."""
+    check_paired(right, confidence)
+    sure = np.asarray(confidence, np.float64)
+    hit = np.asarray(right, np.float64)
+    place = np.clip(np.ceil(sure * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    return [
+        CalibrationBin(
+            i / CALIBRATION_BINS,
+            (i + 1) / CALIBRATION_BINS,
+            int((place == i).sum()),
+            float(sure[place == i].mean()),
+            float(hit[place == i].mean()),
+        )
+        for i in range(CALIBRATION_BINS)
+        if (place == i).any()
+    ]
+
+
+def calibration_error(right: Labels, confidence: NumberSeq) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy (Guo et al. 2017 eq. 3)."""
+    bins = calibration_bins(right, confidence)
+    return sum(one.count * abs(one.confidence - one.accuracy) for one in bins) / len(right)

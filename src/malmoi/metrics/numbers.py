@@ -1,12 +1,12 @@
-"""Numbers, their ranks, and the ranks of what was searched for."""
+"""Numbers, their ranks, the ranks of what was searched for, and log-probabilities."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from malmoi.metrics.registry import compares
-from malmoi.metrics.values import Labels, NumberSeq, check_paired, mean_of
+from malmoi.errors import UsageError
+from malmoi.metrics.registry import Labels, NumberSeq, check_paired, compares, mean_of, some_values
 
 
 @compares("numbers")
@@ -65,3 +65,22 @@ def recall_at_10(gold: Labels, predicted: NumberSeq) -> float:
 def mrr(gold: Labels, predicted: NumberSeq) -> float:
     """The mean of 1 / rank."""
     return mean_of(lambda _, rank: 1 / rank, gold, predicted)
+
+
+# ------------------------------------------------------------------ language models
+
+
+@compares("likelihoods", lower_is_better=True)
+def perplexity(logprobs: NumberSeq) -> float:
+    """exp of the mean loss in nats; infinite if that overflows a float."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(-np.mean(some_values(logprobs))))
+
+
+@compares("likelihoods", lower_is_better=True)
+def bits_per_byte(logprobs: NumberSeq, text: str) -> float:
+    """The loss in bits per byte of the text: comparable between tokenizers."""
+    size = len(text.encode())
+    if not size:
+        raise UsageError("There is no text to count the bytes of.")
+    return -float(np.sum(some_values(logprobs))) / math.log(2) / size

@@ -9,9 +9,14 @@ from typing import Any
 
 from malmoi.messages import msg, translate
 from malmoi.metrics import mean_with_error
-from malmoi.metrics.calibration import calibration_bins, calibration_error
-from malmoi.metrics.labels import confusion, label_scores
-from malmoi.metrics.tags import entities, entity_scores
+from malmoi.metrics.labels import (
+    calibration_bins,
+    calibration_error,
+    confusion,
+    entities,
+    entity_scores,
+    label_scores,
+)
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart
 from malmoi.report.page import bars, fact_cards, heading, html_page, html_table, words
 

@@ -28,10 +28,6 @@ RATE = "rows per second"
 GROUP = 16  # inputs per scale: widths of small models are not multiples of 32
 
 
-def _quantized(source: Path, out: Path, **options: Any) -> None:
-    quantize_model(source, out, group=GROUP, **options)
-
-
 def _half_layers(source: Path, out: Path) -> None:
     depth = load(source, device="cpu").config.depth
     prune_model(source, out, layers=list(range(0, depth, 2)))
@@ -53,10 +49,11 @@ BEFORE_TUNING: dict[str, Change] = {
     "half of the heads": _half_heads,
     "shared layers": _shared,
 }
-AFTER_TUNING: dict[str, dict[str, int]] = {
-    "8 bits": {"bits": 8},
-    ROUNDED: {"bits": 4},
-    GPTQ: {"bits": 4},
+# options, given the held-out text
+AFTER_TUNING: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "8 bits": lambda text: {"bits": 8},
+    ROUNDED: lambda text: {"bits": 4},
+    GPTQ: lambda text: {"bits": 4, "calibration": text},
 }
 ROWS = (WHOLE, *AFTER_TUNING, *BEFORE_TUNING, STUDENT)
 
@@ -80,8 +77,7 @@ def compressed(
     final = tuned
     if way in AFTER_TUNING:
         final = judged.scratch / "after"
-        calibration = {"calibration": text} if way == GPTQ else {}
-        _quantized(tuned, final, device=judged.device, **AFTER_TUNING[way], **calibration)
+        quantize_model(tuned, final, group=GROUP, device=judged.device, **AFTER_TUNING[way](text))
     if way == STUDENT:
         final = judged.scratch / "student"
         learning = {**options, "task": found, "dev": task.dev, "device": judged.device}

@@ -4,9 +4,9 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from malmoi.demo.texts import SPEECHES
 from malmoi.errors import UsageError
@@ -17,6 +17,7 @@ from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow
 from malmoi.text.sentences import sentence_splitter
 
+T = TypeVar("T")
 BUILTIN = "builtin:sotu"
 HELD_OUT_EACH = 12  # one document in this many is held out
 FEW_DOCUMENTS = 60  # with fewer, the end of each document is held out instead
@@ -42,20 +43,20 @@ class StudyTask:
 
     def load(self) -> Task:
         """Returns the task with files cut to the rows that the study uses, sampled evenly."""
-        kind = self.task in KINDS
         pair = "pair" if self.role in ("pair", "minimal pairs") else None
-        found = custom_task(self.task, text="text", pair=pair) if kind else named_task(self.task)
+        found = custom_task(self.task, pair=pair) if self.task in KINDS else named_task(self.task)
         limits = {self.train: self.train_rows, self.dev: self.dev_rows}
 
         def rows(path: Path) -> Iterable[DataRow]:
-            return _evenly(list(found.rows(path)), limits.get(path, 0))
+            every = list(found.rows(path))
+            return _evenly(every, limits.get(path) or len(every))
 
         return replace(found, rows=rows)
 
 
-def _evenly(rows: Sequence[DataRow], count: int) -> Sequence[DataRow]:
-    if not count or count >= len(rows):
-        return rows
+def _evenly(rows: Sequence[T], count: int) -> list[T]:
+    """So many of the rows, or all."""
+    count = min(count, len(rows))
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
@@ -94,7 +95,7 @@ class StudyData:
         folders = tuple(Path(one) for one in sources if Path(one).is_dir())
         texts = [one for one in sources if not Path(one).is_dir()]
         texts = texts or [str(f / "text") for f in folders if (f / "text").is_dir()] or [BUILTIN]
-        public = list(_public_tasks(folders))
+        public = list(public_tasks(folders))
         out.mkdir(parents=True, exist_ok=True)
         made_of = [*texts, characters, *(str(task.dev) for task in public)]
         with folder_lock(out, wait=True):
@@ -127,8 +128,11 @@ class StudyData:
         )
 
 
-def _public_tasks(folders: Sequence[Path]) -> Iterator[StudyTask]:
-    for name, role, task, inside, train, dev in DATA_SETS:
+def public_tasks(
+    folders: Sequence[Path], data_sets: Sequence[tuple[str, ...]] = DATA_SETS
+) -> Iterator[StudyTask]:
+    """The data sets that the folders have."""
+    for name, role, task, inside, train, dev in data_sets:
         where = [
             place
             for folder in folders
@@ -177,16 +181,16 @@ def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) 
         raise UsageError(
             "{sources} is too short for a study: give more text.", sources=", ".join(sources)
         )
-    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in parts["train"])
-    write_text(out / "train.jsonl", "".join(lines))
+    write_rows(out / "train.jsonl", ({"text": text} for text in parts["train"]))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
     makers = {role: make for role, make in ROW_MAKERS.items() if role not in filled}
     for part, texts in parts.items():
         sentences = [w for text in texts for w in _sentences(text)] if makers else []
         for role, make in makers.items():
-            _write_rows(out / f"{role}.{part}.jsonl", make(sentences, random.Random(role)), part)
+            rows = islice(make(sentences, random.Random(role)), MADE_ROWS[part])
+            write_rows(out / f"{role}.{part}.jsonl", rows)
         if list(sources) == [BUILTIN] and "sentence" not in filled:
-            _write_rows(out / f"sentence.{part}.jsonl", _eras(part), part)
+            write_rows(out / f"sentence.{part}.jsonl", islice(_eras(part), MADE_ROWS[part]))
 
 
 def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
@@ -194,19 +198,22 @@ def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
     if characters and size > characters:
         texts = _part(texts, characters / size)
     if len(texts) >= FEW_DOCUMENTS:
-        kept = [text for i, text in enumerate(texts) if (i + 1) % HELD_OUT_EACH]
-        return {"train": kept, "dev": list(texts[HELD_OUT_EACH - 1 :: HELD_OUT_EACH])}
+        return _held_out_each(texts)
     cuts = [len(text) - len(text) // HELD_OUT_EACH for text in texts]
     ends = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
     begun = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     return {"train": begun, "dev": [text for text in ends if text.strip()]}
 
 
+def _held_out_each(documents: Sequence[T]) -> dict[str, list[T]]:
+    kept = [one for i, one in enumerate(documents) if (i + 1) % HELD_OUT_EACH]
+    return {"train": kept, "dev": list(documents[HELD_OUT_EACH - 1 :: HELD_OUT_EACH])}
+
+
 def _part(texts: Sequence[str], share: float) -> list[str]:
     """An evenly sampled share of the documents; if they are few, the beginning of each."""
     if len(texts) >= MANY_DOCUMENTS:
-        count = int(share * len(texts))
-        return [texts[i * len(texts) // count] for i in range(count)]
+        return _evenly(texts, int(share * len(texts)))
     ends = [text.find(" ", int(share * len(text))) for text in texts]
     return [text if end < 0 else text[:end] for text, end in zip(texts, ends, strict=True)]
 
@@ -281,19 +288,11 @@ ROW_MAKERS: dict[str, Callable[[Sentences, random.Random], Iterator[Row]]] = {
 
 def _eras(part: str) -> Iterator[Row]:
     """The demo's task: the period in which a paragraph was written."""
-    documents = _split_documents(part)
+    documents = _held_out_each([document.rows for document in SPEECHES.documents()])[part]
     rows = [row for document in documents for row in document]
     for text, label in random.Random("era").sample(rows, len(rows)):
         yield {"text": text, "label": label}
 
 
-def _split_documents(part: str) -> list[list[tuple[str, str]]]:
-    rows = [document.rows for document in SPEECHES.documents()]
-    if part == "dev":
-        return rows[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]
-    return [one for i, one in enumerate(rows) if (i + 1) % HELD_OUT_EACH]
-
-
-def _write_rows(path: Path, rows: Iterator[Row], part: str) -> None:
-    some = [row for _, row in zip(range(MADE_ROWS[part]), rows, strict=False)]
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

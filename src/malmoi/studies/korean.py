@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import load
-from malmoi.studies.data import StudyTask
-from malmoi.studies.measures import BITS_CHARACTERS, zero_shot
+from malmoi.studies.data import StudyTask, public_tasks
 from malmoi.studies.report import StudyResults
-from malmoi.studies.study import Cell, JudgedModel, StudyPlan, Words
+from malmoi.studies.study import BITS_CHARACTERS, Cell, JudgedModel, StudyPlan, Words, zero_shot
 from malmoi.system.files import write_text
 
 BYTES = "byte-level BPE"
@@ -24,13 +24,12 @@ VOCABULARIES: dict[str, dict[str, str]] = {
     "characters": {"kind": "char"},
     MORPHEMES: {"kind": "byte-bpe", "morphemes": "kiwi"},
 }
-# (column, role, task, pattern of the training file or "", pattern of the judged file)
-DATA_SETS = (
-    ("NSMC", "sentence", "nsmc", "*nsmc*train*", "*nsmc*test*"),
-    ("NSMC", "sentence", "nsmc", "ratings_train*", "ratings_test*"),
-    ("KorSTS", "similarity", "korsts", "*sts-train*", "*sts-dev*"),
-    ("KLP-2016", "tokens", "klp2016", "*klp2016*train*", "*klp2016*dev*"),
-    ("Kontrast", "minimal pairs", "kontrast", "", "*kontrast*.csv*"),
+DATA_SETS = (  # as in data.py
+    ("NSMC", "sentence", "nsmc", "", "*nsmc*train*", "*nsmc*test*"),
+    ("NSMC", "sentence", "nsmc", "", "ratings_train*", "ratings_test*"),
+    ("KorSTS", "similarity", "korsts", "", "*sts-train*", "*sts-dev*"),
+    ("KLP-2016", "tokens", "klp2016", "", "*klp2016*train*", "*klp2016*dev*"),
+    ("Kontrast", "minimal pairs", "kontrast", "", "", "*kontrast*.csv*"),
 )
 HELD_OUT_EACH = 20  # reviews
 UNKNOWN = "unknown, %"
@@ -39,11 +38,9 @@ UNKNOWN = "unknown, %"
 def korean_tasks(plan: StudyPlan) -> list[StudyTask]:
     """The data sets that the folders have; each once."""
     found: dict[str, StudyTask] = {}
-    for name, role, task, train, dev in DATA_SETS:
-        paths = (plan.data.file(train) if train else None, plan.data.file(dev))
-        if paths[1] is not None and (paths[0] is not None or not train):
-            rows = (plan.scale.train_rows, plan.scale.dev_rows)
-            found.setdefault(name, StudyTask(name, role, task, paths[1], paths[0], *rows))
+    for task in public_tasks(plan.data.folders, DATA_SETS):
+        cut = replace(task, train_rows=plan.scale.train_rows, dev_rows=plan.scale.dev_rows)
+        found.setdefault(task.name, cut)
     return list(found.values())
 
 
@@ -53,12 +50,8 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
     rows = (row.text("document").strip() for row in named_task(task.task).rows(task.train))
     texts = [" ".join(text.split()) for text in rows if text]
     limit = plan.scale.characters or sum(map(len, texts))
-    kept: list[str] = []
-    for text in texts:
-        kept.append(text)
-        limit -= len(text)
-        if limit <= 0:
-            break
+    begins = accumulate(map(len, texts), initial=0)
+    kept = [text for text, begin in zip(texts, begins, strict=False) if begin < limit]
     held = kept[::HELD_OUT_EACH]
     train = [text for i, text in enumerate(kept) if i % HELD_OUT_EACH]
     paths = [plan.data.held_out.parent / f"reviews.{part}.txt" for part in ("train", "dev")]
@@ -113,12 +106,9 @@ def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
                 yield reviews.cell(row, recipe, zero_shot, task=task)
 
 
-def _notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
+def korean_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
     hidden, left_out = notes
     unknown = {row: results.at(row, UNKNOWN) for row in results.rows}
     lossy = [row for row, share in unknown.items() if share is not None and share.mean > 0.1]
     shown = [hidden.format(rows=", ".join(lossy))] if lossy else []
     return shown if MORPHEMES in results.rows else [*shown, left_out]
-
-
-SHOWN = {("korean", "notes"): _notes}

@@ -74,7 +74,12 @@ class StudyResults:
         return len(self.table.get(row, {}).get(column, ()))
 
     def shown(self, row: str, column: str) -> str:
-        return with_spread(self.at(row, column), self.seeds(row, column))
+        """84.2 ± 0.3, the standard deviation over seeds; one seed has none."""
+        value = self.at(row, column)
+        if value is None:
+            return "–"
+        spread = f" ± {number(value.deviation)}" if self.seeds(row, column) > 1 else ""
+        return number(value.mean) + spread
 
     def facts(self, row: str) -> dict[str, float]:
         """Means over a row's models: parameters, tokens, seconds."""
@@ -90,13 +95,6 @@ def number(value: float) -> str:
     if size >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
-
-
-def with_spread(value: MeanWithError | None, seeds: int) -> str:
-    """84.2 ± 0.3, the standard deviation over seeds; one seed has none."""
-    if value is None:
-        return "–"
-    return f"{number(value.mean)} ± {number(value.deviation)}" if seeds > 1 else number(value.mean)
 
 
 def best_rows(results: StudyResults, column: str) -> list[str]:
@@ -181,12 +179,10 @@ def _columns(wanted: str | int, results: StudyResults) -> list[str]:
     if wanted == "scores":
         return [column for column in measured if not lower_is_better(column)]
     role = re.match(r"{(.+)}", wanted)
-    return _of_role(wanted, role[1], measured) if role else [wanted]
-
-
-def _of_role(wanted: str, role: str, measured: Sequence[str]) -> list[str]:
-    """The first task of a role that was measured: they depend on the given data sets."""
-    names = [wanted.format(**{role: name}) for name in ROLE_COLUMNS[role]]
+    if not role:
+        return [wanted]
+    # the first task of the role that was measured: they depend on the given data sets
+    names = [wanted.format(**{role[1]: name}) for name in ROLE_COLUMNS[role[1]]]
     return [name for name in names if name in measured][:1]
 
 
@@ -335,13 +331,17 @@ def write_pages(
         "version": __version__,
         "seeds": list(seeds),
         "rows": {
-            row: {column: _summary(results, row, column) for column in results.table[row]}
+            row: {
+                c: {"mean": v.mean, "std": v.deviation, "seeds": results.seeds(row, c)}
+                for c in results.table[row]
+                if (v := results.at(row, c))
+            }
             for row in results.rows
         },
         "models": {row: results.facts(row) for row in results.rows},
         "cells": list(records),
     }
-    fill = study.shown_by("notes")
+    fill = study.part("notes")
     page = StudyPage(
         study,
         [
@@ -350,7 +350,7 @@ def write_pages(
         ],
         [(claim.named, claim.verdict(results)) for claim in claims_of(study, results)],
         [_about(facts, results), *(fill(results, study.notes) if fill else study.notes)],
-        (study.shown_by("figure") or dot_figure)(results),
+        (study.part("figure") or dot_figure)(results),
     )
     facts["claims"] = [{"claim": a.en, "verdict": v.en} for a, v in page.claims]
     write_json(out / "results.json", facts)
@@ -358,12 +358,6 @@ def write_pages(
     write_text(out / "report.md", _markdown(page))
     write_text(out / "report.html", _html(page))
     return facts
-
-
-def _summary(results: StudyResults, row: str, column: str) -> dict[str, float]:
-    value = results.at(row, column)
-    assert value is not None
-    return {"mean": value.mean, "std": value.deviation, "seeds": results.seeds(row, column)}
 
 
 def _about(facts: Mapping[str, Any], results: StudyResults) -> Words:

@@ -28,8 +28,7 @@ from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
 from malmoi.studies.report import write_pages
-from malmoi.studies.scale import named_scale
-from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan
+from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan, named_scale
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.progress import Progress, listening, report_progress
@@ -132,27 +131,21 @@ def _sources(cell: Cell) -> list[str | Path]:
 
 
 def _digest(value: object) -> str:
-    text = json.dumps([__version__, _plain(value)], sort_keys=True, ensure_ascii=False)
+    text = json.dumps([__version__, value], sort_keys=True, ensure_ascii=False, default=_plain)
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
 def _plain(value: object) -> object:
-    """A value as JSON; a file is identified by its content, a function by its name."""
+    """A value for JSON; a file is identified by its content, a function by its name."""
     if isinstance(value, partial):
-        named = f"{value.func.__module__}.{value.func.__qualname__}"
-        return [named, _plain(value.args), _plain(value.keywords)]
+        return [f"{value.func.__module__}.{value.func.__qualname__}", value.args, value.keywords]
     if isinstance(value, Path):
         files = sorted(p for p in value.rglob("*") if p.is_file()) if value.is_dir() else [value]
         return [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if isinstance(value, Config):
-        return _plain(value.to_dict())
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
+        return value.to_dict()
+    assert is_dataclass(value)
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 @cache
@@ -272,12 +265,16 @@ def run_cells(
     missing = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
     models = {model_key(c): c for c in missing.values() if not _is_trained(c, kept)}
     failed: list[str] = []
-    count = _Count(len(models) + len(missing))
+    began = time.monotonic()
     try:
         with StopSignals() as stop:
-            for cell, outcome in _all_outcomes(models, missing, kept, workers, device):
-                _note(cell, outcome, failed)
-                count.add()
+            outcomes = _all_outcomes(models, missing, kept, workers, device)
+            for ready, (cell, outcome) in enumerate(outcomes, start=1):
+                if isinstance(outcome, BaseException):
+                    failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
+                    unknown = None if isinstance(outcome, MalmoiError) else outcome
+                    logging.getLogger(__name__).warning(failed[-1], exc_info=unknown)
+                _report(ready, len(models) + len(missing), began)
                 if number := stop.number or (outcome if isinstance(outcome, int) else 0):
                     raise Stopped(number)  # after running cells have saved their state
     except BrokenExecutor as error:
@@ -300,33 +297,16 @@ def _all_outcomes(
         yield from measured
 
 
-def _note(cell: Cell, outcome: int | BaseException, failed: list[str]) -> None:
-    if isinstance(outcome, BaseException):
-        failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
-        known = isinstance(outcome, MalmoiError)
-        log = logging.getLogger(__name__)
-        log.warning(failed[-1], exc_info=None if known else outcome)
-
-
-@dataclass
-class _Count:
-    """Reports progress, and once how long the rest will take."""
-
-    total: int
-    ready: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def add(self) -> None:
-        self.ready += 1
-        left = self.total - self.ready
-        report_progress(Progress("study", self.ready, self.total, "cells"))
-        minutes = left * (time.monotonic() - self.began) / self.ready / 60
-        if self.ready == 1 and minutes > LONG_MINUTES:
-            logger.info(
-                "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
-                cells=plural(left, "cell"),
-                minutes=plural(round(minutes), "minute"),
-            )
+def _report(ready: int, total: int, began: float) -> None:
+    """Reports progress, and after the first how long the rest will take."""
+    report_progress(Progress("study", ready, total, "cells"))
+    minutes = (total - ready) * (time.monotonic() - began) / 60
+    if ready == 1 and minutes > LONG_MINUTES:
+        logger.info(
+            "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
+            cells=plural(total - ready, "cell"),
+            minutes=plural(round(minutes), "minute"),
+        )
 
 
 def _outcomes(

@@ -4,27 +4,209 @@ A new study is a function from a plan and a seed to cells, a name in `MODULES`, 
 papers.toml: the paper, its numbers, its findings and the words of the page.
 """
 
+import math
+import timeit
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malmoi.errors import require_known
-from malmoi.studies.data import StudyData, StudyTask
-from malmoi.studies.scale import Scale
-from malmoi.system.untrusted import read_object
-from malmoi.training.recipe import Recipe
+import torch
 
-# study → the module with its cells: bert-size is `bert_size_cells` there
+from malmoi.errors import require_known
+from malmoi.evaluation.evaluate import evaluate_model
+from malmoi.evaluation.tasks import metric_names, named_task
+from malmoi.finetuning.finetune import run_finetuning
+from malmoi.inference import load
+from malmoi.model import count_parameters, preset
+from malmoi.studies.data import StudyData, StudyTask
+from malmoi.system.machine import pick_device
+from malmoi.system.untrusted import read_object
+from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from malmoi.training.recipes import MODERN_GPT, named_recipe
+
+RARELY = 10**6  # steps between saves and validations of runs of seconds
+# BERT's segments and pooler with the demo's blocks, which learn in few updates
+MODERN_TRUNK: dict[str, Any] = MODERN_GPT | dict(
+    norm="pre", norm_kind="layer", embed_norm=False, final_norm=True, init="normal", eps=1e-6
+)
+
+# what a study trains: BERT, BERT read from left to right, GPT, both in one, ELECTRA, an LSTM
+OBJECTIVES = {
+    "bert": "mlm+nsp",
+    "ltr": "lm",
+    "gpt": "lm",
+    "both": "both",
+    "electra": "electra",
+    "lstm": "lm",
+}
+PAPER_RECIPES = {
+    "bert": "bert-base",
+    "ltr": "bert-base",
+    "gpt": "gpt1",
+    "both": "gpt1",
+    "electra": "electra-base",
+    "lstm": "lstm-gpt1",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of models and budgets; `paper` uses the published recipes."""
+
+    name: str
+    seeds: int
+    width: int = 0
+    depth: int = 0
+    heads: int = 0
+    context: int = 0
+    vocab: int = 0
+    characters: int = 0  # of text; 0: all
+    batch: int = 0
+    steps: int = 0  # of pre-training
+    minutes: float = 0.0  # of pre-training, where models are compared at equal time
+    train_rows: int = 0  # of a task; 0: all
+    dev_rows: int = 0
+    tune_steps: int = 0  # of fine-tuning; 0: three epochs
+    tune_lr: float = 0.0  # 0: the paper's
+
+    @property
+    def faithful(self) -> bool:
+        return self.name == "paper"
+
+    def recipe(self, kind: str, seed: int, **settings: Any) -> Recipe:
+        """A model of this scale, with settings by their paths: see `OBJECTIVES`.
+
+        At `paper` it is the paper's own (BERT-base, GPT-1…); at other scales all have the same
+        layers, but for the LSTM, which has as many weights.
+        """
+        base = self._faithful(kind) if self.faithful else self._small(kind)
+        return base.override({"train.seed": seed, **settings})
+
+    def _faithful(self, kind: str) -> Recipe:
+        changes: dict[str, dict[str, Any]] = {
+            "ltr": {"model.attention": ("causal",), "model.pool": "last", "objective": "lm"},
+            "both": {"model.both_ways": True, "objective": "both"},
+        }
+        return named_recipe(PAPER_RECIPES[kind]).override(changes.get(kind, {}))
+
+    def _small(self, kind: str) -> Recipe:
+        reads = kind in ("bert", "electra", "ltr")
+        shape = dict(vocab=self.vocab, context=self.context, width=self.width)
+        if kind == "lstm":
+            # two layers of 8·units² weights, as many as `depth` layers of 12·width²
+            units = 2 * round(self.width * math.sqrt(0.75 * self.depth) / 2)
+            model = preset(
+                "lstm", **(shape | dict(width=units, embed_width=self.width)), dropout=0.0
+            )
+        else:
+            shape |= dict(depth=self.depth, heads=self.heads)
+            model = preset("bert-tiny" if reads else "gpt2-small", **shape, **MODERN_TRUNK)
+        if kind == "ltr":  # the first token attends only to itself
+            model = replace(model, attention=("causal",), pool="last", pooler="none")
+        train = self.training()
+        if kind == "lstm":
+            train = replace(train, optimizer="adamw")
+        if kind == "gpt":  # one study needs snapshots, and others share its model
+            train = replace(train, snapshots=True)
+        return Recipe(
+            name=f"study-{kind}",
+            model=replace(model, both_ways=kind == "both"),
+            objective=OBJECTIVES[kind],
+            tokenizer=TokenizerConfig(kind="wordpiece" if reads else "byte-bpe", vocab=self.vocab),
+            data=DataConfig(valid=0.02, packed=False),  # packing would have to be compiled
+            train=train,
+        )
+
+    def training(self) -> TrainConfig:
+        """Muon and a linear decay over a number of steps; too short to compile or save midway."""
+        return TrainConfig(
+            steps=self.steps,
+            batch=self.batch,
+            optimizer="muon",
+            lr=3e-3,
+            betas=(0.9, 0.95),
+            decay=0.0,
+            clip=0.0,
+            schedule="linear",
+            warmup=0.0,
+            warmup_steps=20,
+            valid_every=RARELY,
+            save_every=RARELY,
+            keep=1,
+            compile=False,
+        )
+
+    def tuning(self, seed: int) -> dict[str, Any]:
+        """Options of `run_finetuning`: the paper's, or a number of updates at a higher rate."""
+        if self.faithful:
+            return {"seed": seed, "max_minutes": 0.0}
+        return {
+            "seed": seed,
+            "steps": self.tune_steps,
+            "lr": self.tune_lr,
+            "batch": 16 if self.name == "cpu" else 32,
+            "length": self.context,
+        }
+
+    @property
+    def bilstm(self) -> dict[str, Any]:
+        """Options for a new BiLSTM on the last layer, all of it fine-tuned (BERT table 5)."""
+        width = {} if self.faithful else {"recurrent": max(16, self.width)}
+        tuned = {} if not self.faithful else {"lr": 5e-5, "batch": 32, "epochs": 3.0}
+        return {"features": "last", "tune_features": True, **width, **tuned}
+
+    def feature_tuning(self, seed: int, features: str = "last4") -> dict[str, Any]:
+        """Options for a small model on frozen features (BERT §5.3)."""
+        if self.faithful:
+            return {**self.tuning(seed), "features": features}
+        width = max(16, self.width)
+        # a new BiLSTM learns more slowly than a pre-trained model, and its steps are cheap
+        options = {"features": features, "recurrent": width, "lr": max(2e-3, 3 * self.tune_lr)}
+        options |= {"steps": 3 * self.tune_steps}
+        return self.tuning(seed) | options
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        # a smoke test: its numbers are meaningless
+        Scale(
+            "tiny", 1, width=48, depth=2, heads=3, context=128, vocab=2000, characters=300_000,
+            batch=8, steps=4, minutes=0.02, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,
+        ),
+        Scale(
+            "cpu", 2, width=96, depth=2, heads=3, context=64, vocab=2000, characters=3_000_000,
+            batch=16, steps=100, minutes=0.15, train_rows=400, dev_rows=150, tune_steps=100,
+            tune_lr=1e-3,
+        ),
+        Scale(
+            "gpu-minutes", 3, width=288, depth=4, heads=6, context=128, vocab=8000,
+            characters=24_000_000, batch=64, steps=1000, minutes=1.0, train_rows=8000,
+            dev_rows=1000, tune_steps=300, tune_lr=5e-4,
+        ),
+        Scale("paper", 5),
+    )
+}  # fmt: skip
+
+
+def named_scale(name: str) -> Scale:
+    require_known(
+        name, SCALES, "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes or paper."
+    )
+    return SCALES[name]
+
+
+# study → the module with its cells, and its own figure and notes if it has any
 MODULES = {
     **dict.fromkeys(("bert-masking", "bert-objectives", "bert-size", "bert-features"), "tables"),
     **dict.fromkeys(("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation", "gpt2-zeroshot"), "tables"),
-    **{"in-context": "in_context", "gpt3-scaling": "scaling", "gpt3-contamination": "tables"},
-    **{"gpt3-sparse": "scaling", "bert-vs-gpt": "bert_vs_gpt", "korean": "korean"},
+    **{"in-context": "in_context", "gpt3-scaling": "tables", "gpt3-contamination": "tables"},
+    **{"gpt3-sparse": "tables", "bert-vs-gpt": "tables", "korean": "korean"},
     "compression": "compression",
 }
 
@@ -91,8 +273,6 @@ class StudyPlan:
         self, row: str, recipe: Recipe, tasks: Iterable[StudyTask], column: str = "", **options: Any
     ) -> Iterator[Cell]:
         """Cells whose model is fine-tuned, by the scale's settings and these options."""
-        from malmoi.studies.measures import fine_tuned
-
         settings = self.scale.tuning(recipe.train.seed) | options
         for task in tasks:
             named = column.format(task.name)
@@ -101,49 +281,27 @@ class StudyPlan:
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's table or figure: its words and numbers, and the module that has its cells."""
+    """A paper's table or figure: its words and numbers, as papers.toml has them."""
 
     name: str
-    record: Mapping[str, Any]
-
-    @property
-    def paper(self) -> str:
-        return str(self.record["paper"])
-
-    @property
-    def about(self) -> Words:
-        return Words(*self.record["about"])
-
-    @property
-    def caption(self) -> Words:
-        return Words(*self.record["caption"])
-
-    @property
-    def notes(self) -> list[Words]:
-        return [Words(*note) for note in self.record.get("notes", ())]
-
-    @property
-    def theirs(self) -> Mapping[str, Mapping[str, float]]:
-        """row → the paper's numbers."""
-        numbers: Mapping[str, Mapping[str, float]] = self.record.get("theirs", {})
-        return numbers
-
-    @property
-    def findings(self) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = self.record["findings"]
-        return found
-
-    @cached_property
-    def _module(self) -> Any:
-        return import_module(f"malmoi.studies.{MODULES[self.name]}")
+    paper: str
+    about: Words
+    caption: Words
+    findings: Sequence[Mapping[str, Any]]
+    notes: Sequence[Words] = ()
+    theirs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # row → its numbers
 
     def cells(self, plan: StudyPlan, seeds: Iterable[int]) -> list[Cell]:
-        make = getattr(self._module, f"{self.name.replace('-', '_')}_cells")
+        make = self.part("cells")
         return [cell for seed in seeds for cell in make(plan, seed)]
 
-    def shown_by(self, what: str) -> Any:
-        """The study's own function that draws its "figure" or fills its "notes", if it has one."""
-        return getattr(self._module, "SHOWN", {}).get((self.name, what))
+    def part(self, what: str) -> Any:
+        """The study's own function that makes its "cells", draws its "figure" or fills its "notes".
+
+        bert-size has `bert_size_cells`; None if it has no such function.
+        """
+        module = import_module(f"malmoi.studies.{MODULES[self.name]}")
+        return getattr(module, f"{self.name.replace('-', '_')}_{what}", None)
 
 
 @cache
@@ -153,4 +311,120 @@ def _records() -> dict[str, Any]:
 
 def named_study(name: str) -> Study:
     require_known(name, MODULES, "There is no study {name!r}.{hint} `malmoi study` lists them.")
-    return Study(name, _records()[name])
+    record = _records()[name]
+    words = {key: Words(*record[key]) for key in ("about", "caption")}
+    notes = [Words(*note) for note in record.get("notes", ())]
+    return Study(name, **(record | words | {"notes": notes}))
+
+
+# ------------------------------------------------------------------ columns of the table
+
+BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
+WRITTEN_TOKENS = 32
+READ_TEXTS = 64
+
+
+def fine_tuned(
+    judged: JudgedModel, task: StudyTask, options: dict[str, Any], column: str = ""
+) -> dict[str, float]:
+    """The task's first metric on its test rows after fine-tuning, in percent."""
+    rows = task.load()
+    assert task.train is not None, f"{task.name} has no rows to learn from"
+    result = run_finetuning(
+        judged.folder, rows, task.train, judged.scratch, task.dev, device=judged.device, **options
+    )
+    return {column or task.name: 100 * result.metrics[metric_names(rows)[0]]}
+
+
+def zero_shot(
+    judged: JudgedModel, task: StudyTask, column: str = "", **asking: Any
+) -> dict[str, float]:
+    """The task's first metric without fine-tuning (minimal pairs, last words), in percent."""
+    rows = task.load()
+    model = load(judged.folder, device=judged.device)
+    facts = evaluate_model(model, rows, task.dev, **asking)
+    return {column or task.name: 100 * facts[metric_names(rows)[0]]}
+
+
+def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
+    """Accuracy on minimal pairs, and on each phenomenon."""
+    facts = evaluate_model(load(judged.folder, device=judged.device), task.load(), task.dev)
+    whole = {task.name: 100 * facts["accuracy"]}
+    groups = (n for n in facts if f"{n}_error" in facts and n != "accuracy")
+    return whole | {f"{task.name}: {name}": 100 * facts[name] for name in groups}
+
+
+def held_out_bits(judged: JudgedModel, text: Path) -> dict[str, float]:
+    """Bits per byte of held-out text, of which half of each window is context."""
+    model = load(judged.folder, device=judged.device)
+    return {"bits per byte": model.bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
+
+
+def snapshot_scores(
+    judged: JudgedModel, step: int, tasks: Sequence[StudyTask], text: Path
+) -> dict[str, float]:
+    """Bits per byte and task scores of the model after a step (0: the final model)."""
+    folder = judged.folder / "snapshots" / f"{step:06d}" if step else judged.folder
+    then = replace(judged, folder=folder)
+    scores = held_out_bits(then, text)
+    for task in tasks:
+        scores |= zero_shot(then, task)
+    return scores
+
+
+def mlm_perplexity(judged: JudgedModel) -> dict[str, float]:
+    """Perplexity of masked words in the validation text."""
+    return {"perplexity": math.exp(judged.facts()["mlm_loss"])}
+
+
+def text_perplexity(judged: JudgedModel, task: str, path: Path, column: str) -> dict[str, float]:
+    """Perplexity per word, with the data set's markup removed as in GPT-2 §3.1."""
+    model = load(judged.folder, device=judged.device)
+    return {column: evaluate_model(model, task, path)[metric_names(named_task(task))[0]]}
+
+
+def millions(judged: JudgedModel) -> dict[str, float]:
+    return {"millions of weights": judged.facts()["parameters"] / 1e6}
+
+
+def clean_and_dirty(judged: JudgedModel, task: StudyTask, leaked: Path) -> dict[str, float]:
+    """The task's first metric on all, clean and dirty items, as in `evaluate --contamination`.
+
+    For both models the dirty items are those that the second one could have seen.
+    """
+    from malmoi.corpus.contamination import find_overlaps
+
+    rows = task.load()
+    model = load(judged.folder, device=judged.device)
+
+    def overlaps(items: object) -> object:
+        return find_overlaps(items, [str(leaked)])  # type: ignore[arg-type]
+
+    facts = evaluate_model(model, rows, task.dev, contamination=overlaps)
+    scores = facts["contamination"]["scores"][metric_names(rows)[0]]
+    return {part: 100 * scores[part] for part in ("all", "clean", "dirty") if part in scores}
+
+
+def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
+    """Milliseconds to encode a few sentences and to generate a token; memory in use."""
+    device = pick_device(judged.device)
+    cuda = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if cuda else 0  # of cells that ran here earlier
+    model = load(judged.folder, device=judged.device)
+    words = " ".join(text.read_text("utf-8").split())
+    each = model.config.context // 4 - 1  # in characters, each at most four tokens of bytes
+    texts = [words[i * each : (i + 1) * each] for i in range(READ_TEXTS)]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    times = {"reading ms": 1000 * _seconds(lambda: model.embed(texts)) / len(texts)}
+    if writes:
+        spent = _seconds(lambda: model.generate(texts[0], max_new_tokens=WRITTEN_TOKENS, seed=0))
+        times["writing ms"] = 1000 * spent / WRITTEN_TOKENS
+    weights = 4 * count_parameters(model.network)
+    used = torch.cuda.max_memory_allocated(device) - before if cuda else weights
+    return {**times, "memory MB": used / 1e6}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The fastest of three calls, because other processes may slow one down."""
+    return min(timeit.repeat(call, number=1, repeat=3))

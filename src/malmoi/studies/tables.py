@@ -1,28 +1,40 @@
 """The cells of BERT's, GPT-1's and GPT-2's tables, and of GPT-3's contaminated test set."""
 
-import json
+import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, linear_regression, stdev
 from typing import Any
 
+import torch
+
 from malmoi.evaluation.examples import load_examples
+from malmoi.inference import load
 from malmoi.messages import plural
-from malmoi.studies.data import StudyTask
-from malmoi.studies.measures import (
+from malmoi.model import Network
+from malmoi.planning.flops import flops, keys_seen
+from malmoi.report.chart import Line, chart, standalone_svg
+from malmoi.studies.data import StudyTask, write_rows
+from malmoi.studies.report import StudyResults, best_rows, curve_figure, lower_is_better, number
+from malmoi.studies.study import (
+    BITS_CHARACTERS,
+    Cell,
+    JudgedModel,
+    StudyPlan,
+    Words,
     clean_and_dirty,
     held_out_bits,
     millions,
+    minimal_pairs,
     mlm_perplexity,
     snapshot_scores,
+    speed,
     text_perplexity,
     zero_shot,
 )
-from malmoi.studies.report import StudyResults, curve_figure, lower_is_better
-from malmoi.studies.study import Cell, StudyPlan, Words
-from malmoi.system.files import write_text
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe, read_recipe
 
 Cells = Iterator[Cell]
 MIN_DEPTH = 4  # so that a quarter of the layers is one, and a curve over layers has points
@@ -121,6 +133,10 @@ def _layers(row: str) -> float | None:
     return float(row.split()[2]) if row.startswith("embeddings") else None
 
 
+def gpt1_transfer_figure(results: StudyResults) -> str:
+    return curve_figure(results, across="layers transferred", x=_layers, up="score, %")
+
+
 def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
     gpt, lstm = (plan.scale.recipe(kind, seed) for kind in ("gpt", "lstm"))
     rows: Mapping[str, tuple[Recipe, dict[str, Any]]] = {
@@ -140,7 +156,11 @@ def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
 
 def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
     roles = ("acceptability", "minimal pairs", "last word")
-    tasks = [_by_likelihood(t) for t in plan.data.of(*roles, dev_rows=plan.scale.dev_rows)]
+    tasks = [
+        # CoLA by the likelihood of a sentence alone, as in GPT-1 §5
+        replace(task, task="cola-likelihood") if task.task == "cola" else task
+        for task in plan.data.of(*roles, dev_rows=plan.scale.dev_rows)
+    ]
     recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
     updates = recipe.train.steps or MOST_UPDATES
     steps = {plural(4**power, "update"): 4**power for power in range(12) if 4**power < updates}
@@ -150,12 +170,7 @@ def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
         yield plan.cell(row, recipe, snapshot_scores, **options)
 
 
-def _by_likelihood(task: StudyTask) -> StudyTask:
-    """CoLA by the likelihood of a sentence alone, as in GPT-1 §5."""
-    return replace(task, task="cola-likelihood") if task.task == "cola" else task
-
-
-def _zero_shot_figure(results: StudyResults) -> str:
+def gpt1_zeroshot_figure(results: StudyResults) -> str:
     """Plots scores in percent only: bits per byte would need another axis."""
     shares = [
         {**record, "values": {c: v for c, v in record["values"].items() if not lower_is_better(c)}}
@@ -207,12 +222,11 @@ def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Cells:
 def write_leaked(task: StudyTask, path: Path) -> Path:
     """Writes every second test item several times as documents."""
     texts = [example.text for example in load_examples(task.load(), task.dev).rows[::2]]
-    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    write_text(path, "".join(lines) * COPIES)
+    write_rows(path, [{"text": text} for text in texts] * COPIES)
     return path
 
 
-def _contamination_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
+def gpt3_contamination_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
     row = "half of the items in the text"
     clean, every = (results.at(row, column) for column in ("clean", "all"))
     if clean is None or every is None:
@@ -220,10 +234,198 @@ def _contamination_notes(results: StudyResults, notes: Sequence[Words]) -> list[
     return [note.format(gap=clean.mean - every.mean) for note in notes]
 
 
-SHOWN = {
-    ("gpt1-transfer", "figure"): partial(
-        curve_figure, across="layers transferred", x=_layers, up="score, %"
-    ),
-    ("gpt1-zeroshot", "figure"): _zero_shot_figure,
-    ("gpt3-contamination", "notes"): _contamination_notes,
+# ------------------------------------------------------------------ GPT-3's power law
+
+# steps as a share of the scale's: larger models get more text, as on the frontier of the figure
+STEPS = {"S": 1 / 8, "M": 1 / 4, "L": 1 / 2, "XL": 1}
+COMPUTE = "GFLOPs"
+LOSS = "held-out loss"
+PF_DAY = 1e15 * 86_400 / 1e9  # in GFLOPs
+RESAMPLES = 1000
+LONGER = 4  # times the scale's context with fewer rows: sparsity saves nothing on short texts
+STRIDE = 8  # a context has this many strides
+SUMMARY = 4  # a stride has this many summary columns (Child et al. 2019: c of 8 to 32 for l of 128)
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """L = (C / C₀)^−α: α, its bootstrap standard error, and C₀."""
+
+    exponent: float
+    error: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"α = {self.exponent:.3f} ± {self.error:.3f}"
+
+    def loss(self, compute: float) -> float:
+        return float((compute / self.scale) ** -self.exponent)
+
+
+def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
+    """Least squares of log L over log C; the error is the spread over resampled points."""
+    logs = [(math.log(c), math.log(loss)) for c, loss in points]
+    slope, offset = linear_regression(*zip(*logs, strict=True))
+    rng = random.Random(0)
+    draws = [rng.choices(logs, k=len(logs)) for _ in range(RESAMPLES)]
+    slopes = [
+        linear_regression(*zip(*some, strict=True)).slope
+        for some in draws
+        if len({c for c, _ in some}) > 1  # a slope needs two values of compute
+    ]
+    return PowerLaw(-slope, stdev(slopes), math.exp(-offset / slope))
+
+
+def loss_by_compute(judged: JudgedModel, text: Path) -> dict[str, float]:
+    """The loss per token of held-out text, and the FLOPs of the training."""
+    model = load(judged.folder, device=judged.device)
+    each = flops(model.network, read_recipe(judged.folder / "recipe.json")).exact
+    held_out = text.read_text("utf-8")[:BITS_CHARACTERS]
+    loss = math.log(model.perplexity(held_out))
+    return {LOSS: loss, COMPUTE: each * judged.facts()["tokens"] / 1e9}
+
+
+def gpt3_scaling_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+    for size, share in STEPS.items():
+        recipe = sized_gpt(plan, size, seed)
+        recipe = recipe.override({"train.steps": max(1, round(share * recipe.train.steps))})
+        yield plan.cell(size, recipe, loss_by_compute, text=plan.data.held_out)
+
+
+def _points(results: StudyResults) -> list[tuple[float, float]]:
+    return sorted((r["values"][COMPUTE], r["values"][LOSS]) for r in results.records)
+
+
+def gpt3_scaling_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
+    if len(results.rows) < 2:
+        return []
+    law = fit_power_law(_points(results))
+    return [note.format(law=law, days=law.scale / PF_DAY) for note in notes]
+
+
+def gpt3_scaling_figure(results: StudyResults) -> str:
+    """log₁₀ L over log₁₀ C: a power law is a line."""
+    lines: dict[str, Line] = {}
+    points = _points(results)
+    if len(results.rows) > 1:
+        law = fit_power_law(points)
+        ends = (points[0][0], points[-1][0])
+        lines[str(law)] = Line([(math.log10(c), math.log10(law.loss(c))) for c in ends])
+    for row in results.rows:
+        loss, compute = results.at(row, LOSS), results.at(row, COMPUTE)
+        assert loss is not None
+        assert compute is not None
+        error = loss.deviation / loss.mean / math.log(10)
+        lines[row] = Line([(math.log10(compute.mean), math.log10(loss.mean))], [error])
+    across = "log₁₀ of training GFLOPs"
+    return standalone_svg(chart(lines, across, "log₁₀ of loss", size=(820, 340)))
+
+
+# ------------------------------------------------------------------ sparse layers at equal compute
+
+
+def patterns(context: int) -> dict[str, list[str]]:
+    """The layers' attention, in a cycle."""
+    stride = context // STRIDE
+    return {
+        "dense": ["causal"],
+        "banded": ["causal", f"causal & local:{stride}"],
+        "strided": [f"causal & strided:{stride}"],
+        "fixed": [f"causal & fixed:{stride},{max(1, stride // SUMMARY)}"],
+    }
+
+
+def training_flops(recipe: Recipe) -> float:
+    """FLOPs per token."""
+    with torch.device("meta"):
+        network = Network(recipe.model, {"lm": 0})
+    return flops(network, recipe).exact
+
+
+def attended(judged: JudgedModel) -> dict[str, float]:
+    """Mean number of keys per token, and the number of tokens trained on."""
+    c = read_recipe(judged.folder / "recipe.json").model
+    seen = [keys_seen(text, c.heads, c.context) for text in c.attention]
+    return {"keys seen": sum(seen) / len(seen), "million tokens": judged.facts()["tokens"] / 1e6}
+
+
+def gpt3_sparse_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+    base = plan.scale.recipe("gpt", seed)
+    if not plan.scale.faithful:
+        longer = LONGER * base.model.context
+        fewer = max(1, base.train.batch // LONGER)
+        base = base.override({"model.context": longer, "train.batch": fewer})
+    dense = training_flops(base)
+    for row, attention in patterns(base.model.context).items():
+        sparse = base.override({"model.attention": attention})
+        steps = round(base.train.steps * dense / training_flops(sparse))
+        recipe = sparse.override({"train.steps": steps})
+        yield plan.cell(row, recipe, held_out_bits, text=plan.data.held_out)
+        yield plan.cell(row, recipe, attended)
+
+
+# ------------------------------------------------------------------ BERT or GPT?
+
+MODELS = {
+    "BERT": "bert",
+    "GPT": "gpt",
+    "both at once": "both",
+    "ELECTRA": "electra",
+    "LSTM": "lstm",
 }
+WRITERS = ("GPT", "both at once", "LSTM")  # models that predict the next token
+TUNED = ("sentence", "acceptability", "pair", "similarity", "tokens", "span")
+
+
+def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
+    minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes, "train.snapshots": False}
+    text = plan.data.held_out
+    for row, kind in MODELS.items():
+        recipe = plan.scale.recipe(kind, seed, **({} if plan.scale.faithful else minutes))
+        if row == "BERT":
+            recipe = recipe.override({"objective": "mlm"})
+        yield from plan.tuned(row, recipe, plan.tasks(*TUNED))
+        if row != "ELECTRA":  # whose head gives no token likelihoods
+            for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
+                yield plan.cell(row, recipe, minimal_pairs, task=task)
+            for task in plan.tasks("sentence"):
+                if task.task == "sst2":
+                    column = f"{task.name}, examples in context"
+                    options = dict(column=column, shots="max", train=task.train)
+                    yield plan.cell(row, recipe, zero_shot, task=task, **options)
+            for task in plan.tasks("last word"):
+                yield plan.cell(row, recipe, zero_shot, task=task)
+        if row in WRITERS:
+            yield plan.cell(row, recipe, held_out_bits, text=text)
+        yield plan.cell(row, recipe, speed, text=text, writes=row in WRITERS)
+
+
+def bert_vs_gpt_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
+    """The best model of each column, those within the error of it, and the means over tasks."""
+    head, alone, noisy, means = notes
+    lines = [head]
+    for column in results.columns:
+        best, *also = best_rows(results, column) or [""]
+        if best:
+            values = dict(column=column, row=best, figure=results.shown(best, column))
+            lines.append((noisy if also else alone).format(also=", ".join(also), **values))
+    listed = Words(*("\n".join(texts) for texts in zip(*lines, strict=True)))
+    return [listed, *_overall(results, means)]
+
+
+def _overall(results: StudyResults, note: Words) -> Iterator[Words]:
+    """The mean over tasks after fine-tuning, and the models that can generate text."""
+    values = {
+        column: {row: value.mean for row in results.rows if (value := results.at(row, column))}
+        for column in results.columns
+        if not lower_is_better(column)
+    }
+    shared = {column: rows for column, rows in values.items() if len(rows) == len(results.rows)}
+    if not shared:
+        return
+    means = {row: fmean(rows[row] for rows in shared.values()) for row in results.rows}
+    order = sorted(means, key=lambda row: -means[row])
+    listed = ", ".join(f"{row} {number(means[row])}" for row in order)
+    writers = ", ".join(row for row in results.rows if row in WRITERS)
+    facts = dict(count=len(shared), columns=", ".join(shared), means=listed, writers=writers)
+    yield note.format(**facts)

@@ -16,7 +16,7 @@ from malmoi.evaluation.in_context.graders import (
     score_answers,
     scorings,
 )
-from malmoi.evaluation.in_context.question import QuestionBuilder, Shots
+from malmoi.evaluation.in_context.run import QuestionBuilder
 from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.generated import ARITHMETIC
@@ -76,7 +76,7 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
         raise UsageError(
             "There is no item {item}: there are {rows}.", item=wanted.item + 1, rows=len(rows)
         )
-    builder = QuestionBuilder(task, model, rows, Shots(wanted.shots), wanted.seed)
+    builder = QuestionBuilder(task, model, rows, wanted.shots, wanted.seed)
     question = builder.build(rows[wanted.item], wanted.item)
     together = wanted.scoring.startswith("cloze_")
     scoring = wanted.scoring.removeprefix("cloze_")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from malmoi.errors import UsageError
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.task import Example
-from malmoi.evaluation.tasks.minimal_pairs import BLIMP, KONTRAST
+from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
 from malmoi.inference import Model
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.server.api.requests import NameField

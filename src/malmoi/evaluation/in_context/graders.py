@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,11 +52,12 @@ class EvaluationSession:
         doing: str,
         rows: Sequence[ExamRow],
         do: Callable[[Sequence[ExamRow]], list[RowResult]],
+        chunk: int = ROWS_PER_UPDATE,
     ) -> list[RowResult]:
         """Processes rows in chunks, reporting progress between them."""
         found: list[RowResult] = []
-        for start in range(0, len(rows), ROWS_PER_UPDATE):
-            found += do(rows[start : start + ROWS_PER_UPDATE])
+        for start in range(0, len(rows), chunk):
+            found += do(rows[start : start + chunk])
             report_progress(Progress(f"{self.task.name}: {doing}", len(found), len(rows), "rows"))
         return found
 
@@ -90,13 +91,17 @@ def measure_with_error(name: str, gold: Sequence[Any], guesses: Sequence[Any]) -
     measure = metric.function
     if metric.is_mean:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, guesses, strict=True)])
-    value = measure(gold, guesses)
-    rng = Random(0)
-    size = len(gold)
-    draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
-    found = [measure([gold[i] for i in some], [guesses[i] for i in some]) for some in draws]
-    spread = float(np.std(found, ddof=1))
-    return MeanWithError(value, spread, spread * math.sqrt(size))
+    return _bootstrapped(
+        lambda some: measure([gold[i] for i in some], [guesses[i] for i in some]), len(gold)
+    )
+
+
+def _bootstrapped(measure: Callable[[Any], float], size: int) -> MeanWithError:
+    """A metric of so many items, given their numbers, with its error; 0 for a single item."""
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(size, size=size) for _ in range(RESAMPLES if size > 1 else 0)]
+    error = float(np.std([measure(some) for some in draws], ddof=1)) if draws else 0.0
+    return MeanWithError(measure(np.arange(size)), error, error * math.sqrt(size))
 
 
 # ------------------------------------------------------------------ choices
@@ -347,15 +352,9 @@ def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
 
 
 def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanWithError:
-    """A metric of Σ loss / Σ units; its error by bootstrap over texts, None for a single text."""
-    rng = np.random.default_rng(0)
-    draws = [
-        rng.integers(len(loss), size=len(loss)) for _ in range(RESAMPLES if len(loss) > 1 else 0)
-    ]
-    spread = [as_measure(loss[some].sum() / units[some].sum()) for some in draws]
-    error = float(np.std(spread, ddof=1)) if spread else 0.0
-    return MeanWithError(
-        as_measure(float(loss.sum() / units.sum())), error, error * math.sqrt(len(loss))
+    """A metric of Σ loss / Σ units over texts."""
+    return _bootstrapped(
+        lambda some: as_measure(float(loss[some].sum() / units[some].sum())), len(loss)
     )
 
 
@@ -368,11 +367,7 @@ def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
     """
     language_head(exam.model)  # raises an error if the model has none
-    picks: list[int] = []
-    for start in range(0, len(questions), PAIRS_PER_UPDATE):
-        some = questions[start : start + PAIRS_PER_UPDATE]
-        picks += _likelier(exam, some)
-        report_progress(Progress(f"{exam.task.name}: pairs", len(picks), len(questions), "pairs"))
+    picks = exam.in_steps("pairs", questions, partial(_likelier, exam), PAIRS_PER_UPDATE)
     right: dict[str, list[float]] = {}
     for question, chosen in zip(questions, picks, strict=True):
         for name in filter(None, ("accuracy", question.example.group)):

@@ -15,8 +15,7 @@ from malmoi.evaluation.in_context.graders import (
     grade_labels,
     grade_likelihood,
 )
-from malmoi.evaluation.in_context.question import parse_shots
-from malmoi.evaluation.in_context.run import InContextConfig, split_rows
+from malmoi.evaluation.in_context.run import InContextConfig, parse_shots, split_rows
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
 from malmoi.evaluation.prompts import templated
 from malmoi.evaluation.task import Example, Task
@@ -34,12 +33,12 @@ def evaluate_with_harness(
     if harness not in HARNESSES:
         raise UsageError("There is no harness {harness!r}; Malmoi knows lm-eval.", harness=harness)
     shots, *others = parse_shots(asking.shots)
-    if others or shots.as_many_as_fit:
+    if others or shots is None:
         raise UsageError("lm-eval takes one number of examples: --shots 4.")
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(task, Task):
             task = write_task(templated(task, asking.template), data, asking, Path(folder))
-        return run_lm_eval(model, task, shots.count, asking)
+        return run_lm_eval(model, task, shots, asking)
 
 
 def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> dict[str, Any]:

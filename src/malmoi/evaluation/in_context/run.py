@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, require_known
 from malmoi.evaluation.contamination import Overlaps, contamination_report
 from malmoi.evaluation.examples import (
     files_in,
@@ -16,13 +17,179 @@ from malmoi.evaluation.examples import (
     require_labels,
 )
 from malmoi.evaluation.in_context.graders import EvaluationSession, Graded, Question, scorings
-from malmoi.evaluation.in_context.question import QuestionBuilder, Shots, parse_shots
-from malmoi.evaluation.kinds import kind_of
-from malmoi.evaluation.prompts import templated
+from malmoi.evaluation.kinds import kind_of, task_prompt
+from malmoi.evaluation.prompts import TaskPrompt, templated
 from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.inference import Model
-from malmoi.messages import msg
+from malmoi.inference.prompt import encode_prompts
+from malmoi.messages import msg, plural
 from malmoi.text.rows import RowSource
+
+ITEMS_PER_COUNT = 512  # items whose tokens are counted in one call
+
+
+def lazy_permutation(size: int, rng: Random) -> Iterator[int]:
+    """A lazy random permutation of 0 … size − 1: the pool may hold a million."""
+    moved: dict[int, int] = {}
+    for i in range(size):
+        j = rng.randrange(i, size)
+        yield moved.get(j, j)
+        moved[j] = moved.get(i, i)
+
+
+def is_same_question(one: Example, other: Example) -> bool:
+    """Whether two examples ask the same, wherever they come from."""
+    return (one.text, one.pair, one.choices) == (other.text, other.pair, other.choices)
+
+
+def draw_examples(
+    pool: Sequence[Example], item: Example, seed: int, number: int
+) -> Iterator[Example]:
+    """Yields labelled examples for item `number`, without repetition and never the item itself."""
+    places = lazy_permutation(len(pool), Random(f"{seed}:{number}"))
+    return (
+        pool[i] for i in places if pool[i].label is not None and not is_same_question(pool[i], item)
+    )
+
+
+def parse_shots(given: int | str) -> list[int | None]:
+    """4 → [4]; "0,1,max" → [0, 1, None]: as many examples as fit."""
+    words = [word.strip() for word in str(given).split(",")]
+    for word in words:
+        if word != "max" and not word.isdigit():
+            raise UsageError(
+                "The number of examples must be 0, 1, 2… or max, not {word!r}.", word=word
+            )
+    return [None if word == "max" else int(word) for word in words]
+
+
+@dataclass(frozen=True)
+class QuestionBuilder:
+    """Turns a task's items into questions for one model."""
+
+    task: Task
+    model: Model
+    pool: Sequence[Example]
+    shots: int | None  # None: as many as fit
+    seed: int = 0
+
+    def build(self, item: Example, number: int) -> Question:
+        """The item with its examples; an error if they do not fit."""
+        if self.shots is None:
+            return self._fullest(item, number)
+        return self._fitted([self._shown(item, number)])[0]
+
+    def build_all(self, items: Sequence[Example]) -> list[Question]:
+        """Builds questions for all items, numbered from 0."""
+        if self.shots is None:
+            return [self._fullest(item, number) for number, item in enumerate(items)]
+        shown = (self._shown(item, number) for number, item in enumerate(items))
+        found: list[Question] = []
+        while some := list(islice(shown, ITEMS_PER_COUNT)):
+            found += self._fitted(some)
+        return found
+
+    def _shown(self, item: Example, number: int) -> Question:
+        prompt = self.prompt(item)
+        wanted = self.shots or 0
+        some = list(islice(draw_examples(self.pool, item, self.seed, number), wanted))
+        if len(some) < wanted:
+            raise UsageError(
+                "{examples} requested, but there are only {some} to draw from: give a file of "
+                "training rows with --train (train=…), or request fewer.",
+                examples=plural(wanted, "example"),
+                some=len(some),
+            )
+        return self._with(prompt, item, some)
+
+    def _fitted(self, questions: Sequence[Question]) -> list[Question]:
+        context = self.model.config.context
+        found = []
+        for question, need in zip(questions, self._tokens(questions), strict=True):
+            if need > context and question.shots:
+                raise UsageError(
+                    "{examples} cannot be shown: {place} takes {need} tokens with them, and this "
+                    "model's context is {context}. Use fewer, or as many as fit: --shots max.",
+                    examples=plural(question.shots, "example"),
+                    place=question.example.place,
+                    need=need,
+                    context=context,
+                )
+            found.append(question if need <= context else self._cut(question, need - context))
+        return found
+
+    def prompt(self, item: Example) -> TaskPrompt:
+        """The item's own prompt; raises an error if a choice has no tokens to score."""
+        prompt = task_prompt(self.task, item)
+        judged = (prompt.ending,) if prompt.partial else prompt.choices
+        if prompt.written:
+            return prompt
+        for number, choice in enumerate(judged, start=1):
+            if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
+                raise UsageError(
+                    "{place}: choice {number} ({choice!r}) has no tokens, so it cannot be scored.",
+                    place=item.place,
+                    number=number,
+                    choice=choice.strip(),
+                )
+        return prompt
+
+    def _with(self, prompt: TaskPrompt, item: Example, some: Sequence[Example]) -> Question:
+        shown = "".join(task_prompt(self.task, one).shown + self.task.separator for one in some)
+        return Question(self.task.intro + shown + prompt.query, prompt, item, len(some))
+
+    def _fullest(self, item: Example, number: int) -> Question:
+        """Adds examples until the next one does not fit."""
+        context = self.model.config.context
+        prompt = self.prompt(item)
+        best = self._with(prompt, item, [])
+        (used,) = self._tokens([best])
+        if used > context:
+            return self._cut(best, used - context)
+        some: list[Example] = []
+        for one in draw_examples(self.pool, item, self.seed, number):
+            used += sum(self._lengths([task_prompt(self.task, one).shown + self.task.separator]))
+            next_one = self._with(prompt, item, [*some, one])
+            if used > context or max(self._tokens([next_one])) > context:
+                break
+            some = [*some, one]
+            best = next_one
+        return best
+
+    def _tokens(self, questions: Sequence[Question]) -> list[int]:
+        """How many tokens each question takes with its longest answer."""
+        if questions and questions[0].prompt.written:
+            lengths = self._lengths([question.before for question in questions])
+            return [length + self.task.max_answer_tokens for length in lengths]
+        texts = [
+            [one.before + choice + one.prompt.ending for choice in one.prompt.choices]
+            or [one.before]
+            for one in questions
+        ]
+        found = iter(self._lengths([text for some in texts for text in some]))
+        return [max(islice(found, len(some))) for some in texts]
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if "lm" in self.model.network.heads:
+            return [len(tokens) for tokens in encode_prompts(tokenizer, texts)]
+        return [len(encoding.tokens) for encoding in tokenizer.encode_batch(texts)]
+
+    def _cut(self, question: Question, surplus: int) -> Question:
+        """Drops the oldest tokens, since the question itself comes last, and scoring the rest."""
+        offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
+        whole = surplus < len(offsets)
+        if not whole and question.prompt.written:
+            raise UsageError(
+                "{place} does not fit into this model's context of {context}: its answer "
+                "alone fills it.",
+                place=question.example.place,
+                context=self.model.config.context,
+            )
+        first = offsets[surplus if whole else -1][0] if offsets else 0
+        before = question.before[first:]
+        return replace(question, before=before, cut=True, answer_cut=not whole)
+
 
 READINGS = ("causal", "masked")
 
@@ -46,7 +213,7 @@ class InContextResult:
     """A model's metrics on a task with a given number of examples."""
 
     task: str
-    shots: Shots
+    shots: int | None
     verdict: Graded
     questions: list[Question] = field(repr=False)
     session: EvaluationSession = field(repr=False)
@@ -62,7 +229,7 @@ class InContextResult:
         count = sum(question.shots for question in self.questions) / len(self.questions)
         return {
             **measured,
-            "shots": count if self.shots.as_many_as_fit else self.shots.count,
+            "shots": count if self.shots is None else self.shots,
             "examples": len(self.questions),
             **({"truncated": cut} if (cut := sum(q.cut for q in self.questions)) else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
@@ -89,12 +256,9 @@ def evaluate_in_context(
     """Yields a result for each number of examples as it is computed."""
     wanted = parse_shots(asking.shots)
     model = _in_reading(model, asking.reading)
-    if asking.score not in (known := scorings(model)):
-        raise UsageError(
-            "There is no method {score!r} to compare choices.{hint}",
-            score=asking.score,
-            hint=nearest(asking.score, known),
-        )
+    require_known(
+        asking.score, scorings(model), "There is no method {name!r} to compare choices.{hint}"
+    )
     prompted = templated(task, asking.template)
     items, pool, notes = split_rows(prompted, data, asking)
     prompted = replace(prompted, metrics=metric_names(prompted))
@@ -113,12 +277,7 @@ def _in_reading(model: Model, reading: str | None) -> Model:
     """The model in the reading that was asked for; refuses one that it was not trained for."""
     if reading is None:
         return model
-    if reading not in READINGS:
-        raise UsageError(
-            "There is no reading mode {reading!r}.{hint}",
-            reading=reading,
-            hint=nearest(reading, READINGS),
-        )
+    require_known(reading, READINGS, "There is no reading mode {name!r}.{hint}")
     causal = model.network.trunk.is_causal
     if reading == "causal" and not causal:
         raise UsageError("This model does not read left to right: leave `reading` out.")
@@ -135,7 +294,7 @@ def _result(
     shots = asker.shots
     kind = kind_of(task)
     if kind.only_read:
-        if shots.count or shots.as_many_as_fit:
+        if shots != 0:
             raise UsageError(
                 "The task {task} reads whole texts and takes no examples: omit --shots.",
                 task=task.name,
@@ -181,7 +340,7 @@ def split_rows(
     source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
-    shown = any(shots.count or shots.as_many_as_fit for shots in parse_shots(asking.shots))
+    shown = any(shots != 0 for shots in parse_shots(asking.shots))
     if source is None and shown:
         notes.append(
             "Examples are drawn from the other rows of the data, as there is no file of training "

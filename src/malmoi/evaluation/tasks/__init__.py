@@ -5,14 +5,13 @@ Listing them needs no torch: what computes is imported on first use.
 
 from importlib import import_module
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import require_known
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
 
 _FAMILIES = (
-    "glue", "korean", "ner", "squad", "choice", "commonsense", "language_modelling",
-    "minimal_pairs", "generated",
+    "glue", "spans", "choice", "language_modelling", "generated",
 )  # fmt: skip
 _MODULES = (import_module(f"malmoi.evaluation.tasks.{name}") for name in _FAMILIES)
 TASKS: Registry[Task] = Registry(
@@ -31,10 +30,6 @@ def named_task(name: str) -> Task:
         return custom_task(name)
     if name not in TASKS:
         load_installed_plugins()
-    if name not in TASKS:
-        raise UsageError(
-            "There is no task {name!r}.{hint} `malmoi tasks` lists them.",
-            name=name,
-            hint=nearest(name, (*KIND_METRICS, *TASKS)),
-        )
+    known = (*KIND_METRICS, *TASKS)
+    require_known(name, known, "There is no task {name!r}.{hint} `malmoi tasks` lists them.")
     return TASKS[name]

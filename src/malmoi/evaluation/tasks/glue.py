@@ -1,12 +1,15 @@
-"""GLUE (Wang et al. 2018) in its own file formats, and related data sets: SICK, IMDB."""
+"""GLUE (Wang et al. 2018) in its own file formats, and related data sets: SICK, IMDB.
+
+Korean ones: NSMC (film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al. 2021).
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from malmoi.evaluation.task import Task, columns, numbers
-from malmoi.text.rows import BrokenRow, DataRow, json_line_rows, table_rows
+from malmoi.evaluation.task import Task, columns
+from malmoi.text.rows import BrokenRow, DataRow, json_array_rows, json_line_rows, table_rows
 
 SCITAIL_COLUMNS = ("premise", "hypothesis", "label")
 ENTAILMENT_LABELS = ("entailment", "not_entailment")
@@ -83,7 +86,7 @@ STSB = Task(
     "stsb",
     "regression",
     table_rows,
-    numbers("sentence1", "sentence2"),
+    columns("sentence1", "sentence2", "score", numeric=True),
     about="how similar are two sentences, 0 to 5?",
     metrics=("spearman", "pearson"),
     both_orders=True,
@@ -176,7 +179,7 @@ SICK = replace(
 SICK_R = replace(
     STSB,
     name="sick-r",
-    example=numbers("sentence_A", "sentence_B", "relatedness_score", id="pair_ID"),
+    example=columns("sentence_A", "sentence_B", "relatedness_score", id="pair_ID", numeric=True),
     about="how related are two plain sentences, 1 to 5?",
     metrics=(),
     files=("*train*", "*trial*"),
@@ -193,7 +196,39 @@ IMDB = replace(
     answers={"neg": "negative", "pos": "positive"},
 )
 
+NSMC = Task(
+    "nsmc",
+    "classification",
+    table_rows,
+    columns("document", id="id"),
+    about="is a Korean film review positive or negative?",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    files=("*train*", "*test*"),
+    prompt="리뷰: {text}\n감정:",
+    answers={"0": "부정", "1": "긍정"},
+)
+KORSTS = replace(
+    STSB,
+    name="korsts",
+    about="how similar are two Korean sentences, 0 to 5?",
+    files=("*train*", "*dev*"),
+    prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
+)
+KLUE_NLI = Task(
+    "klue-nli",
+    "classification",
+    json_array_rows,
+    columns("premise", "hypothesis", "gold_label", id="guid"),
+    about="does a Korean premise entail a hypothesis, contradict it, or neither?",
+    metrics=("accuracy",),
+    labels=NLI_LABELS,
+    files=("*train*", "*dev*"),
+    prompt="{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
+    answers={"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
+)
+
 TASKS = (
     COLA, COLA_LIKELIHOOD, SST2, MRPC, STSB, QQP, MNLI, MNLI_MM, QNLI, RTE, WNLI, SNLI, SCITAIL,
-    SICK, SICK_R, IMDB,
+    SICK, SICK_R, IMDB, NSMC, KORSTS, KLUE_NLI,
 )  # fmt: skip

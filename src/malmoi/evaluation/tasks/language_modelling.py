@@ -1,4 +1,4 @@
-"""Language modelling: last words, likelihoods of texts, translations, summaries."""
+"""Language modelling: last words, likelihoods of texts and pairs, translations, summaries."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,14 +13,17 @@ from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 
 
-def lambada_rows(path: Path) -> Iterator[DataRow]:
-    """Reads JSON lines, or the authors' format: one passage per line."""
-    if has_rows(path) and uncompressed_name(path).suffix != ".txt":
-        yield from any_rows(path)
-        return
+def line_rows(path: Path) -> Iterator[DataRow]:
+    """Every line of a text file that is not blank."""
     for number, line in text_lines(path):
         if line.strip():
-            yield DataRow({"text": line}, f"{path}:{number}")
+            yield DataRow({"text": line.strip()}, f"{path}:{number}")
+
+
+def lambada_rows(path: Path) -> Iterator[DataRow]:
+    """Reads JSON lines, or the authors' format: one passage per line."""
+    table = has_rows(path) and uncompressed_name(path).suffix != ".txt"
+    return iter(any_rows(path)) if table else line_rows(path)
 
 
 def lambada(row: DataRow) -> Example:
@@ -153,4 +156,37 @@ SUMMARY = Task(
     max_answer_tokens=100,
 )
 
-TASKS = (LAMBADA, WIKITEXT, PTB, PLAIN_TEXT, TRANSLATION, SUMMARY)
+
+# ------------------------------------------------------------------ minimal pairs
+
+
+def blimp(row: DataRow) -> Example:
+    """A row of BLiMP (Warstadt et al. 2020), with the authors' column names or shorter ones."""
+    published = "sentence_good" in row.values
+    good = row.text("sentence_good" if published else "good")
+    bad = row.text("sentence_bad" if published else "bad")
+    group = row.text("linguistics_term" if published else "phenomenon")
+    return Example(good, label=0, choices=(good, bad), group=group)
+
+
+def kontrast(row: DataRow) -> Example:
+    """Sentences A and B, and which of them speakers accept."""
+    right = row.label("gold_label")
+    if right not in ("A", "B"):
+        raise BadRow(row.place, "gold_label is A or B, not {right!r}", right=right)
+    choices = (row.text("sentence_A"), row.text("sentence_B"))
+    label = "AB".index(right)
+    return Example(choices[label], label=label, choices=choices)
+
+
+BLIMP = Task(
+    "blimp",
+    "pairs",
+    any_rows,
+    blimp,
+    about="which of two sentences is English? 67 paradigms of grammar",
+)
+KONTRAST = Task(
+    "kontrast", "pairs", any_rows, kontrast, "which of two sentences is natural Korean?"
+)
+TASKS = (LAMBADA, WIKITEXT, PTB, PLAIN_TEXT, TRANSLATION, SUMMARY, BLIMP, KONTRAST)
