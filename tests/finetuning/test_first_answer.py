@@ -177,6 +177,33 @@ def test_evaluation_rows_do_not_choose_between_the_two(bert: Path, tmp_path: Pat
     assert equal(tmp_path / "right", tmp_path / "wrong")
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_of_few_rows_cross_validation_chooses_between_the_two(
+    learns: bool,
+    bert: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network that learns beside a layer that saw 16 rows; or one that learns nothing."""
+    how: dict[str, Any] = {"frozen_first": True, "max_minutes": 60.0, "batch": 16, "device": "cpu"}
+    how |= {"lr": 3e-3, "epochs": 12} if learns else {"lr": 1e-9, "steps": 1}
+    if learns:
+        monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
+    out = tmp_path / "o"
+    rows = reviews(300)
+    # rows whose labels are all wrong: were they asked, the other model would be chosen
+    done = malmoi.finetune(bert, "classification", rows, out, reviews(60, wrong=True), **how)
+    assert done.protocol.selected_on == 0
+    assert "Fine-tuned instead of frozen, by cross-validation: accuracy" in caplog.text
+    assert ("Not clearly better: the frozen model is the result." in caplog.text) is not learns
+    assert (done.steps > 0) is learns
+    assert dict(malmoi.evaluate(out, data=rows))["accuracy"] > 0.9
+    kind = json.loads((out / "config.json").read_text("utf-8")).get("architectures")
+    assert (kind == ["BertForSequenceClassification"]) is learns
+    assert not (out / "train_state").exists()
+
+
 def test_with_few_updates_the_new_layer_is_solved_for(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ weights (LP-FT, Kumar et al. 2022).
 """
 
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -24,9 +25,9 @@ from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
-from malmoi.evaluation.task import metric_names
+from malmoi.evaluation.task import Example, metric_names
 from malmoi.finetuning.batches import LM_WEIGHTS
-from malmoi.finetuning.candidates import Tried, compare_held_out, held_out_score
+from malmoi.finetuning.candidates import Gain, Tried, compare_held_out, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     LOSSES,
@@ -76,6 +77,7 @@ TRAINED_PER_READ = 3.0  # time of a token in training beside one that is only re
 MIN_EPOCHS = 2  # of rows that are cut to fewer tokens rather than seen less often
 LENGTHS = (384, 256, 192, 128, 96, 64)
 FROZEN = "frozen"  # the candidate's name
+FOLDS = 3  # of rows that are too few to hold some out
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,14 @@ class FirstAnswer:
             return 0
         cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
         return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
+
+    def folds_fit(self, settings: FinetuneConfig) -> bool:
+        """Whether no rows are held out, and there is time to fine-tune without each fold, too."""
+        if self.work.held or settings.minutes:
+            return False
+        seen = settings.steps * settings.batch or settings.epochs * len(self.work.train)
+        seconds = TRAINED_PER_READ * self.tried.per_row * seen
+        return FOLDS * seconds <= (60 * settings.max_minutes or math.inf)
 
     def hurries(self, settings: FinetuneConfig, share: float) -> bool:
         """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
@@ -148,6 +158,48 @@ def _frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     checkpoint = build_task_network(work.start, work.task, work.labels, frozen)
     checkpoint.network.to(work.device)
     return checkpoint
+
+
+def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain:
+    """How much better the fine-tuned model is than the frozen one on rows that neither learnt from.
+
+    Each fold of the training rows is predicted by both, fitted on the other folds.
+    """
+    logger.info(
+        "Too few rows to hold some out: cross-validation chooses between the frozen and the "
+        "fine-tuned model."
+    )
+    rows = sorted(work.train, key=lambda row: str(row.label))  # so that folds have all labels alike
+    frozen: list[Outcome] = []
+    tuned: list[Outcome] = []
+    held: list[Example] = []
+    limit = 60 * settings.max_minutes or math.inf
+    for number in range(FOLDS):
+        rest = tuple(row for i, row in enumerate(rows) if i % FOLDS != number)
+        fold = replace(work, train=rest, held=tuple(rows[number::FOLDS]))
+        checkpoint = _frozen_model(fold, settings)
+        with StopSignals() as stop, work.computing(settings):
+            _solve(fold, checkpoint, stop)
+            frozen.append(judge_held_out(fold, Predictor.of(checkpoint)))
+        stop.check()
+        folder = out / "train_state" / "trials" / f"fold-{number}"
+        tuned.append(run_trial(fold, settings, folder, limit).outcome)
+        held += fold.held
+    score = held_out_score(replace(work, held=tuple(held)))
+    gain = paired_gain(score, _together(frozen), _together(tuned))
+    logger.info(
+        msg(
+            "Fine-tuned instead of frozen, by cross-validation: {measure} {gain}.",
+            measure=work.primary_metric.replace("_", " "),
+            gain=gain,
+        )
+    )
+    return gain
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    labels = [label for one in outcomes for label in one.labels]
+    return Outcome({}, labels, [said for one in outcomes for said in one.said])
 
 
 def start_solved(
@@ -245,6 +297,10 @@ def run_once(
         if first.hurries(settings, share):
             checkpoint = _new_model(work, replace(settings, layers_transferred=None))
             start_solved(work, settings, checkpoint, out)
+        elif first.folds_fit(settings) and not tuning_gain(work, settings, out).clear:
+            logger.info("Not clearly better: the frozen model is the result.")
+            frozen = read_checkpoint(first.folder, device=work.device)
+            return complete_run(work, judged_run(work, settings, frozen, 0), out)
     return _Run(work, settings, out, checkpoint, first).train(items)
 
 
