@@ -16,10 +16,9 @@ from malmoi.evaluation.guess import guess_task
 from malmoi.evaluation.kinds import custom_task, encode_examples, task_prompt
 from malmoi.evaluation.prompts import parse_tags
 from malmoi.evaluation.tasks import TASKS, Example, Task, named_task
-from malmoi.evaluation.tasks.generated import ARITHMETIC
-from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
+from malmoi.evaluation.tasks.language_modelling import ARITHMETIC, PTB_RULES, rewritten
 from malmoi.evaluation.tasks.spans import iob2
-from malmoi.finetuning.batches import collate, plan_batches
+from malmoi.finetuning.trainer import collate, plan_batches
 from malmoi.model import preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import malmoi
 from malmoi.evaluation.features import AnswerItem
-from malmoi.finetuning.batches import LM_WEIGHTS, pack_answers
+from malmoi.finetuning.trainer import LM_WEIGHTS, pack_answers
 from malmoi.tokenizer import TokenRow
 from tiny_models import tiny_bert, tiny_gpt
 

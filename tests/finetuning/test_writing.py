@@ -20,7 +20,7 @@ from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.guess import guess_task
 from malmoi.evaluation.kinds import encode_examples
-from malmoi.finetuning.batches import collate
+from malmoi.finetuning.trainer import collate
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer

@@ -18,7 +18,7 @@ from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.examples import generate_examples
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
-from malmoi.evaluation.tasks.generated import frequent_words
+from malmoi.evaluation.tasks.language_modelling import frequent_words
 from malmoi.inference import load
 from malmoi.studies.in_context import (
     CONTEXT_CHARACTERS,

@@ -21,7 +21,7 @@ from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.tasks import Task, named_task
-from malmoi.finetuning.batches import collate
+from malmoi.finetuning.trainer import collate
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network
 from malmoi.text.documents import read_documents

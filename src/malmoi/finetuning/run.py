@@ -26,7 +26,6 @@ from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import Example, metric_names
-from malmoi.finetuning.batches import LM_WEIGHTS
 from malmoi.finetuning.candidates import Gain, Tried, compare_held_out, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
@@ -52,7 +51,7 @@ from malmoi.finetuning.results import (
 )
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network, verbalizer_items, verbalizer_loss
-from malmoi.finetuning.trainer import FinetuneTrainer
+from malmoi.finetuning.trainer import LM_WEIGHTS, FinetuneTrainer
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.messages import measured, msg, plural

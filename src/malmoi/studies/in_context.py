@@ -19,7 +19,7 @@ from typing import Any, Literal
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
-from malmoi.evaluation.tasks.generated import frequent_words, random_insertion
+from malmoi.evaluation.tasks.language_modelling import frequent_words, random_insertion
 from malmoi.inference import Model, load
 from malmoi.messages import plural
 from malmoi.model import preset

@@ -19,7 +19,7 @@ from malmoi.evaluation.in_context.graders import (
 from malmoi.evaluation.in_context.run import QuestionBuilder
 from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import Example, Task, named_task
-from malmoi.evaluation.tasks.generated import ARITHMETIC
+from malmoi.evaluation.tasks.language_modelling import ARITHMETIC
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
 from malmoi.studio.endpoint import model_view

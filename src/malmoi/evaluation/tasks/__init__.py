@@ -3,20 +3,14 @@
 Listing them needs no torch: what computes is imported on first use.
 """
 
-from importlib import import_module
-
 from malmoi.errors import require_known
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
+from malmoi.evaluation.tasks import choice, glue, language_modelling, spans
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
 
-_FAMILIES = (
-    "glue", "spans", "choice", "language_modelling", "generated",
-)  # fmt: skip
-_MODULES = (import_module(f"malmoi.evaluation.tasks.{name}") for name in _FAMILIES)
-TASKS: Registry[Task] = Registry(
-    "task", {task.name: task for module in _MODULES for task in module.TASKS}
-)
+_EVERY = (*glue.TASKS, *spans.TASKS, *choice.TASKS, *language_modelling.TASKS)
+TASKS: Registry[Task] = Registry("task", {task.name: task for task in _EVERY})
 
 __all__ = ["KIND_ALIASES", "KIND_METRICS", "TASKS", "Example", "Task", "columns", "metric_names"]
 __all__ += ["named_task", "table_rows"]
