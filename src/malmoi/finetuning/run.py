@@ -77,6 +77,7 @@ MIN_EPOCHS = 2  # of rows that are cut to fewer tokens rather than seen less oft
 LENGTHS = (384, 256, 192, 128, 96, 64)
 FROZEN = "frozen"  # the candidate's name
 FOLDS = 3  # of rows that are too few to hold some out
+FOLD_TIME = 0.5  # share of the time limit that they may take
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,6 @@ class FirstAnswer:
             return 0
         cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
         return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
-
-    def folds_fit(self, settings: FinetuneConfig) -> bool:
-        """Whether no rows are held out, and there is time to fine-tune without each fold, too."""
-        if self.work.held or settings.minutes:
-            return False
-        seen = settings.steps * settings.batch or settings.epochs * len(self.work.train)
-        seconds = TRAINED_PER_READ * self.tried.per_row * seen
-        return FOLDS * seconds <= (60 * settings.max_minutes or math.inf)
 
     def hurries(self, settings: FinetuneConfig, share: float) -> bool:
         """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
@@ -172,7 +165,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
     frozen: list[Outcome] = []
     tuned: list[Outcome] = []
     held: list[Example] = []
-    limit = 60 * settings.max_minutes or math.inf
+    limit = FOLD_TIME * 60 * settings.max_minutes / FOLDS or math.inf
     for number in range(FOLDS):
         rest = tuple(row for i, row in enumerate(rows) if i % FOLDS != number)
         fold = replace(work, train=rest, held=tuple(rows[number::FOLDS]))
@@ -289,6 +282,7 @@ def run_once(
         items = [*items, *label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
     first = first_answer(work, settings, out) if settings.frozen_first else None
+    limit = settings.max_minutes
     if first is not None:
         whole = items
         items = _cut_to_fit(work, settings, first, reading, whole)
@@ -296,11 +290,13 @@ def run_once(
         if first.hurries(settings, share):
             checkpoint = _new_model(work, replace(settings, layers_transferred=None))
             start_solved(work, settings, checkpoint, out)
-        elif first.folds_fit(settings) and not tuning_gain(work, settings, out).clear:
-            logger.info("Not clearly better: the frozen model is the result.")
-            frozen = read_checkpoint(first.folder, device=work.device)
-            return complete_run(work, judged_run(work, settings, frozen, 0), out)
-    return _Run(work, settings, out, checkpoint, first).train(items)
+        elif not work.held and not settings.minutes:
+            if tuning_gain(work, settings, out).value <= 0:
+                logger.info("Not better: the frozen model is the result.")
+                frozen = read_checkpoint(first.folder, device=work.device)
+                return complete_run(work, judged_run(work, settings, frozen, 0), out)
+            limit = (1 - FOLD_TIME) * settings.max_minutes
+    return _Run(work, settings, out, checkpoint, first, limit).train(items)
 
 
 def _cut_to_fit(
@@ -335,6 +331,7 @@ class _Run:
     out: Path
     checkpoint: Checkpoint  # to be trained
     first: FirstAnswer | None  # what it is compared with
+    limit: float  # in minutes; 0: none
 
     @cached_property
     def reading(self) -> Predictor:
@@ -356,6 +353,7 @@ class _Run:
         words = verbalizer_loss(items) if self.reading.words else None
         module = LossModule(self.checkpoint.network, make_objective(self.work, settings, words))
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
+        settings = replace(settings, max_minutes=self.limit)
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
         watch = self.watch if self.work.held and not settings.contrastive else None
         return make(module, items, settings, self.out, watch, self.work.primary_metric)
@@ -417,7 +415,7 @@ def run_trial(
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):
         return load_finished(unjudged, settings, out)
-    trial = _Run(work, settings, out, _new_model(work, settings), None)
+    trial = _Run(work, settings, out, _new_model(work, settings), None, settings.max_minutes)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
     trainer.limit = max(seconds, MIN_TRIAL_SECONDS)
