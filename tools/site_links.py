@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|bench|examples|models|tools|[A-Z])[^)]*\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|bench|examples|models|tools|[A-Z])[^)]*\)"
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
