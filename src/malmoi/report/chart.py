@@ -141,7 +141,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
 
 
-def _legend(colours: Mapping[str, str], width: int) -> Iterator[tuple[str, str, int]]:
+def _legend(colours: dict[str, str], width: int) -> Iterator[tuple[str, str, int]]:
     """The names of the lines from the right, with their colours and places."""
     at = width - MARGIN_RIGHT
     for name, colour in reversed(colours.items()):
