@@ -52,7 +52,7 @@ class ToolCall(BaseModel):
     """A call of a function."""
 
     id: str | None = None
-    type: Literal["function"] | None = "function"
+    type: Literal["function"] = "function"
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class CallReader:
         self.sent += len(new)
         if new:
             called = CalledFunction(arguments=new)
-            yield ToolCallPart(index=self.count, type=None, function=called)
+            yield ToolCallPart(index=self.count, function=called)
         closed = end + len(self.form.closing)
         if end and len(self.rest) >= closed:
             self.rest = self.rest[closed:]
