@@ -18,7 +18,6 @@ from malmoi.training.data.store import Store
 
 FITTED = 20_000  # tokens of held-out text that the weights are fitted to
 ROUNDS = 20
-MOST = 0.99  # of a weight: what was never seen is not impossible
 EDGES = (1, 2, 3, 4, 5, 7, 10, 16)  # context lengths at which a weight begins
 Numbers = NDArray[Any]
 
@@ -75,7 +74,7 @@ class CountMixture:
             share = share / (share + (1 - weights[counted.groups]) * own)
             sums = np.bincount(counted.groups, share, len(weights))
             sizes = np.bincount(counted.groups, minlength=len(weights))
-            weights = np.minimum(sums / np.maximum(1, sizes), MOST)
+            weights = (sums + 0.5) / (sizes + 1)  # a half where nothing was held out
         return cls(index, weights)
 
     def logprobs(self, tokens: list[int], own: list[float]) -> list[float]:
