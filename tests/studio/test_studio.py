@@ -36,7 +36,9 @@ from malmoi.studio.few_shot import FewShotRequest, few_shot_view
 from malmoi.studio.overview import known_languages
 from malmoi.studio.projection import principal
 from malmoi.studio.sentence_path import PathRequest, parameter_parts, sentence_path
-from malmoi.tokenizer import train_tokenizer
+from malmoi.text.documents import read_documents
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.data.encode import build_stores
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = (
@@ -60,13 +62,13 @@ VIEWS = (
     "ablate",
     "probe",
     "replay",
+    "trace",
     "translation",
     "tokens",
     "shots",
     "train",
     "embeddings",
     "beside",
-    "trace",
 )
 # where the numbers do not matter
 QUICK: dict[str, dict[str, Any]] = {
@@ -90,7 +92,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     folder = tmp_path_factory.mktemp("studio")
     pieces = train_tokenizer([*TEXTS, SENTENCE], kind="wordpiece", vocab=160)
     return {
-        "gpt": load(gpt_folder(folder / "gpt", n_positions=256), device="cpu"),
+        "gpt": load(trained(gpt_folder(folder / "gpt", n_positions=256)), device="cpu"),
         "small": small_chat(folder / "small"),
         "bert": bert_with(pieces, mlm=0),
         "moods": bert_with(
@@ -100,12 +102,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     }
 
 
+def trained(folder: Path) -> Path:
+    """A model's folder with the text that it could have been trained on."""
+    (folder / "text.txt").write_text("\n\n".join([*TEXTS, SENTENCE]), "utf-8")
+    words = Tokenizer.load(folder)
+    reader = read_documents([str(folder / "text.txt")])
+    build_stores(reader, words, folder / "data", end=words.specials.eos)
+    return folder
+
+
 def small_chat(folder: Path) -> Model:
     """A small GPT with a chat template."""
     file = gpt_folder(folder, n_embd=32, n_layer=2) / "tokenizer_config.json"
     settings = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps(settings | {"chat_template": TEMPLATE}), "utf-8")
-    return load(folder, device="cpu")
+    return load(trained(folder), device="cpu")
 
 
 def translator() -> Model:
@@ -413,6 +424,24 @@ def test_gaps_are_filled_as_the_model_fills_them(
         page.locator("textarea").input_value()
         == models["bert"].fill_masks("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
     )
+
+
+@in_browser
+def test_words_are_found_in_the_training_text(visitor: Visitor, models: dict[str, Model]) -> None:
+    text = "the state of the union is zzz 🙂 갔다"
+    page = visitor.visit("trace", model="gpt", text=text)
+    found = models["gpt"].trace(text)
+    titles = page.locator("#view .card h2")
+    assert titles.all_inner_texts() == [f"“{match.text}”" for match in found.matches]
+    assert found.matches[0].text in page.locator("#view mark").all_inner_texts()
+    facts = page.locator("#view dl").inner_text()
+    assert percent(found.novelty[4]) in facts
+    area = page.locator("#field-text")
+    select = "area => { area.setSelectionRange(4, 9); area.dispatchEvent(new Event('select')); }"
+    area.evaluate(select)
+    expect(page.locator("#field-part")).to_have_value("state")
+    marked = models["gpt"].trace(text, words="state")
+    expect(titles).to_have_count(len(marked.matches))
 
 
 @in_browser

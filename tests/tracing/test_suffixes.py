@@ -150,10 +150,13 @@ def test_novelty_is_that_of_sets_of_tuples(real: TextIndex) -> None:
             assert share == pytest.approx(1 - sum(known) / len(grams))
 
 
-@pytest.mark.parametrize("words", ["the people of the United States", "세종대왕은", "나는 어제"])
-def test_sentences_have_their_match(real: TextIndex, words: str) -> None:
+@pytest.mark.parametrize("source", ["builtin:sotu", "builtin:korean"])
+def test_sentences_have_their_match(real: TextIndex, source: str) -> None:
+    text = texts_of(source)[1]
+    words = " ".join(text.split()[4:10]) + (" 뷁 쾗 zzz" if "korean" in source else " zzz 뷁")
     found = trace_text(real, words)
     assert found.matches
+    assert found.matches[0].tokens >= 4
     for match in found.matches:
         assert words[match.start : match.end] == match.text
         assert match.documents <= match.count

@@ -1,7 +1,6 @@
 """Methods of `Model` that look inside it; what they need is imported when one is called."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     )
     from malmoi.interpret.intervention import Intervention, Site
     from malmoi.interpret.pictures import Picture, PictureKind
-    from malmoi.tracing.memorisation import Memorisation
-    from malmoi.tracing.nearest import NearestSentences
-    from malmoi.tracing.trace import Trace
 
 
 class Interpretation(LoadedModel):
@@ -137,49 +133,3 @@ class Interpretation(LoadedModel):
         from malmoi.interpret.pictures import show
 
         return show(self, kind, text, layer, head, top)
-
-    # ------------------------------------------------------------------ its training text
-
-    def trace(
-        self,
-        text: str,
-        *,
-        words: str = "",
-        top: int = 5,
-        sentences: int = 3,
-        nearest: int = 0,
-        data: str | Sequence[str] = (),
-    ) -> "Trace":
-        """Finds the longest pieces of a text in the text that this model was trained on.
-
-        Returns the `top` longest matches, each with how often the training text has it and some of
-        its `sentences`, and the share of n-grams that are new. With `words`, a part of the text,
-        only matches that have some of them; with `nearest`, also that many sentences with similar
-        hidden states. The text is that of the run's folder, or `data`.
-        """
-        from malmoi.tracing.index import TextIndex
-        from malmoi.tracing.nearest import NearestSentences
-        from malmoi.tracing.trace import trace_text
-
-        sources = [data] if isinstance(data, str) else data
-        index = TextIndex.of_sources(sources, self.tokenizer) if sources else self._own_text
-        found = trace_text(index, text, words, top, sentences)
-        if not nearest:
-            return found
-        near = NearestSentences(self, index) if sources else self._own_sentences
-        return replace(found, nearest=near.near(text, nearest))
-
-    def memorisation(self) -> "Memorisation":
-        """Measures how much of its training text the model knows by heart and copies.
-
-        The result becomes a section of the run's report.html.
-        """
-        from malmoi.tracing.memorisation import report_memorisation
-
-        return report_memorisation(self, self._own_text)
-
-    @cached_property
-    def _own_sentences(self) -> "NearestSentences":
-        from malmoi.tracing.nearest import NearestSentences
-
-        return NearestSentences(self, self._own_text)

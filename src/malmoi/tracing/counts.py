@@ -72,7 +72,8 @@ class CountMixture:
             share = weights[counted.groups] * counted.probabilities
             share = share / (share + (1 - weights[counted.groups]) * own)
             sums = np.bincount(counted.groups, share, len(weights))
-            weights = sums / np.maximum(1, np.bincount(counted.groups, minlength=len(weights)))
+            sizes = np.bincount(counted.groups, minlength=len(weights))
+            weights = (sums + 0.5) / (sizes + 1)  # a half where nothing was held out
         return cls(index, weights)
 
     def logprobs(self, tokens: list[int], own: list[float]) -> list[float]:

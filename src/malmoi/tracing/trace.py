@@ -97,11 +97,22 @@ class _Query:
         """First and last token of each match that no other one contains, the longest first."""
         stops = [0, *(self.lengths + range(len(self.lengths))).tolist()]
         maximal = [
-            (first, stop)
+            self._whole(first, stop)
             for first, (before, stop) in enumerate(pairwise(stops))
             if stop > max(before, first)
         ]
-        return sorted(maximal, key=lambda span: span[0] - span[1])
+        whole = [(first, stop) for first, stop in maximal if first < stop]
+        return sorted(whole, key=lambda span: span[0] - span[1])
+
+    def _whole(self, first: int, stop: int) -> tuple[int, int]:
+        """A match without pieces of characters at its ends, which bytes may be."""
+        edges = [0, *(end for _, end in self.offsets)]
+        starts = [*(start for start, _ in self.offsets), len(self.text)]
+        while first < stop and starts[first] < edges[first]:
+            first += 1
+        while stop > first and starts[stop] < edges[stop]:
+            stop -= 1
+        return first, stop
 
     def characters(self, first: int, stop: int) -> tuple[int, int]:
         """Where tokens are in the text, without the spaces around them."""
@@ -120,15 +131,15 @@ def trace_text(
     marked = text.rfind(words) if words else 0
     if marked < 0:
         raise UsageError("The words {words!r} are not in the text.", words=words)
-    query = _Query.of(index, text)
+    queries = [_Query.of(index, text)]
     if index.tokenizer.tokens_have_spaces:  # marked words usually followed others
-        within = _Query.of(index, text, " ")
-        query = max(query, within, key=lambda one: int(one.lengths.sum()))
+        queries.insert(0, _Query.of(index, text, " "))
+    query = max(queries, key=lambda one: int(one.lengths.sum()))
     until = marked + len(words or text)
     matches: list[Match] = []
     for span in query.longest():
         start, end = query.characters(*span)
-        if len(matches) < top and start < until and end > marked:
+        if len(matches) < top and start < min(end, until) and end > marked:
             tokens = query.tokens[slice(*span)]
             counts = len(tokens), index.count(tokens), index.documents(tokens)
             passages = tuple(index.passages(tokens, sentences))
