@@ -116,12 +116,17 @@ def test_tested_rows_are_those_that_fine_tuning_wrote(tmp_path: Path) -> None:
 
 
 def test_a_probe_reads_pasted_lines_of_either_kind(live: Live, models: dict[str, Model]) -> None:
-    pairs = [("the state", "a"), ("small model", "b"), ("the union", "a"), ("a small", "b")] * 5
+    pairs = [("the state", "a"), ("small model", "b"), ("the union", "a"), ("a small", "b")] * 8
     found = asked(
         live, "probe", model="bert", lines="\n".join(f"{text}\t{label}" for text, label in pairs)
     )
     expected = probe_model(models["bert"], pairs)
     assert [one["accuracy"] for one in found["layers"]] == [one.accuracy for one in expected.layers]
+    few = asked(live, "probe", 400, model="bert", lines="the state\ta\na small\tb")
+    assert "too few" in few["error"]["message"]
+    found = asked(live, "probe", model="bert", lines="", language="ko")
+    assert (found["train"], found["test"]) == (320, 80)
+    assert found["labels"] == ["뒤섞은 말", "문장"]
     word = "1\tstate\t_\tNOUN\t_\t_\t0\troot\t_\t_\n2\tis\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
     found = asked(live, "probe", model="bert", lines=word * 6)
     assert found["labels"] == ["NOUN", "VERB"]

@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import UsageError, require_known
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.task_data import word_baseline
@@ -35,6 +34,7 @@ from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import registry_of, router
 from malmoi.studio.pattern_view import draw_pattern
+from malmoi.studio.probing import order_rows
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
@@ -43,7 +43,6 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TEXTS = Path(__file__).with_name("lesson_texts.json")  # unknown to the pair that is shipped
 SURE = 2  # standard errors that make a difference
-TASK_ROWS = 400  # sentences, half of them with their words shuffled
 SPLITS = 5  # of rows into training and test rows
 MAX_COPIED = 200_000_000  # weights of a model that is copied to be rounded
 LONG_CONTEXT = 131_072  # tokens
@@ -119,14 +118,6 @@ def reviews(language: str) -> list[tuple[str, int]]:
     """Reviews and whether they are bad, good and bad in turn."""
     both = zip(*lesson_texts()[language]["reviews"].values(), strict=True)
     return [(text, label) for pair in both for label, text in enumerate(pair)]
-
-
-@lru_cache(maxsize=2)
-def order_rows(language: str) -> tuple[tuple[str, str], ...]:
-    """Sentences of the built-in text, half of them with their words shuffled."""
-    documents = BUILT_IN[language].documents()
-    each = -(-TASK_ROWS // len(documents))
-    return tuple(row for one in documents for row in one.rows[:each])[:TASK_ROWS]
 
 
 def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
@@ -219,7 +210,7 @@ def tokens(subject: Subject) -> Claim:
     for language in lesson_texts():
         texts = sentences(language)
         ids = words.ids(texts)
-        unknown = sum(row.count(words.specials.unk) for row in ids if words.specials.unk)
+        unknown = sum(token == words.specials.unk for row in ids for token in row)
         found[language] = sum(map(len, ids)) / sum(len(text.split()) for text in texts)
         found[f"{language}unknown"] = unknown / sum(map(len, ids))
     ratio = found["ko"] / found["en"]
@@ -250,7 +241,8 @@ def _moved(model: Model, texts: Sequence[str], changed: Sequence[str]) -> float:
     for some in (texts, changed):
         rows = [encode_for_model(model, text) for text in some]
         hidden = model.network.hidden(**model_inputs(model.network, rows))
-        states.append(hidden[range(len(rows)), [row.specials.index(False) for row in rows]].float())
+        firsts = torch.tensor([row.specials.index(False) for row in rows])
+        states.append(hidden.float().cpu()[torch.arange(len(rows)), firsts])
     before, after = states
     return float(((after - before).norm(dim=-1) / before.norm(dim=-1)).mean())
 
@@ -301,12 +293,9 @@ def neighbour(subject: Subject) -> Claim:
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
     rows, places = masked_rows(model, subject.language)
-    alone = [with_tokens(row, {at: mask}) for row, at in zip(rows, places, strict=True)]
-    paired = [with_tokens(row, {at + 1: mask}) for row, at in zip(alone, places, strict=True)]
-    inside = [[i for i, special in enumerate(row.specials) if not special] for row in rows]
-    empty = [
-        with_tokens(row, dict.fromkeys(some, mask)) for row, some in zip(rows, inside, strict=True)
-    ]
+    alone, paired, empty = zip(
+        *(_hidden(row, at, mask) for row, at in zip(rows, places, strict=True)), strict=True
+    )
     found = [logprobs_at(model, "mlm", some, places) for some in (alone, paired, empty)]
     wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
     unsure = [entropies(one) for one in found]
@@ -321,6 +310,16 @@ def neighbour(subject: Subject) -> Claim:
         "items": len(rows),
     }
     return Claim(answer=compared(unsure[1] - unsure[0], ("more", "same", "less")), values=values)
+
+
+def _hidden(row: Encoding, at: int, mask: int) -> tuple[Encoding, Encoding, Encoding]:
+    """A text with one token masked, with the next one too, and with all of them."""
+    inside = [i for i, special in enumerate(row.specials) if not special]
+    return (
+        with_tokens(row, {at: mask}),
+        with_tokens(row, {at: mask, at + 1: mask}),
+        with_tokens(row, dict.fromkeys(inside, mask)),
+    )
 
 
 @claim
@@ -359,7 +358,7 @@ def _changes(
 def nsp(subject: Subject) -> Claim:
     """How often a BERT tells the next sentence from another one, with and without segments."""
     model = subject.model
-    pairs = lesson_texts()[subject.language]["pairs"]
+    pairs = lesson_texts()[subject.language]["passages"]
     firsts = [first for first, _ in pairs]
     nexts = [second for _, second in pairs]
     others = nexts[1:] + nexts[:1]
@@ -493,10 +492,10 @@ def shots(subject: Subject) -> Claim:
     favourite = float((none.scores.argmax(1) == none.prior.argmax()).mean())
     chances = np.exp(none.prior - none.prior.max())
     bars = {
-        "zero": none.right(calibrated=False).mean(),
-        "four": four.right(calibrated=False).mean(),
-        "zerofair": none.right(calibrated=True).mean(),
-        "fourfair": four.right(calibrated=True).mean(),
+        "zero": float(none.right(calibrated=False).mean()),
+        "four": float(four.right(calibrated=False).mean()),
+        "zerofair": float(none.right(calibrated=True).mean()),
+        "fourfair": float(four.right(calibrated=True).mean()),
     }
     gains = four.right(calibrated=True) - none.right(calibrated=True)
     facts = {
@@ -505,7 +504,6 @@ def shots(subject: Subject) -> Claim:
         "items": len(none.labels),
     }
     answer = compared(gains, ("down", "same", "up"))
-    bars = {name: float(value) for name, value in bars.items()}
     return Claim(answer=answer, values=bars | facts, bars=bars)
 
 
@@ -552,15 +550,15 @@ def sizes(subject: Subject) -> Claim:
     counts = parameter_parts(subject.model.network)
     c = subject.model.config
     large = 12 * GPT3[0] * GPT3[1] ** 2
-    values = {
+    values: dict[str, float] = {
         "depth": c.depth,
         "width": c.width,
         "formula": 12 * c.depth * c.width**2,
         "counted": counts["attention"] + counts["mlp"],
         "large": large,
     }
-    nearest = min((1.75e9, 17.5e9, 175e9), key=lambda size: abs(math.log(size / large)))
-    return Claim(answer=f"{nearest / 1e9:g}", values=values)
+    answer = binned(large, {"small": 5e9, "middle": 50e9}, "large")
+    return Claim(answer=answer, values=values)
 
 
 @claim
@@ -650,7 +648,7 @@ def cache(subject: Subject) -> Claim:
     c = network.config
     token = kv_bytes(network)
     weights = network.dtype.itemsize * sum(parameter_parts(network).values())
-    values = {
+    values: dict[str, float] = {
         "token": token,
         "context": token * c.context,
         "tokens": c.context,

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -29,6 +30,13 @@ class DrawnPattern(BaseModel):
     share: float  # share of all pairs
     tiles: float  # share of 128 × 128 tiles that hold a pair, which a GPU computes
     memory: int  # bytes of the scores of all heads in bf16
+    others: list[float] = []  # shares of the patterns that it is compared with
+
+
+@lru_cache(maxsize=256)
+def pattern_share(text: str, at: int) -> float:
+    """The share of all pairs that a pattern keeps, averaged over its groups of heads."""
+    return draw_pattern(text, 1, at, text.count(";") + 1).share
 
 
 def draw_pattern(text: str, length: int, at: int, heads: int) -> DrawnPattern:

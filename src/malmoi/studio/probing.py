@@ -6,11 +6,12 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Request
 from pydantic import BaseModel, Field
 
+from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import UsageError
 from malmoi.inference import Model, load
 from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
@@ -30,16 +31,19 @@ from malmoi.system.run_folder import read_metrics
 
 CONLLU_TABS = 9
 MAX_PROBED = 3000  # words or texts
+MIN_PROBED = 30  # lines: a fifth of fewer is no test
+BUILT_IN_ROWS = 400  # sentences, half of them with their words shuffled
 SAMPLE_TOKENS = 24
 REPLAY_GUESSES = 5
 _loading = Lock()  # snapshots are opened one at a time
 
 
 class ProbeRequest(ApiRequest):
-    """Labelled lines: CoNLL-U, or a text, a tab and its label."""
+    """Labelled lines: CoNLL-U, or a text, a tab and its label; none: built-in sentences."""
 
     lines: Annotated[str, Field(max_length=3_000_000)]
     label: NameField = "upos"  # of CoNLL-U
+    language: Literal["en", "ko"] = "en"  # of the built-in sentences
 
 
 class ReplayRequest(StudioRequest):
@@ -87,7 +91,24 @@ def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
     given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
         return list(conllu_rows(lines, body.label))
+    if not given:
+        return list(order_rows(body.language))
+    if len(given) < MIN_PROBED:
+        raise UsageError(
+            "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
+            "more, or none for the built-in sentences.",
+            lines=len(given),
+            least=MIN_PROBED,
+        )
     return list(tab_labelled(given))
+
+
+@lru_cache(maxsize=2)
+def order_rows(language: str) -> tuple[tuple[str, str], ...]:
+    """Sentences of the built-in text, half of them with their words shuffled."""
+    documents = BUILT_IN[language].documents()
+    each = -(-BUILT_IN_ROWS // len(documents))
+    return tuple(row for one in documents for row in one.rows[:each])[:BUILT_IN_ROWS]
 
 
 def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,7 @@ class PatternRequest(StudioRequest):
     length: int = Field(32, ge=1, le=128)  # tokens that are drawn
     at: int = Field(2048, ge=1, le=8192)  # tokens for which the cost is computed
     heads: int = Field(12, ge=1, le=128)
+    others: list[Annotated[str, Field(max_length=300)]] = Field([], max_length=8)
 
 
 class CompareRequest(StudioRequest):
@@ -69,8 +70,10 @@ def show_coverage(request: Request, body: CoverageRequest) -> tokens.Coverages:
 
 @router.post("/pattern")
 def show_pattern(body: PatternRequest) -> pattern_view.DrawnPattern:
-    """An attention pattern over some tokens, and its cost over many."""
-    return pattern_view.draw_pattern(body.pattern, body.length, body.at, body.heads)
+    """An attention pattern over some tokens, and its cost over many beside that of others."""
+    drawn = pattern_view.draw_pattern(body.pattern, body.length, body.at, body.heads)
+    shares = [pattern_view.pattern_share(other, body.at) for other in body.others]
+    return drawn.model_copy(update={"others": shares})
 
 
 @router.get("/runs")

@@ -197,7 +197,6 @@ def _parts(network: Network) -> Iterator[dict[str, list[Any]]]:
     """
     found: dict[str, list[Any]] = defaultdict(list)
     mine = get_ident()
-    hooks = []
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(_: nn.Module, given: Any, out: Any = None) -> None:
@@ -207,20 +206,24 @@ def _parts(network: Network) -> Iterator[dict[str, list[Any]]]:
 
         return keep
 
-    for block in {id(one): one for one in network.blocks}.values():
-        hooks.append(block.register_forward_hook(keeper("block")))
-        for name in WATCHED:
-            if part := getattr(block, name, None):
-                hooks.append(part.register_forward_hook(keeper(name)))
-        if down := getattr(getattr(block, "mlp", None), "down", None):
-            hooks.append(down.register_forward_pre_hook(keeper("hidden")))
-        if attend := getattr(block, "attend", None):
-            hooks.append(_MixHook(attend, keeper("qkv")))
+    blocks = {id(block): block for block in network.blocks}  # layers may share one
+    hooks = [hook for block in blocks.values() for hook in _hooks(block, keeper)]
     try:
         yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _hooks(block: nn.Module, keeper: Callable[[str], Callable[..., None]]) -> Iterator[Any]:
+    yield block.register_forward_hook(keeper("block"))
+    for name in WATCHED:
+        if part := getattr(block, name, None):
+            yield part.register_forward_hook(keeper(name))
+    if down := getattr(getattr(block, "mlp", None), "down", None):
+        yield down.register_forward_pre_hook(keeper("hidden"))
+    if attend := getattr(block, "attend", None):
+        yield _MixHook(attend, keeper("qkv"))
 
 
 class _MixHook:

@@ -22,7 +22,6 @@ class Patterns {
     this.typed = line(page, "pattern", { class: "mono" });
     this.chips = h("div", { class: "chips", role: "group", "aria-label": t("patterns.known") });
     [this.found, this.others] = [h("div"), card()];
-    this.costs = {}; // by pattern and length: they do not change
     page.work = (signal) => this.read(signal);
     this.furnish();
   }
@@ -50,10 +49,13 @@ class Patterns {
     this.furnish();
     const { page } = this;
     const [length, heads] = [page.number("drawn", 4, 64), page.number("heads", 1, 96)];
-    const body = { pattern: page.values.pattern, length, at: 2 ** page.number("at", 6, 12), heads };
+    const { pattern } = page.values;
+    const others = Object.entries(KNOWN).filter(([, text]) => text !== pattern);
+    const body = { pattern, length, at: 2 ** page.number("at", 6, 12), heads, others: others.map(([, text]) => text) };
     const drawn = await post("studio/pattern", body, signal);
     this.draw(drawn);
-    await this.compare(body, drawn.share, signal);
+    const rows = others.map(([name], i) => ({ name: t(`pattern.${name}`), share: drawn.others[i] }));
+    put(this.others, h("h2", {}, t("patterns.others")), bars([{ name: pattern, share: drawn.share, mine: true }, ...rows], null, { best: false }));
   }
 
   draw(drawn) {
@@ -69,18 +71,6 @@ class Patterns {
     ];
     const axes = h("p", { class: "note" }, t("patterns.axes"));
     put(this.found, facts(numbers), h("div", { class: "pair" }, pictures, this.others), axes);
-  }
-
-  /** The known patterns' shares at the same length. */
-  async compare(body, share, signal) {
-    const rows = [{ name: body.pattern, share, mine: true }];
-    for (const [name, pattern] of Object.entries(KNOWN)) {
-      if (pattern === body.pattern) continue;
-      const key = `${pattern} ${body.at}`;
-      this.costs[key] ??= (await post("studio/pattern", { ...body, pattern, length: 1, heads: 2 }, signal)).share;
-      rows.push({ name: t(`pattern.${name}`), share: this.costs[key] });
-    }
-    put(this.others, h("h2", {}, t("patterns.others")), bars(rows, null, { best: false }));
   }
 }
 

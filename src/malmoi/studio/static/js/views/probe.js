@@ -23,7 +23,8 @@ class Probe {
     const { model, labelled, column } = this.page.values;
     const [file] = document.getElementById("probe-file").files; // one field for all models
     const lines = file ? await file.text() : labelled;
-    const found = await post("studio/probe", { model, lines, label: column }, signal);
+    const language = languageFor(this.page.model);
+    const found = await post("studio/probe", { model, lines, label: column, language }, signal);
     const { layers, majority, labels, train, test } = found;
     put(this.said, t("probe.said", { labels: labels.length, train, test, majority: percent(majority) }));
     const series = [
@@ -41,14 +42,14 @@ export default {
   name: "probe",
   waits: true,
   needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
-  defaults: ({ model }) => ({ labelled: t(`probe.sample.${languageFor(model)}`), column: "upos" }),
+  defaults: () => ({ labelled: "", column: "upos" }),
 
   build(page) {
     const probe = new Probe(page);
     const columns = COLUMNS.map((name) => [name, t(`column.${name}`)]);
     return [
       card(
-        area(page, "labelled", 6),
+        area(page, "labelled", 4, { placeholder: t("probe.sample") }),
         h("p", { class: "note" }, t("probe.shape")),
         row(
           modelField(page),
