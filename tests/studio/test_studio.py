@@ -48,6 +48,7 @@ expect.set_options(timeout=60_000)  # cores may be busy: slow is not wrong
 
 VIEWS = (
     "home",
+    "hour",
     "next",
     "generate",
     "fill",
@@ -1037,7 +1038,7 @@ def test_a_lesson_leads_through_the_views_and_words_are_explained(
     page = visitor.visit("home", text="my own words")
     page.locator("#hour").click()
     lesson = page.locator("#lesson")
-    expect(lesson).to_contain_text("Lesson 1 of 12")
+    expect(lesson).to_contain_text("Lesson 1 of 19")
     answer = lesson.locator(".verdict")
     expect(answer).not_to_be_visible()
     counts = parameter_parts(models["gpt"].network)
@@ -1066,6 +1067,52 @@ def test_a_lesson_leads_through_the_views_and_words_are_explained(
     visitor.visit("next")
     page.get_by_role("button", name="What is this: Temperature?").click()
     expect(page.locator("#meaning")).to_contain_text("Divides the logits")
+
+
+@in_browser
+def test_answers_are_kept_and_collected_on_one_page(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("home", lesson=1, model="gpt")
+    counts = parameter_parts(models["gpt"].network)
+    most = max(("embedding", "attention", "mlp", "head"), key=lambda name: counts[name])
+    page.locator(f"[data-option={most}]").click()
+    expect(page.locator("#lesson .verdict")).to_have_text("Right.")
+    page.reload()  # what was answered is shown again
+    expect(page.locator("#lesson .verdict")).to_have_text("Right.")
+    visitor.turn("hour")
+    expect(page.locator("#view .card").first).to_contain_text("1 of 1 answers right; 19 lessons")
+    first = page.locator(".hour > li").first
+    expect(first).to_contain_text("✓")
+    expect(first).to_contain_text("computed from gpt")
+    page.get_by_role("button", name="Copy a link").click()
+    expect(page).to_have_url(re.compile("answers=path_"))
+    page.evaluate("localStorage.removeItem('malmoi.hour')")
+    page.reload()  # others see them too
+    expect(page.locator("#view .card").first).to_contain_text("1 of 1 answers right")
+    page.get_by_label("For teachers").click()
+    expect(page.locator("#view .card").first).to_contain_text("60 minutes")
+    expect(first.locator("ul .good")).to_have_count(1)
+    expect(page.locator(".hour > li").nth(7)).to_contain_text("not loaded")
+    page.get_by_role("button", name="Start over").click()
+    page.get_by_label("For teachers").uncheck()
+    expect(page.locator("#view .card").first).to_contain_text("0 of 0")
+
+
+@in_browser
+def test_on_a_phone_the_slider_of_a_lesson_stays_in_view(browser: Any, live: Live) -> None:
+    visitor = Visitor(browser, live.url, viewport={"width": 390, "height": 844})
+    page = visitor.visit("beside", lesson=3, place=4)
+    slider = page.locator("#view input[type=range]")
+    box = slider.bounding_box()
+    assert box is not None
+    assert box["y"] < 844
+    page.locator("#view svg.mask").last.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    assert box is not None
+    assert 0 < box["y"] < 844
+    visitor.context.close()
+    assert visitor.problems == []
 
 
 @pytest.mark.heavy  # every lesson, in both languages, wide and on a phone
@@ -1132,13 +1179,26 @@ def test_the_path_of_a_sentence_has_the_models_numbers_and_opens_its_views(
     assert shares == [percent(float(p)) if p else "0%" for p in np.round(seen, 4)]
     assert page.locator(".looks .away").count() == len(tokens) - 2
     best = torch.tensor(model.logits(text)[1]).softmax(-1).topk(8).values.tolist()
-    assert [value for _, value in visitor.bars()] == [percent(p) for p in best]
+    assert [value for _, value in visitor.bars(".step:nth-child(5)")] == [percent(p) for p in best]
     page.locator(".flow a").nth(3).click()
     expect(page.locator("h1")).to_have_text("Attention")
     assert page.locator("textarea").input_value() == text
     page.locator(".brand").click()
     expect(page.locator("h1")).to_have_text("The path of one sentence")
     visitor.done()
+
+
+@in_browser
+def test_the_path_of_a_bert_starts_at_a_mask(visitor: Visitor, models: dict[str, Model]) -> None:
+    page = visitor.visit("home", text="the state of the union", model="bert")
+    expect(page.locator(".sentence mark")).to_have_text("[MASK]")
+    expect(page.locator(".chip[aria-pressed=true]")).to_contain_text("[MASK]")
+    found = models["bert"].fill("the state [MASK] the union", top=8)
+    assert [value for _, value in visitor.bars()] == [percent(one.probability) for one in found]
+    page.get_by_role("button", name="union", exact=True).click()
+    visitor.done()
+    expect(page.locator(".sentence")).to_have_text("the state of the [MASK]")
+    expect(page.locator(".step").nth(4)).to_contain_text("The hidden word is “union”.")
 
 
 # ------------------------------------------------------------------ without a browser

@@ -4,7 +4,9 @@ import { get, post } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
 import { gloss } from "./glossary.js";
-import { bars } from "./parts.js";
+import { bars, table } from "./parts.js";
+import { chart } from "./pictures/chart.js";
+import { fit } from "./pictures/fit.js";
 import { languageFor, linkTo, modelsFor, read, state, usable } from "./state.js";
 import { named } from "./views.js";
 import { refusal, spell, t } from "./words.js";
@@ -15,8 +17,22 @@ const KINDS = {
   next_sentence: (model) => model.next_sentence,
   tuned: (model) => model.head && !model.causal,
 };
+const PROGRESS = "malmoi.hour"; // in the browser's storage: by lesson, what was picked and what was right
 const loaded = {}; // by language
+let folded = 0; // the lesson whose text is folded away, to have its view on the screen
 const claims = {}; // by claim, models and language: they do not change
+
+/** What was answered so far, by lesson: {picked, answer, values, model}. */
+export function progress() {
+  try {
+    return JSON.parse(localStorage.getItem(PROGRESS)) ?? {};
+  } catch {
+    return {}; // another program's
+  }
+}
+
+const keep = (id, answered) => localStorage.setItem(PROGRESS, JSON.stringify({ ...progress(), [id]: answered }));
+export const forget = () => localStorage.removeItem(PROGRESS);
 
 /** Every lesson, its record and its words in one. */
 export async function lessons() {
@@ -72,9 +88,11 @@ export async function showLesson(node, about) {
     return !state.lesson;
   }
   const go = (to) => () => (location.hash = place(all[to - 1], to, about));
+  const answered = progress();
   const dot = (one, i) => {
     const here = i + 1 === number ? "step" : null;
-    return h("li", {}, h("a", { href: place(one, i + 1, about), title: one.title, "aria-label": `${i + 1}. ${one.title}`, "aria-current": here }));
+    const done = answered[one.id] ? ` (${t("hour.done")})` : "";
+    return h("li", {}, h("a", { href: place(one, i + 1, about), class: done && "done", title: one.title + done, "aria-label": `${i + 1}. ${one.title}${done}`, "aria-current": here }));
   };
   const close = () => {
     state.lesson = null;
@@ -83,6 +101,17 @@ export async function showLesson(node, about) {
     rest.delete("lesson");
     history.replaceState(null, "", `${location.hash.split("?")[0]}?${rest}`);
   };
+  const fold = () => {
+    folded = folded === number ? 0 : number;
+    show();
+  };
+  const folder = button("", fold, { class: "quiet", "aria-controls": "lesson" });
+  const show = () => {
+    node.classList.toggle("folded", folded === number);
+    folder.setAttribute("aria-expanded", String(folded !== number));
+    put(folder, t(folded === number ? "hour.unfold" : "hour.fold"));
+  };
+  show();
   put(
     node,
     h(
@@ -90,16 +119,18 @@ export async function showLesson(node, about) {
       { class: "row" },
       h("p", { class: "count" }, t("hour.count", { number, all: all.length })),
       h("ol", { class: "dots" }, all.map(dot)),
-      button(t("hour.close"), close, { class: "quiet" }),
+      h("span", { class: "ways" }, folder, button(t("hour.close"), close, { class: "quiet" })),
     ),
     h("p", { class: "topic" }, lesson.title),
-    h("p", {}, gloss(lesson.say)),
+    h("details", { class: "say", open: !matchMedia("(max-width: 760px)").matches }, h("summary", {}, t("hour.say")), h("p", {}, gloss(lesson.say))),
     question(lesson, about),
     h(
       "div",
       { class: "row" },
       number > 1 && button(t("hour.back"), go(number - 1), { class: "quiet" }),
-      number < all.length && button(t("hour.next"), go(number + 1)),
+      number < all.length
+        ? button(t("hour.next"), go(number + 1))
+        : button(t("hour.finish"), () => (location.hash = linkTo(named("hour"), about, { lesson: "" }))),
     ),
   );
   return true;
@@ -109,19 +140,23 @@ export async function showLesson(node, about) {
 function question(lesson, about) {
   const { model, able } = cast(lesson, about);
   const asked = h("p", { class: "ask", id: "ask" }, lesson.ask);
-  if (!able) return [asked, unable(lesson)];
+  if (!able) return [asked, ...unable(lesson)];
   const said = h("div", { class: "outcome", "aria-live": "polite" });
   const choose = async (picked) => {
     for (const one of options.children) one.setAttribute("aria-pressed", String(one.dataset.option === picked));
     put(said, h("p", { class: "note" }, t("hour.computing", { model: model.name })));
     try {
-      put(said, outcome(lesson, await claimOf(lesson, about), picked, model.name));
+      const claim = await claimOf(lesson, about);
+      keep(lesson.id, { picked, answer: claim.answer, values: claim.values, model: model.name });
+      put(said, outcome(lesson, claim, picked, model.name));
     } catch (error) {
       put(said, h("p", { class: "wrong" }, refusal(error)));
     }
   };
   const option = ([name, words]) => button(words, () => choose(name), { class: "quiet", "aria-pressed": "false", "data-option": name });
   const options = h("div", { class: "chips options", role: "group", "aria-labelledby": "ask" }, Object.entries(lesson.options).map(option));
+  const before = progress()[lesson.id];
+  if (before) choose(before.picked);
   return [asked, options, said];
 }
 
@@ -141,8 +176,23 @@ export function outcome(lesson, { answer, values, bars: shares }, picked, model)
     h("p", {}, spell(lesson.found[answer], values), " ", h("span", { class: "note" }, t("hour.computed", { model }))),
     rows.length ? bars(rows, null, { best: false }) : null,
     h("p", {}, gloss(lesson.reveal)),
+    lesson.table ? table(lesson.table.head, lesson.table.rows, lesson.title) : null,
+    lesson.figure ? figure(lesson.figure) : null,
   ];
 }
 
-/** The URL of the first lesson. */
-export const firstLesson = async (about) => place((await lessons())[0], 1, about);
+/** Our own measurements, drawn as a line. */
+function figure({ points, across, up, log }) {
+  const node = h("div", { class: "figure" });
+  const series = [{ name: t(`hour.axis.${up}`), points, hue: "var(--a)" }];
+  fit(node, (width) => chart(series, { width, across: t(`hour.axis.${across}`), up: t(`hour.axis.${up}`), log, height: 220 }));
+  return node;
+}
+
+/** The URL of the first lesson that is not answered yet, or of the summary when all are. */
+export async function nextLesson(about) {
+  const all = await lessons();
+  const answered = progress();
+  const open = all.findIndex((one) => !answered[one.id]);
+  return open < 0 ? linkTo(named("hour"), about) : place(all[open], open + 1, about);
+}

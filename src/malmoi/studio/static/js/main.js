@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
 import { gloss, learn } from "./glossary.js";
-import { firstLesson, showLesson } from "./lessons.js";
+import { nextLesson, showLesson } from "./lessons.js";
 import { Page } from "./page.js";
 import { savePng, saveSvg } from "./save.js";
 import { linkTo, read, state } from "./state.js";
@@ -149,7 +149,7 @@ at("theme").addEventListener("click", async () => {
   localStorage.setItem("malmoi.theme", state.theme);
   await anew(); // thumbnails are drawn in the theme's colours
 });
-at("hour").addEventListener("click", async () => about && (location.hash = await firstLesson(about)));
+at("hour").addEventListener("click", async () => about && (location.hash = await nextLesson(about)));
 at("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address says which view is shown
   at("main").focus();

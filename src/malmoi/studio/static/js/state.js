@@ -23,7 +23,7 @@ export function linkTo(view, about, values = {}) {
   return address(view.name, { ...kept[view.name], ...shared, ...values });
 }
 
-function address(name, values) {
+export function address(name, values) {
   const { lang, theme, lesson } = state;
   const given = Object.entries({ lesson: lesson ?? "", ...values, lang, theme: theme ?? "" }).filter(([, value]) => value !== "");
   return `#/${name}?${new URLSearchParams(given)}`;

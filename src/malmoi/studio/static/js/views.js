@@ -20,6 +20,7 @@ import fill from "./views/fill.js";
 import finetuned from "./views/finetuned.js";
 import generate from "./views/generate.js";
 import home from "./views/home.js";
+import hour from "./views/hour.js";
 import lens from "./views/lens.js";
 import next from "./views/next.js";
 import patterns from "./views/patterns.js";
@@ -31,7 +32,7 @@ import train from "./views/train.js";
 import translation from "./views/translation.js";
 
 export const GROUPS = {
-  start: [home],
+  start: [home, hour],
   text: [tokens, embeddings],
   inside: [attention, patterns, lens, ablate, probe],
   words: [next, generate, chat, fill, beside],

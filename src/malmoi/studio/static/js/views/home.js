@@ -228,7 +228,7 @@ class Path {
 
   /** One head: the query against every key, its scores, the softmax under the mask, and the values mixed by it. */
   looks() {
-    const { head, tokens } = this.seen;
+    const { head, tokens, first } = this.seen;
     if (!head) return h("p", { class: "note" }, t("home.none"));
     const i = this.chosen;
     const { scores, size } = head;
@@ -258,6 +258,7 @@ class Path {
       scores ? h("p", { class: "note" }, product(best)) : null,
       h("p", {}, label),
       h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, h("table", { class: "looks" }, h("thead", {}, h("tr", {}, top)), h("tbody", {}, tokens.map(line)))),
+      first ? h("p", { class: "note" }, t("home.unshown", { count: whole(first) })) : null,
       h("p", {}, t("home.mix")),
       vectors("v", best),
       strip(t("home.mixed"), head.mix[i], size),
