@@ -210,7 +210,7 @@ def tokens(subject: Subject) -> Claim:
     for language in lesson_texts():
         texts = sentences(language)
         ids = words.ids(texts)
-        unknown = sum(row.count(words.specials.unk) for row in ids)
+        unknown = sum(token == words.specials.unk for row in ids for token in row)
         found[language] = sum(map(len, ids)) / sum(len(text.split()) for text in texts)
         found[f"{language}unknown"] = unknown / sum(map(len, ids))
     ratio = found["ko"] / found["en"]
@@ -241,7 +241,8 @@ def _moved(model: Model, texts: Sequence[str], changed: Sequence[str]) -> float:
     for some in (texts, changed):
         rows = [encode_for_model(model, text) for text in some]
         hidden = model.network.hidden(**model_inputs(model.network, rows))
-        states.append(hidden[range(len(rows)), [row.specials.index(False) for row in rows]].float())
+        firsts = torch.tensor([row.specials.index(False) for row in rows])
+        states.append(hidden.float().cpu()[torch.arange(len(rows)), firsts])
     before, after = states
     return float(((after - before).norm(dim=-1) / before.norm(dim=-1)).mean())
 
@@ -491,10 +492,10 @@ def shots(subject: Subject) -> Claim:
     favourite = float((none.scores.argmax(1) == none.prior.argmax()).mean())
     chances = np.exp(none.prior - none.prior.max())
     bars = {
-        "zero": none.right(calibrated=False).mean(),
-        "four": four.right(calibrated=False).mean(),
-        "zerofair": none.right(calibrated=True).mean(),
-        "fourfair": four.right(calibrated=True).mean(),
+        "zero": float(none.right(calibrated=False).mean()),
+        "four": float(four.right(calibrated=False).mean()),
+        "zerofair": float(none.right(calibrated=True).mean()),
+        "fourfair": float(four.right(calibrated=True).mean()),
     }
     gains = four.right(calibrated=True) - none.right(calibrated=True)
     facts = {
@@ -503,7 +504,6 @@ def shots(subject: Subject) -> Claim:
         "items": len(none.labels),
     }
     answer = compared(gains, ("down", "same", "up"))
-    bars = {name: float(value) for name, value in bars.items()}
     return Claim(answer=answer, values=bars | facts, bars=bars)
 
 
@@ -550,7 +550,7 @@ def sizes(subject: Subject) -> Claim:
     counts = parameter_parts(subject.model.network)
     c = subject.model.config
     large = 12 * GPT3[0] * GPT3[1] ** 2
-    values = {
+    values: dict[str, float] = {
         "depth": c.depth,
         "width": c.width,
         "formula": 12 * c.depth * c.width**2,
@@ -648,7 +648,7 @@ def cache(subject: Subject) -> Claim:
     c = network.config
     token = kv_bytes(network)
     weights = network.dtype.itemsize * sum(parameter_parts(network).values())
-    values = {
+    values: dict[str, float] = {
         "token": token,
         "context": token * c.context,
         "tokens": c.context,
