@@ -99,12 +99,11 @@ def fetch_packages(folder: Path, *packages: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_waits() -> Iterator[None]:
-    """No test needs what a run leaves to survive a power cut, nor to know how fast a compressed
-    model is: a flush takes 20 ms and each run makes dozens, a measurement takes a second.
+    """No test needs what a run leaves to survive a power cut: a flush takes 20 ms, and each run
+    makes dozens.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
-        patch.setattr("malmoi.compression.cost.SECONDS", 0.0)
         yield
 
 

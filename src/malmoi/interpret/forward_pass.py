@@ -369,7 +369,7 @@ def _recorded(subject: Subject, interventions: Interventions) -> dict[str, dict[
     found: dict[str, dict[Place, Tensor]] = {}
     for one in interventions:
         if one.source is not None and one.source not in found:
-            found[one.source] = seen = {}
+            seen = found.setdefault(one.source, {})
             same = [other for other in interventions if other.source == one.source]
             places = [place for other in same for place in other.places(subject.network.config)]
             view = view_with_taps(subject.network, {at: recorder(seen, at) for at in places})

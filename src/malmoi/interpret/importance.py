@@ -222,7 +222,8 @@ def _gated(gates: Tensor, layers: Iterable[int]) -> dict[Place, Tap]:
     def tap(gate: Tensor) -> Tap:
         def scale(x: Tensor) -> Tensor:
             split = x.unflatten(-1, (gate.size(1), -1)).unflatten(0, (len(gate), -1))
-            return (split * gate[:, None, None, :, None].to(x.dtype)).flatten(-2).flatten(0, 1)
+            scaled: Tensor = split * gate[:, None, None, :, None].to(x.dtype)
+            return scaled.flatten(-2).flatten(0, 1)
 
         return scale
 

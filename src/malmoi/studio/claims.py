@@ -21,8 +21,8 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError, require_known
+from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.task_data import word_baseline
 from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token
@@ -240,7 +240,8 @@ def _moved(model: Model, texts: Sequence[str], changed: Sequence[str]) -> float:
     states = []
     for some in (texts, changed):
         rows = [encode_for_model(model, text) for text in some]
-        hidden = model.network.hidden(**model_inputs(model.network, rows))
+        inputs: Any = model_inputs(model.network, rows)
+        hidden = model.network.hidden(**inputs)
         firsts = torch.tensor([row.specials.index(False) for row in rows])
         states.append(hidden.float().cpu()[torch.arange(len(rows)), firsts])
     before, after = states

@@ -57,7 +57,7 @@ def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str | None:
         given = {
             str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
         }
-    found = given
+    found: object = given
     if isinstance(given, dict):
         found = (given.get("tool_use") if tools else None) or given.get("default")
     if not found:

@@ -99,7 +99,8 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
 def checked_texts(texts: Iterable[str]) -> Iterator[str]:
     """The texts, each checked and in NFC; raises if all are empty."""
     # the trainer iterates in another thread
-    return _checked(texts, partial(copy_context().run, report_progress))
+    context = copy_context()
+    return _checked(texts, lambda progress: context.run(report_progress, progress))
 
 
 def _checked(texts: Iterable[str], report: Callable[[Progress], None]) -> Iterator[str]:

@@ -7,7 +7,7 @@ limit only tokens are allowed after which an end was found. V vocabulary.
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache, lru_cache
 from typing import Any
@@ -140,7 +140,7 @@ def _named_parts(parts: Any, *, closed: bool) -> Any:
     return {name: _prepared(part, closed=closed) for name, part in parts.items()}
 
 
-GRAMMARS = {
+GRAMMARS: dict[str, Callable[[Any], str]] = {
     "choices": _choices_grammar,
     "regex": _regex_grammar,
     "json_schema": _schema_grammar,

@@ -99,13 +99,15 @@ def _checked_format(ask: ChatRequest, served: ServedModel) -> CallFormat | None:
     form = call_format(served.model.tokenizer)
     if form is None and (tools or any(message.uses_tools for message in ask.messages)):
         field = "tools" if tools else "messages"
-        sentence = msg(
+        raise ApiError(
+            400,
             "{field}: the model {name!r} has no chat template with tools, so it cannot call them; "
             "for JSON of a schema use response_format.",
+            param=field,
+            code="tools_not_offered",
             field=field,
             name=served.name,
         )
-        raise ApiError(400, sentence, param=field, code="tools_not_offered")
     if ask.must_call and not tools:
         sentence = "tool_choice asks for a function that tools does not have."
         raise ApiError(400, sentence, param="tool_choice", code="invalid_value")

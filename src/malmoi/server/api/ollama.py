@@ -44,8 +44,10 @@ RUNTIME_OPTIONS = {
 class OllamaRequest(ApiRequest):
     """The fields of both endpoints."""
 
-    stream: bool = Field(True, description="Lines of JSON.")
-    format: Literal["", "json"] | dict[str, Any] = Field("", description="JSON, or a schema.")
+    stream: bool = Field(default=True, description="Lines of JSON.")
+    format: Literal["", "json"] | dict[str, Any] = Field(
+        default="", description="JSON, or a schema."
+    )
     options: dict[str, Any] = Field({}, description="temperature, num_predict, seed, stop, …")
 
     def as_chat(self, messages: Sequence[Message]) -> ChatRequest:
@@ -77,8 +79,8 @@ class OllamaGenerateRequest(OllamaRequest, json_schema_extra=example(prompt="The
     """A prompt to answer, or without a chat template to continue."""
 
     prompt: str
-    system: str = Field("", description="A system message before the prompt.")
-    raw: bool = Field(False, description="Continue the prompt as it is.")
+    system: str = Field(default="", description="A system message before the prompt.")
+    raw: bool = Field(default=False, description="Continue the prompt as it is.")
 
 
 class OllamaAnswer(BaseModel):

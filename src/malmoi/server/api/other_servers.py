@@ -28,10 +28,12 @@ class TokenizeRequest(ApiRequest, json_schema_extra=example(prompt="The state of
     """A text or a conversation to split into tokens."""
 
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=1000)
     tools: list[Tool] = Field([], max_length=128)
-    add_special_tokens: bool = Field(True, description="Those around a text, such as [CLS].")
-    return_token_strs: bool = Field(False, description="Return the tokens as texts too.")
+    add_special_tokens: bool = Field(
+        default=True, description="Those around a text, such as [CLS]."
+    )
+    return_token_strs: bool = Field(default=False, description="Return the tokens as texts too.")
 
 
 class DetokenizeRequest(ApiRequest, json_schema_extra=example(tokens=[1, 2, 3])):

@@ -100,7 +100,9 @@ class ApiRequest(BaseModel):
     # fields whose texts are cut or read in parts; any other must fit into the model's context
     long_texts: ClassVar[frozenset[str]] = frozenset()
 
-    model: NameField | None = Field(None, description="A name from /v1/models; default: the first.")
+    model: NameField | None = Field(
+        default=None, description="A name from /v1/models; default: the first."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -146,9 +148,11 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = Field(False, description="End with an event that holds the token usage.")
-    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
-    continuous_usage_stats: bool = Field(False, description="Token usage in every event.")
+    include_usage: bool = Field(
+        default=False, description="End with an event that holds the token usage."
+    )
+    include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
+    continuous_usage_stats: bool = Field(default=False, description="Token usage in every event.")
 
 
 class NamedSchema(BaseModel):
@@ -170,7 +174,7 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="A schema without a name, as instructor sends it."
+        default=None, alias="schema", description="A schema without a name, as instructor sends it."
     )
 
     def json_value(self) -> dict[str, Any] | Literal[True] | None:
@@ -206,24 +210,28 @@ else:
 class GenerationFields(SharedFields):
     """How text is generated."""
 
-    max_tokens: int | None = Field(None, ge=0, description="Maximum new tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="New name of max_tokens.")
+    max_tokens: int | None = Field(default=None, ge=0, description="Maximum new tokens.")
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="New name of max_tokens."
+    )
     n: int = request_field("n", le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="Texts to stop before."
+        default=None, description="Texts to stop before."
     )
     seed: int | None = request_field("seed")
-    stream: bool = Field(False, description="Server-sent events, the last of them [DONE].")
+    stream: bool = Field(default=False, description="Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
     logit_bias: Annotated[dict[str, LogitBias], Field(max_length=1024)] | None = Field(
-        None, description="Added to the scores of tokens, by id."
+        default=None, description="Added to the scores of tokens, by id."
     )
     min_tokens: int | None = request_field("min_tokens")
-    response_format: ResponseFormat | None = Field(None, description="Plain JSON, or a schema.")
-    guided_json: dict[str, Any] | None = Field(None, description="JSON schema to follow.")
-    guided_regex: str | None = Field(None, description=SETTINGS["regex"].help)
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Plain JSON, or a schema."
+    )
+    guided_json: dict[str, Any] | None = Field(default=None, description="JSON schema to follow.")
+    guided_regex: str | None = Field(default=None, description=SETTINGS["regex"].help)
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
-        None, description="The text must be one of these."
+        default=None, description="The text must be one of these."
     )
 
     @property
@@ -272,14 +280,19 @@ class CompletionRequest(
 ):
     """A prompt to continue."""
 
-    prompt: PromptInput = Field("", description="A text, its tokens, or a list of either.")
-    max_tokens: int | None = Field(16, ge=0, description="Maximum new tokens; 0 only with echo.")
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
+    prompt: PromptInput = Field(default="", description="A text, its tokens, or a list of either.")
+    max_tokens: int | None = Field(
+        default=16, ge=0, description="Maximum new tokens; 0 only with echo."
     )
-    echo: bool = Field(False, description="Return the prompt too.")
+    logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Number of top tokens to return for each.",
+    )
+    echo: bool = Field(default=False, description="Return the prompt too.")
     best_of: int | None = Field(
-        None, ge=1, le=128, description="Generate this many and return the n most likely."
+        default=None, ge=1, le=128, description="Generate this many and return the n most likely."
     )
 
 
@@ -297,14 +310,16 @@ class Message(BaseModel):
 
     role: str = Field(min_length=1, max_length=80, examples=["user"])
     content: str | Annotated[list[TextPart], Field(max_length=MAX_TEXTS)] | None = Field(
-        None, examples=["안녕?"]
+        default=None, examples=["안녕?"]
     )
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = Field(
-        None, description="What an assistant called."
+        default=None, description="What an assistant called."
     )
-    tool_call_id: str | None = Field(None, description="The call that a tool's message answers.")
-    function_call: None = Field(None, description="Of an older API: use tool_calls.")
+    tool_call_id: str | None = Field(
+        default=None, description="The call that a tool's message answers."
+    )
+    function_call: None = Field(default=None, description="Of an older API: use tool_calls.")
 
     @property
     def uses_tools(self) -> bool:
@@ -329,16 +344,23 @@ class ChatRequest(
     """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
-    logprobs: bool = Field(False, description="Return the log-probability of each token.")
+    logprobs: bool = Field(default=False, description="Return the log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Number of top tokens to return for each.",
     )
     tools: Annotated[list[Tool], Field(max_length=128)] = Field(
         [], description="Functions that the model may call, if its chat template has tools."
     )
-    tool_choice: ToolChoice = Field("auto", description="Whether it must call one, and which.")
-    parallel_tool_calls: bool = Field(True, description="Whether it may call more than one.")
-    reasoning_effort: str | None = Field(None, description="For the chat template.")
+    tool_choice: ToolChoice = Field(
+        default="auto", description="Whether it must call one, and which."
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="Whether it may call more than one."
+    )
+    reasoning_effort: str | None = Field(default=None, description="For the chat template.")
 
     @property
     def must_call(self) -> bool:
@@ -360,19 +382,25 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "a
 
     input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="Keep only the first N dimensions.")
+    dimensions: int | None = Field(
+        default=None, ge=1, description="Keep only the first N dimensions."
+    )
     normalize: bool | None = Field(
-        None, description="Scale vectors to length 1; default: as a sentence encoder's folder says."
+        default=None,
+        description="Scale vectors to length 1; default: as a sentence encoder's folder says.",
     )
     layers: list[int] = Field(
-        [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
+        default=[-1],
+        min_length=1,
+        max_length=200,
+        description="0: the embedding, -1: the last; averaged.",
     )
     pool: Literal["auto", "mean", "cls"] = Field(
-        "auto",
+        default="auto",
         description="The mean over the tokens, the [CLS] token (a GPT's last token), or auto: as "
         "the folder of a sentence encoder says, else the mean.",
     )
-    truncate: bool = Field(False, description="Truncate texts longer than the context.")
+    truncate: bool = Field(default=False, description="Truncate texts longer than the context.")
 
 
 class RerankDocument(BaseModel):
@@ -393,8 +421,8 @@ class RerankRequest(
     documents: Annotated[
         list[str | RerankDocument], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)
     ]
-    top_n: int | None = Field(None, ge=1, description="Return only the N most relevant.")
-    return_documents: bool = Field(True, description="Return the texts too.")
+    top_n: int | None = Field(default=None, ge=1, description="Return only the N most relevant.")
+    return_documents: bool = Field(default=True, description="Return the texts too.")
 
     @property
     def texts(self) -> list[str]:
@@ -405,7 +433,7 @@ class FillRequest(ApiRequest, json_schema_extra=example(text="나는 오늘 [MAS
     """A text with masks."""
 
     text: str
-    top: Top = Field(5, description="Candidates for each mask.")
+    top: Top = Field(default=5, description="Candidates for each mask.")
 
 
 class ClassifyRequest(
@@ -416,11 +444,14 @@ class ClassifyRequest(
     long_texts = frozenset({"text", "pair"})
 
     text: str | TextList
-    pair: str | TextList | None = Field(None, description="The second text of each pair.")
+    pair: str | TextList | None = Field(default=None, description="The second text of each pair.")
     labels: Annotated[list[str], Field(min_length=2, max_length=64)] | None = Field(
-        None, description="Labels to choose from, for a model without a classification head."
+        default=None,
+        description="Labels to choose from, for a model without a classification head.",
     )
-    prompt: str | None = Field(None, description="A prompt with {text} and optionally {labels}.")
+    prompt: str | None = Field(
+        default=None, description="A prompt with {text} and optionally {labels}."
+    )
 
 
 class NerRequest(ApiRequest, json_schema_extra=example(text="Ada Lovelace lived in London.")):
@@ -438,7 +469,9 @@ class AnswerRequest(
 
     question: str
     context: str = ""
-    max_tokens: int = Field(32, ge=1, description="For a generated (not an extracted) answer.")
+    max_tokens: int = Field(
+        default=32, ge=1, description="For a generated (not an extracted) answer."
+    )
 
 
 class ScoreRequest(
@@ -459,7 +492,7 @@ class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페
     text: str
     pair: str | None = None
     reading: Literal["causal", "masked"] | None = Field(
-        None, description="How a model trained both ways reads: masked unless set."
+        default=None, description="How a model trained both ways reads: masked unless set."
     )
 
 
@@ -467,7 +500,7 @@ class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of Fra
     """A text for the logit lens."""
 
     text: str
-    top: Top = Field(5, description="Tokens at each position of each layer.")
+    top: Top = Field(default=5, description="Tokens at each position of each layer.")
 
 
 class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the union", top=3)):
@@ -476,9 +509,11 @@ class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the 
     long_texts = frozenset({"text", "words"})
 
     text: TextField
-    words: TextField = Field("", description="Only matches with some of these words of the text.")
-    top: Top = Field(5, description="Longest matches.")
-    sentences: Top = Field(3, description="Sentences of the training text for each match.")
+    words: TextField = Field(
+        default="", description="Only matches with some of these words of the text."
+    )
+    top: Top = Field(default=5, description="Longest matches.")
+    sentences: Top = Field(default=3, description="Sentences of the training text for each match.")
     nearest: int = Field(
-        0, ge=0, le=100, description="Also this many sentences with similar hidden states."
+        default=0, ge=0, le=100, description="Also this many sentences with similar hidden states."
     )

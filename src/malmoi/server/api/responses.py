@@ -193,8 +193,10 @@ class ClassifyResponse(BaseModel):
     """The label, or labels, of each text."""
 
     class One(BaseModel):
-        label: str | None = Field(None, description="For a model that gives each text one label.")
-        labels: list[str] | None = Field(None, description="For a multi-label model.")
+        label: str | None = Field(
+            default=None, description="For a model that gives each text one label."
+        )
+        labels: list[str] | None = Field(default=None, description="For a multi-label model.")
         scores: dict[str, float]
 
     model: str

@@ -45,11 +45,11 @@ class ResponseRequest(
     """A text or a conversation to answer."""
 
     input: str | Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    instructions: str | None = Field(None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Maximum new tokens.")
-    temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy decoding.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
-    stream: bool = Field(False, description="Server-sent events.")
+    instructions: str | None = Field(default=None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(default=None, ge=1, description="Maximum new tokens.")
+    temperature: float = Field(default=1.0, ge=0, le=100, description="0 is greedy decoding.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling.")
+    stream: bool = Field(default=False, description="Server-sent events.")
     text: TextSettings | None = None
 
     def as_chat(self) -> ChatRequest:

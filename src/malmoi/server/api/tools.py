@@ -28,7 +28,9 @@ class ToolFunction(BaseModel):
 
     name: str = FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="JSON schema of the arguments."
+    )
 
 
 class Tool(BaseModel):
@@ -45,7 +47,7 @@ class CalledFunction(BaseModel):
     """A function's name and arguments; a stream has them in parts."""
 
     name: str | None = None
-    arguments: str = Field("", description="JSON.")
+    arguments: str = Field(default="", description="JSON.")
 
 
 class ToolCall(BaseModel):
