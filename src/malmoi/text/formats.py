@@ -106,7 +106,7 @@ def _by_rule(blocks: LineBlocks, rule: str) -> FoundDocuments:
     Where each line is one, many are given at once, and the pieces of a long one joined.
     """
     limit = {"blank": 1, "blanks": 2}.get(rule, 0)
-    tidy = str if rule == "file" else str.strip
+    tidy: Callable[[str], str] = str if rule == "file" else str.strip
     parts: list[str] = []
     begun = 1
     size = 0

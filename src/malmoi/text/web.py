@@ -104,7 +104,7 @@ def _starts_record(member: bytes) -> bool:
 class _Records:
     """Splits chunks into records; only the record being read is held in memory."""
 
-    def __init__(self, chunks: Iterator[bytes | str] | Iterator[bytes], bad: OnBadLine):
+    def __init__(self, chunks: Iterator[bytes | str], bad: OnBadLine):
         self._chunks = chunks
         self._bad = bad
         self._buffer = bytearray()

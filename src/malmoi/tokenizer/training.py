@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -99,11 +99,10 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
 def checked_texts(texts: Iterable[str]) -> Iterator[str]:
     """The texts, each checked and in NFC; raises if all are empty."""
     # the trainer iterates in another thread
-    context = copy_context()
-    return _checked(texts, lambda progress: context.run(report_progress, progress))
+    return _checked(texts, copy_context())
 
 
-def _checked(texts: Iterable[str], report: Callable[[Progress], None]) -> Iterator[str]:
+def _checked(texts: Iterable[str], context: Context) -> Iterator[str]:
     empty = True
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -117,9 +116,9 @@ def _checked(texts: Iterable[str], report: Callable[[Progress], None]) -> Iterat
             text.isascii() or text.encode()
         empty = empty and not text.strip()
         if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
-            report(Progress("read", number + 1, None, "texts"))
+            context.run(report_progress, Progress("read", number + 1, None, "texts"))
         yield from without_runs(unicodedata.normalize("NFC", text))
-    report(Progress("learn the vocabulary", 0))
+    context.run(report_progress, Progress("learn the vocabulary", 0))
     if empty:
         raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
 
