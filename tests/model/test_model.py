@@ -135,11 +135,11 @@ def test_padding_documents_and_head_groups_equal_brute_force() -> None:
     ("text", "hint"),
     [
         ("casual", "'causal'"),
-        ("causal &", "ends where"),
+        ("causal &", "joined by & and"),
         ("local", "local:window"),
         ("local:0", "positive"),
-        ("(causal", "parenthesis"),
-        ("causal causal", "unexpected"),
+        ("(causal", "joined by & and"),
+        ("causal causal", "joined by & and"),
         ("causal ; full ; full", "head groups"),
     ],
 )

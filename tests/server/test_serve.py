@@ -614,7 +614,7 @@ def test_unknown_addresses_are_404(client: httpx.Client, path: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/v1/moderations", "/tokenize", "/foo"])
+@pytest.mark.parametrize("path", ["/v1/moderations", "/v1/audio/speech", "/foo"])
 def test_posts_to_unknown_addresses_are_404(client: httpx.Client, path: str) -> None:
     """Clients that look for an address fall back on 404, not on 405."""
     answer = client.post(path, json={})

@@ -74,6 +74,7 @@ VIEWS = (
 QUICK: dict[str, dict[str, Any]] = {
     "generate": {"length": 6},
     "patterns": {"at": 7},
+    "shots": {"k": 1},
     "chat": {"message": "the state", "length": 16},
 }
 STARTED = {"generate": "#write", "chat": "#send", "probe": "#probe"}  # work that waits for a click
@@ -699,7 +700,7 @@ def test_the_lab_shows_the_prompt_and_the_models_scores(
     shares = np.exp([models["gpt"].score(prompt, f" {row[0]}").logprob for row in rows])
     assert [value for _, value in visitor.bars()] == [percent(p) for p in shares / shares.sum()]
     page.get_by_role("button", name="Plot every K").click()
-    expect(page.locator("#view svg circle")).to_have_count(1)
+    expect(page.locator("#view svg circle")).to_have_count(2)  # and guessing
 
     page.get_by_label("Task", exact=True).select_option("own")
     page.get_by_label("Your examples").fill('{"text": "a", "label": "x"}\nnot json')

@@ -14,6 +14,7 @@ from malmoi.training.log import (
     Settings,
     Tracker,
     check_trackers,
+    close_trackers,
     open_trackers,
 )
 from tiny_runs import train, write_corpus
@@ -26,7 +27,7 @@ def log_rows(name: str, out: Path) -> None:
     (tracker,) = open_trackers([name, name], out, {"lr": 0.1, "steps": 20})
     for values, step in ROWS:
         tracker.log(values, step)
-    tracker.close()
+    close_trackers([tracker])
 
 
 def test_only_results_go_to_stdout_and_a_failure_is_a_sentence(

@@ -94,6 +94,12 @@ def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[T
     return [_open(name, out, settings) for name in dict.fromkeys(names)]
 
 
+def close_trackers(trackers: Sequence[Tracker]) -> None:
+    with redirect_stdout(sys.stderr):
+        for tracker in trackers:
+            tracker.close()
+
+
 def _open(name: str, out: Path, settings: Settings) -> Tracker:
     try:
         with redirect_stdout(sys.stderr):  # only results go to stdout
@@ -167,9 +173,7 @@ class RunLog:
             report_progress(event)
 
     def close(self) -> None:
-        with redirect_stdout(sys.stderr):
-            for tracker in self._trackers:
-                tracker.close()
+        close_trackers(self._trackers)
 
 
 def _line(row: Mapping[str, Any]) -> str:
