@@ -324,7 +324,7 @@ def test_unreadable_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(MalmoiError, match=r"corpsu.txt'. Did you mean '.*corpus.txt'\?"):
         read_documents(tmp_path / "corpsu.txt")
-    with pytest.raises(MalmoiError, match="No file matches .*empty'"):
+    with pytest.raises(MalmoiError, match=r"No file matches .*empty'"):
         read_documents(tmp_path / "empty")
     with pytest.raises(UsageError, match="unknown format"):
         read_documents(tmp_path / "image.png")
