@@ -23,7 +23,6 @@ from malmoi.inference.generation.batch import STEPS_AHEAD, DecodeBatch
 from malmoi.inference.generation.beam_search import beam_search
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.generate import find_draft, prompt_lookup
-from malmoi.inference.generation.grammar import grammar_constraint
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.sampling import new_sequences
@@ -724,6 +723,8 @@ def test_expressions_match_as_in_python(model: Model, data: st.DataObject) -> No
     )
     pattern = "|".join("".join(atom + sign for atom, sign in parts[i::2]) for i in range(2))
     text = data.draw(st.text("ab1", max_size=6))
+    from malmoi.inference.generation.grammar import grammar_constraint
+
     constraint = grammar_constraint("regex", pattern, model.tokenizer, frozenset({0}))
     assert constraint.ending.completes(text.encode()) == bool(re.fullmatch(pattern, text))
 

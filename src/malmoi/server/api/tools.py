@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from malmoi.inference.generation.grammar import json_rule
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import template_of
 
@@ -108,6 +107,8 @@ class CallFormat:
 
 def _arguments(tool: Tool) -> str:
     schema = tool.function.parameters or {"properties": {}}
+    from malmoi.inference.generation.grammar import json_rule
+
     return json_rule({"type": "object", **schema})
 
 
