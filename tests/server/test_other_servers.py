@@ -150,6 +150,7 @@ def test_ollama_generates(client: httpx.Client, models: dict[str, Model]) -> Non
 
 
 def test_ollamas_answers_follow_a_format(client: httpx.Client) -> None:
+    pytest.importorskip("llguidance", reason="what follows a format")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for form in (schema, "json"):
         ask = {"model": "chat", "messages": USER, "format": form, "options": {"num_predict": 40}}
