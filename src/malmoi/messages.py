@@ -7,10 +7,9 @@
 import logging
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from string import Formatter
 from typing import Any, Self
 
@@ -118,7 +117,9 @@ def language(environ: Mapping[str, str] = os.environ) -> str:
 @cache
 def sections() -> dict[str, dict[str, str]]:
     """The parts of the catalogue."""
-    return tomllib.loads((files("malmoi.system") / "ko.toml").read_text("utf-8"))
+    import tomllib  # only where Korean is spoken
+
+    return tomllib.loads((Path(__file__).parent / "system" / "ko.toml").read_text("utf-8"))
 
 
 @cache
