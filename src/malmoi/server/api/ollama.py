@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -146,13 +147,16 @@ def _line(answer: OllamaAnswer) -> bytes:
     return answer.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
-@router.post(
-    "/api/chat",
+answers = partial(
+    router.post,
     response_model=OllamaAnswer,
     response_model_exclude_none=True,
     responses=LINES,
     tags=["Ollama"],
 )
+
+
+@answers("/api/chat")
 async def ollama_chat(ask: OllamaChatRequest, request: Request) -> Any:
     """Answers in a conversation, as /v1/chat/completions does."""
     served = served_model(request, ask)
@@ -162,13 +166,7 @@ async def ollama_chat(ask: OllamaChatRequest, request: Request) -> Any:
     return await respond(request, OllamaReply(chat, served, jobs))
 
 
-@router.post(
-    "/api/generate",
-    response_model=OllamaAnswer,
-    response_model_exclude_none=True,
-    responses=LINES,
-    tags=["Ollama"],
-)
+@answers("/api/generate")
 async def ollama_generate(ask: OllamaGenerateRequest, request: Request) -> Any:
     """Answers a prompt through the model's chat template; without one, continues it."""
     served = served_model(request, ask)
