@@ -9,9 +9,10 @@ chooses everything itself, theirs is the script of its guide (three epochs, batc
 most 512 tokens); seconds are from the call to the evaluated model, the clock's and the processor's.
 
 With a folder of data sets: CoLA, RTE, STS-B and SICK-E with five seeds, SST-2, CoNLL-2003 and SQuAD
-1.1 with one, the Trainer with its defaults and our tokens, both judged by `malmoi.evaluate` on the
-development rows, by which neither selects. `--workers` processes share the card. `--sweep` tries
-settings of ours instead, judged on a tenth of the training rows. A row in OUT is not run again.
+1.1 with one, or those of --tasks with five; the Trainer with its defaults and our tokens, both
+judged by `malmoi.evaluate` on the development rows, by which neither selects. `--workers` processes
+share the card. `--sweep` tries settings of ours instead, judged on a tenth of the training rows. A
+row in OUT is not run again.
 """
 
 import argparse
@@ -32,10 +33,11 @@ from typing import Any
 from _shared import be_quiet, benchmark_parser, processor_time, run_jobs, start_mps
 
 SMALL = ("cola", "rte", "stsb", "sick")
-LARGE = ("sst2", "conll2003", "squad")
+LARGE = ("sst2", "conll2003", "squad")  # one seed, unless named with --tasks
 METRICS = {
     "cola": "matthews",
     "stsb": "spearman",
+    "korsts": "spearman",
     "conll2003": "entity_f1",
     "squad": "span_f1",
 }  # the others' is accuracy
@@ -47,6 +49,8 @@ FILES = {
     "sst2": ("glue/SST-2/train.tsv.xz", "glue/SST-2/dev.tsv.xz"),
     "conll2003": ("ner/conll2003.train.txt.xz", "ner/conll2003.testa.txt.xz"),
     "squad": ("squad/train-part-v1.1.json.xz", "squad/dev-v1.1.json.xz"),
+    "nsmc": ("ko/nsmc.train.txt.xz", "ko/nsmc.test.txt.xz"),
+    "korsts": ("ko/korsts.sts-train.tsv.xz", "ko/korsts.sts-test.tsv.xz"),
 }
 LENGTHS = {"squad": 384}
 # settings of ours that --sweep compares
@@ -315,18 +319,19 @@ def chosen_jobs(given: argparse.Namespace) -> list[Job]:
         model=str(given.model), data=given.data, out=given.out, tiny=bool(given.limit)
     )
     seeds = 1 if given.limit else given.seeds
+    tasks = given.tasks or [*SMALL, *LARGE]
     if given.sweep:
         return [
             Job(name, task, seed, options=options, sweep=True, **shared)
             for seed in range(seeds)
-            for task in given.tasks
+            for task in tasks
             for name, options in VARIANTS.items()
         ]
     return [
         Job(way, task, seed, **shared)
         for seed in range(seeds)
-        for task in given.tasks
-        if not seed or task not in LARGE
+        for task in tasks
+        if not seed or given.tasks or task not in LARGE
         for way in given.ways or ("trainer", "malmoi")
     ]
 
@@ -356,7 +361,7 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=500, help="of the other table")
     parser.add_argument("--seed", type=int, default=0, help="with a table")
     parser.add_argument("--out", type=Path, help="with a folder")
-    parser.add_argument("--tasks", nargs="+", choices=FILES, default=[*SMALL, *LARGE])
+    parser.add_argument("--tasks", nargs="+", choices=FILES)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--mps", action="store_true", help="let processes' kernels overlap (MPS)")
