@@ -391,11 +391,14 @@ def test_every_kernel_of_a_gpu_equals_the_picture(text: str, dtype: torch.dtype)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("text", ["full", "causal", "local:65", "causal & local:65"])
-def test_packed_sequences_on_a_gpu_equal_the_picture(text: str) -> None:
+@pytest.mark.parametrize("normed", [torch.bfloat16, torch.float32], ids=str)
+def test_packed_sequences_on_a_gpu_equal_the_picture(text: str, normed: torch.dtype) -> None:
+    """Autocast leaves queries and keys that were normalised in fp32."""
     cuda, starts = torch.device("cuda"), [0, 300, 1000, 1024]
     torch.manual_seed(0)
     shape = (1, 2, starts[-1], 64)
     q, k, v, wanted = torch.randn(4, *shape, device=cuda, dtype=torch.bfloat16).unbind()
+    q, k = q.to(normed), k.to(normed)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     bounds = Bounds(torch.tensor(starts, dtype=torch.int32, device=cuda), 700)
     layout = Layout(1, starts[-1], starts[-1])

@@ -193,7 +193,9 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings(DeviceOptions):
-    scale: str = option("cpu", "Scale of the study: cpu, gpu-minutes or paper.", metavar="NAME")
+    scale: str = option(
+        "cpu", "Scale of the study: cpu, gpu-minutes, gpu-hour or paper.", metavar="NAME"
+    )
     seeds: int = option(
         0, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
     )

@@ -90,12 +90,13 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     """FlashAttention over packed sequences; torch's public `varlen_attn` lacks dropout."""
-    if q.dtype not in (torch.bfloat16, torch.float16):
+    if v.dtype not in (torch.bfloat16, torch.float16):
         raise UsageError(
             "Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false."
         )
     bounds = cast(Bounds, mask.bounds)
-    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
+    # autocast leaves normalised queries and keys in fp32; [1, H, N, E] → [N, H, E], no copy
+    q, k, v = (x[0].to(v.dtype).transpose(0, 1) for x in (q, k, v))
     n = bounds.longest
     left = mask.window - 1 if mask.window else None  # FlashAttention counts its window inclusively
     right = 0 if mask.window and mask.causal else left

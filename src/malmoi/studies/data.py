@@ -63,11 +63,13 @@ def _evenly(rows: Sequence[T], count: int) -> list[T]:
 # (column, role, task, folder or "", pattern of the training file, pattern of the test file)
 DATA_SETS = (
     ("SST-2", "sentence", "sst2", "SST-2", "train.*", "dev.*"),
+    ("NSMC", "sentence", "nsmc", "", "*nsmc*train*", "*nsmc*test*"),
     ("CoLA", "acceptability", "cola", "CoLA", "train.*", "dev.*"),
     ("MNLI", "pair", "mnli", "MNLI", "train.*", "dev_matched.*"),
     ("SICK", "pair", "sick", "", "SICK_train*", "SICK_test_annotated*"),
     ("RTE", "pair", "rte", "RTE", "train.*", "dev.*"),
     ("STS-B", "similarity", "stsb", "STS-B", "train.*", "dev.*"),
+    ("KorSTS", "similarity", "korsts", "", "*sts-train*", "*sts-test*"),
     ("CoNLL-2003", "tokens", "conll2003", "", "conll2003*train*", "conll2003*testa*"),
     ("SQuAD", "span", "squad", "", "train*v1.1*", "dev*v1.1*"),
     ("BLiMP", "minimal pairs", "blimp", "", "", "blimp*.jsonl*"),

@@ -325,7 +325,7 @@ def _outcomes(
     threads = max(1, this_machine().cores // workers)
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
     try:
-        running = {pool.submit(_do, job, cell, kept, device): cell for cell in cells}
+        running = {pool.submit(_do_apart, job, cell, kept, device): cell for cell in cells}
         for future in as_completed(running):
             failure = future.exception()
             if isinstance(failure, BrokenExecutor):
@@ -348,6 +348,16 @@ def _do(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
         if torch.cuda.is_initialized():  # other workers share the GPU
             torch.cuda.empty_cache()
     return 0
+
+
+def _do_apart(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
+    """`_do` in another process, to which an error of torch's compiler cannot travel as it is."""
+    try:
+        return _do(job, cell, kept, device)
+    except MalmoiError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from malmoi.config import ModelConfig
 from malmoi.errors import require_known
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import metric_names, named_task
@@ -29,13 +30,14 @@ from malmoi.system.untrusted import read_object
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import MODERN_GPT, named_recipe
 
+WORTH_COMPILING = 3  # minutes of training
 RARELY = 10**6  # steps between saves and validations of runs of seconds
 # BERT's segments and pooler with the demo's blocks, which learn in few updates
 MODERN_TRUNK: dict[str, Any] = MODERN_GPT | dict(
     norm="pre", norm_kind="layer", embed_norm=False, final_norm=True, init="normal", eps=1e-6
 )
 
-# what a study trains: BERT, BERT read from left to right, GPT, both in one, ELECTRA, an LSTM
+# what a study trains: BERT, BERT read from left to right, GPT, both in one, ELECTRA, LSTMs
 OBJECTIVES = {
     "bert": "mlm+nsp",
     "ltr": "lm",
@@ -43,7 +45,9 @@ OBJECTIVES = {
     "both": "both",
     "electra": "electra",
     "lstm": "lm",
+    "elmo": "bilm",
 }
+READERS = ("bert", "electra", "ltr")
 PAPER_RECIPES = {
     "bert": "bert-base",
     "ltr": "bert-base",
@@ -51,6 +55,7 @@ PAPER_RECIPES = {
     "both": "gpt1",
     "electra": "electra-base",
     "lstm": "lstm-gpt1",
+    "elmo": "elmo",
 }
 
 
@@ -71,18 +76,23 @@ class Scale:
     minutes: float = 0.0  # of pre-training, where models are compared at equal time
     train_rows: int = 0  # of a task; 0: all
     dev_rows: int = 0
-    tune_steps: int = 0  # of fine-tuning; 0: three epochs
-    tune_lr: float = 0.0  # 0: the paper's
+    tune_steps: int = 0  # of fine-tuning; 0: `finetune` chooses, as the paper's at `paper`
+    tune_lr: float = 0.0
 
     @property
     def faithful(self) -> bool:
         return self.name == "paper"
 
+    @property
+    def long(self) -> bool:
+        """Training of minutes, which is worth compiling."""
+        return self.minutes >= WORTH_COMPILING
+
     def recipe(self, kind: str, seed: int, **settings: Any) -> Recipe:
         """A model of this scale, with settings by their paths: see `OBJECTIVES`.
 
         At `paper` it is the paper's own (BERT-base, GPT-1…); at other scales all have the same
-        layers, but for the LSTM, which has as many weights.
+        layers, but for the LSTMs, which have as many weights.
         """
         base = self._faithful(kind) if self.faithful else self._small(kind)
         return base.override({"train.seed": seed, **settings})
@@ -94,36 +104,42 @@ class Scale:
         }
         return named_recipe(PAPER_RECIPES[kind]).override(changes.get(kind, {}))
 
-    def _small(self, kind: str) -> Recipe:
-        reads = kind in ("bert", "electra", "ltr")
-        shape = dict(vocab=self.vocab, context=self.context, width=self.width)
-        if kind == "lstm":
-            # two layers of 8·units² weights, as many as `depth` layers of 12·width²
+    def _model(self, kind: str) -> ModelConfig:
+        shape: dict[str, Any] = dict(vocab=self.vocab, context=self.context, width=self.width)
+        if kind == "lstm":  # two layers of 8·units² weights, as many as `depth` of 12·width²
             units = 2 * round(self.width * math.sqrt(0.75 * self.depth) / 2)
-            model = preset(
-                "lstm", **(shape | dict(width=units, embed_width=self.width)), dropout=0.0
-            )
-        else:
-            shape |= dict(depth=self.depth, heads=self.heads)
-            model = preset("bert-tiny" if reads else "gpt2-small", **shape, **MODERN_TRUNK)
+            return preset(kind, **(shape | dict(width=units, embed_width=self.width, dropout=0.0)))
+        if kind == "elmo":  # two layers each way, of 9·units·each weights, units = 4·each
+            each = 8 * round(self.width * math.sqrt(self.depth / 12) / 8)
+            wide = dict(width=2 * each, embed_width=each, hidden=4 * each, dropout=0.0)
+            return preset(kind, **(shape | wide))
+        shape |= dict(depth=self.depth, heads=self.heads)
+        model = preset("bert-tiny" if kind in READERS else "gpt2-small", **shape, **MODERN_TRUNK)
         if kind == "ltr":  # the first token attends only to itself
             model = replace(model, attention=("causal",), pool="last", pooler="none")
+        return replace(model, both_ways=kind == "both")
+
+    def _small(self, kind: str) -> Recipe:
+        model = self._model(kind)
         train = self.training()
-        if kind == "lstm":
-            train = replace(train, optimizer="adamw")
+        if model.mixer != "attention":
+            train = replace(train, optimizer="adamw", compile=False)
         if kind == "gpt":  # one study needs snapshots, and others share its model
             train = replace(train, snapshots=True)
         return Recipe(
             name=f"study-{kind}",
-            model=replace(model, both_ways=kind == "both"),
+            model=model,
             objective=OBJECTIVES[kind],
-            tokenizer=TokenizerConfig(kind="wordpiece" if reads else "byte-bpe", vocab=self.vocab),
-            data=DataConfig(valid=0.02, packed=False),  # packing would have to be compiled
+            tokenizer=TokenizerConfig(
+                kind="wordpiece" if kind in READERS else "byte-bpe", vocab=self.vocab
+            ),
+            # packing would have to be compiled
+            data=DataConfig(valid=0.02, packed=None if self.long else False),
             train=train,
         )
 
     def training(self) -> TrainConfig:
-        """Muon and a linear decay over a number of steps; too short to compile or save midway."""
+        """Muon and a linear decay over a number of steps, without saving midway."""
         return TrainConfig(
             steps=self.steps,
             batch=self.batch,
@@ -138,12 +154,12 @@ class Scale:
             valid_every=RARELY,
             save_every=RARELY,
             keep=1,
-            compile=False,
+            compile=None if self.long else False,
         )
 
     def tuning(self, seed: int) -> dict[str, Any]:
         """Options of `run_finetuning`: the paper's, or a number of updates at a higher rate."""
-        if self.faithful:
+        if not self.tune_steps:
             return {"seed": seed, "max_minutes": 0.0}
         return {
             "seed": seed,
@@ -162,7 +178,7 @@ class Scale:
 
     def feature_tuning(self, seed: int, features: str = "last4") -> dict[str, Any]:
         """Options for a small model on frozen features (BERT §5.3)."""
-        if self.faithful:
+        if not self.tune_steps:
             return {**self.tuning(seed), "features": features}
         width = max(16, self.width)
         # a new BiLSTM learns more slowly than a pre-trained model, and its steps are cheap
@@ -189,6 +205,11 @@ SCALES = {
             characters=24_000_000, batch=64, steps=1000, minutes=1.0, train_rows=8000,
             dev_rows=1000, tune_steps=300, tune_lr=5e-4,
         ),
+        # for bert-vs-gpt: models that have learnt, by `finetune`'s own settings
+        Scale(
+            "gpu-hour", 3, width=256, depth=8, heads=4, context=256, vocab=16_000, batch=128,
+            steps=20_000, minutes=5.0, train_rows=20_000, dev_rows=5000,
+        ),
         Scale("paper", 5),
     )
 }  # fmt: skip
@@ -196,7 +217,9 @@ SCALES = {
 
 def named_scale(name: str) -> Scale:
     require_known(
-        name, SCALES, "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes or paper."
+        name,
+        SCALES,
+        "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes, gpu-hour or paper.",
     )
     return SCALES[name]
 
@@ -264,6 +287,12 @@ class StudyPlan:
     def tasks(self, *roles: str) -> list[StudyTask]:
         """The first available task of each role, cut to the rows that the scale uses."""
         return self.data.of(*roles, train_rows=self.scale.train_rows, dev_rows=self.scale.dev_rows)
+
+    def every_task(self, *roles: str) -> list[StudyTask]:
+        """All tasks of these roles, cut in the same way."""
+        train, dev = self.scale.train_rows, self.scale.dev_rows
+        tasks = [task for task in self.data.tasks if task.role in roles]
+        return [replace(task, train_rows=train, dev_rows=dev) for task in tasks]
 
     def cell(self, row: str, recipe: Recipe, measure: Measure, **options: Any) -> Cell:
         """A cell whose model is trained on the study's text."""

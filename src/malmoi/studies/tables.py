@@ -371,10 +371,11 @@ MODELS = {
     "GPT": "gpt",
     "both at once": "both",
     "ELECTRA": "electra",
+    "ELMo": "elmo",
     "LSTM": "lstm",
 }
 WRITERS = ("GPT", "both at once", "LSTM")  # models that predict the next token
-TUNED = ("sentence", "acceptability", "pair", "similarity", "tokens", "span")
+TUNED = ("sentence", "acceptability", "pair", "similarity", "tokens")
 
 
 def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
@@ -384,20 +385,28 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         recipe = plan.scale.recipe(kind, seed, **({} if plan.scale.faithful else minutes))
         if row == "BERT":
             recipe = recipe.override({"objective": "mlm"})
-        yield from plan.tuned(row, recipe, plan.tasks(*TUNED))
-        if row != "ELECTRA":  # whose head gives no token likelihoods
-            for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
-                yield plan.cell(row, recipe, minimal_pairs, task=task)
-            for task in plan.tasks("sentence"):
-                if task.task == "sst2":
-                    column = f"{task.name}, examples in context"
-                    options = dict(column=column, shots="max", train=task.train)
-                    yield plan.cell(row, recipe, zero_shot, task=task, **options)
-            for task in plan.tasks("last word"):
-                yield plan.cell(row, recipe, zero_shot, task=task)
+        # as in its paper, ELMo's layers stay frozen; an answer's span needs all of the model
+        frozen = {"features": "mix"} if row == "ELMo" else {}
+        yield from plan.tuned(row, recipe, plan.every_task(*TUNED), **frozen)
+        yield from plan.tuned(row, recipe, plan.every_task("span"))
+        if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
+            yield from likelihood_cells(plan, row, recipe)
         if row in WRITERS:
             yield plan.cell(row, recipe, held_out_bits, text=text)
         yield plan.cell(row, recipe, speed, text=text, writes=row in WRITERS)
+
+
+def likelihood_cells(plan: StudyPlan, row: str, recipe: Recipe) -> Iterator[Cell]:
+    """What a model answers without fine-tuning."""
+    for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
+        yield plan.cell(row, recipe, minimal_pairs, task=task)
+    for task in plan.tasks("sentence"):
+        if task.task == "sst2":
+            column = f"{task.name}, examples in context"
+            options = dict(column=column, shots="max", train=task.train)
+            yield plan.cell(row, recipe, zero_shot, task=task, **options)
+    for task in plan.tasks("last word"):
+        yield plan.cell(row, recipe, zero_shot, task=task)
 
 
 def bert_vs_gpt_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
