@@ -544,7 +544,7 @@ def finetune_rows(cpu: CPU) -> Iterator[Row]:
     if find_spec("accelerate") is None:
         print("fine-tuning: transformers' Trainer needs accelerate, which is not installed")
         return
-    from finetune_points import guide_trainer
+    from points import guide_trainer
 
     texts = made_up_texts(cpu.pick(160, 800))
     rows = [{"text": text, "label": str(int(WORDS[0] in text.split()))} for text in texts]
