@@ -77,6 +77,12 @@ export function claimOf(lesson, about) {
   return claims[key];
 }
 
+/** The names of the models that the claim is about: of one unless the lesson says two, or none. */
+function computedFrom(lesson, about) {
+  const { model, other } = cast(lesson, about);
+  return [model, other].slice(0, lesson.models ?? 1).flatMap((one) => one?.name ?? []).join(", ");
+}
+
 /** Shows the lesson in the URL, if there is one; returns whether the URL names a lesson that there is. */
 export async function showLesson(node, about) {
   const number = Number(state.lesson);
@@ -147,8 +153,9 @@ function question(lesson, about) {
     put(said, h("p", { class: "note" }, t("hour.computing", { model: model.name })));
     try {
       const claim = await claimOf(lesson, about);
-      keep(lesson.id, { picked, answer: claim.answer, values: claim.values, model: model.name });
-      put(said, outcome(lesson, claim, picked, model.name));
+      const names = computedFrom(lesson, about);
+      keep(lesson.id, { picked, answer: claim.answer, values: claim.values, model: names });
+      put(said, outcome(lesson, claim, picked, names));
     } catch (error) {
       put(said, h("p", { class: "wrong" }, refusal(error)));
     }
@@ -167,13 +174,14 @@ const unable = (lesson) => [
   h("details", {}, h("summary", {}, t("hour.reveal")), h("p", {}, gloss(lesson.reveal))),
 ];
 
-/** Whether the choice was right for this model, the claim in its numbers, and why. */
-export function outcome(lesson, { answer, values, bars: shares }, picked, model) {
+/** Whether the choice was right, the claim in numbers, computed from these models if from any, and why. */
+export function outcome(lesson, { answer, values, bars: shares }, picked, models) {
   const right = picked === answer;
+  const wrong = t(models ? "hour.wrong" : "hour.wrong.always", { answer: lesson.options[answer] });
   const rows = Object.entries(shares).map(([name, share]) => ({ name: lesson.bars?.[name] ?? name, share }));
   return [
-    h("p", { class: right ? "verdict good" : "verdict" }, right ? t("hour.right") : t("hour.wrong", { answer: lesson.options[answer] })),
-    h("p", {}, spell(lesson.found[answer], values), " ", h("span", { class: "note" }, t("hour.computed", { model }))),
+    h("p", { class: right ? "verdict good" : "verdict" }, right ? t("hour.right") : wrong),
+    h("p", {}, spell(lesson.found[answer], values), " ", models && h("span", { class: "note" }, t("hour.computed", { models }))),
     rows.length ? bars(rows, null, { best: false }) : null,
     h("p", {}, gloss(lesson.reveal)),
     lesson.table ? table(lesson.table.head, lesson.table.rows, lesson.title) : null,
