@@ -54,14 +54,14 @@ export function cast(lesson, about) {
 export function place(lesson, number, about) {
   const views = lesson.views.map(named);
   const view = views.find((one) => modelsFor(one, about).length || one.alone?.(about)) ?? views[0];
-  const { model: wanted, other } = cast(lesson, about);
+  const { model: wanted, other, able: carried } = cast(lesson, about);
   const able = modelsFor(view, about);
   const model = able.includes(wanted) ? wanted : usable(view, about);
   const language = languageFor(model);
   const said = (value) => (typeof value === "string" ? value : value[language]);
   const values = Object.fromEntries(Object.entries(lesson.values).map(([name, value]) => [name, said(value)]));
   const text = lesson.text ? { text: lesson.text[language] } : {};
-  const models = { ...(model ? { model: model.name } : {}), compare: able.includes(other) ? other.name : "" };
+  const models = { ...(model ? { model: model.name } : {}), compare: carried && able.includes(other) ? other.name : "" };
   return linkTo(view, about, { ...values, ...text, ...models, lesson: String(number) });
 }
 

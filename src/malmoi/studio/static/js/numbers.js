@@ -1,14 +1,11 @@
 // Formats numbers for people.
-export const percent = (p) =>
-  p >= 0.9995
-    ? "100%"
-    : p >= 0.1
-      ? `${(100 * p).toFixed(1)}%`
-      : p >= 0.0001
-        ? `${(100 * p).toFixed(2)}%`
-        : p > 0
-          ? "<0.01%"
-          : "0%";
+export function percent(p) {
+  if (p < 0) return `−${percent(-p)}`;
+  if (p >= 0.9995) return "100%";
+  if (p >= 0.0001) return `${(100 * p).toFixed(p >= 0.1 ? 1 : 2)}%`;
+  return p > 0 ? "<0.01%" : "0%";
+}
+
 export const fixed = (x, digits = 3) => x.toFixed(digits).replace("-", "−");
 export const whole = (n) => n.toLocaleString("en-US");
 
@@ -16,7 +13,7 @@ export const whole = (n) => n.toLocaleString("en-US");
 export function short(n) {
   const korean = document.documentElement?.lang === "ko";
   const notation = korean && Math.abs(n) < 1e4 ? "standard" : "compact";
-  return n.toLocaleString(korean ? "ko" : "en", { notation, maximumSignificantDigits: 3 });
+  return n.toLocaleString(korean ? "ko" : "en", { notation, maximumSignificantDigits: 3, useGrouping: true });
 }
 
 export function bytes(n) {
