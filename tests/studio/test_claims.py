@@ -242,9 +242,10 @@ def test_attention_to_the_first_token_is_that_of_transformers(
     first = []
     for text in sentences("en"):
         layers = model(**words(text, return_tensors="pt"), output_attentions=True).attentions
-        first.append(float(torch.cat(layers)[:, :, 2:, 0].mean()))
+        first.append(torch.cat(layers)[:, :, 2:, 0].mean(-1).numpy())
     claim = computed_claim("sink", Subject(pair[GPT], "en"))
     assert claim.values["first"] == pytest.approx(np.mean(first), abs=1e-4)
+    assert claim.values["heads"] == (np.mean(first, 0) > 0.5).mean()
     assert claim.values["later"] == 0
 
 

@@ -255,13 +255,14 @@ def _moved(model: Model, texts: Sequence[str], changed: Sequence[str]) -> float:
 @claim
 def sink(subject: Subject) -> Claim:
     """How much attention goes to the first token, and to later ones."""
-    first = []
+    first = []  # by head
     later = []
     even = []
     for text in sentences(subject.language):
-        weights = attention(subject.model, text).weights.mean((0, 1))
+        heads = attention(subject.model, text).weights
+        first.append(heads[:, :, 2:, 0].mean(-1))
+        weights = heads.mean((0, 1))
         size = len(weights)
-        first.append(float(weights[2:, 0].mean()))
         later.append(float(np.triu(weights, 1).sum() / size))
         even += [
             1 / (query + 1 if subject.model.network.trunk.is_causal else size)
@@ -271,6 +272,7 @@ def sink(subject: Subject) -> Claim:
         name: float(np.mean(some))
         for name, some in {"first": first, "later": later, "even": even}.items()
     }
+    values["heads"] = float((np.mean(first, 0) > 0.5).mean())
     return Claim(
         answer=binned(values["first"], {"little": 0.2, "some": 0.5}, "most"), values=values
     )
