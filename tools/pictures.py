@@ -1,9 +1,11 @@
 """Takes the pictures of docs/img: help and tables at 80 columns, pages on a desktop and a phone.
 
     python tools/pictures.py docs/img --demo demo --demo-ko demo-ko [--only help,run-ko…]
+    python tools/pictures.py docs/img --studio http://127.0.0.1:8000 [--only studio-home…]
 
-The folders are those that `malmoi demo` and `malmoi demo --language ko` leave. Needs
-playwright, pillow, chromium and a font with Hangul of two columns (NanumGothicCoding).
+The folders are those that `malmoi demo` and `malmoi demo --language ko` leave, the address that of
+`malmoi serve`. Needs playwright, pillow, chromium and a font with Hangul of two columns
+(NanumGothicCoding).
 """
 
 import argparse
@@ -34,7 +36,17 @@ TABLES = {
 TASKS = {"en": "era", "ko": "order"}  # the demo's tasks
 SECTIONS = {"run": 1, "finetune": 4}  # that are shown: what follows quotes the text
 SCREENS = {"desktop": (1000, 2000), "phone": (390, 2000)}  # width and most of the height
-COLOURS = 64  # of a picture: pages have few
+PAIR = "model=malmoi-gpt&compare=malmoi-bert"
+# width, height, address, and the answer that is chosen where it is a lesson
+STUDIO = {
+    "home": (1100, 1500, "home?model=malmoi-gpt&lang=en", ""),
+    "lesson": (1100, 1400, "beside?lesson=3&place=4&lang=en", "bert"),
+    "next": (1000, 1150, "next?temperature=0.6&topk=12&topp=0.8&lang=en", ""),
+    "compare": (1100, 1500, f"attention?lesson=4&{PAIR}&reading=causal&lang=en", "most"),
+    "beside": (1120, 1200, "beside?place=4&lang=ko&theme=dark", ""),
+    "phone": (390, 1300, "home?model=malmoi-gpt&lang=ko&theme=dark", ""),
+}
+COLOURS = 256  # of a picture: with fewer, orange turns brown
 # Hangul takes two columns in NanumGothicCoding, and so do its × and …; it has no lines for boxes
 STYLE = f"""
 @font-face {{ font-family: Lines; src: local("DejaVu Sans Mono"); size-adjust: 83%;
@@ -99,18 +111,36 @@ def picture_page(browser: Browser, source: Path, screen: str, file: Path) -> Non
     page.close()
 
 
+def picture_studio(browser: Browser, studio: str, name: str, file: Path) -> None:
+    """The top of a view, once it is computed, or of a lesson once it is answered."""
+    width, height, address, option = STUDIO[name]
+    page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    page.goto(f"{studio}/#/{address}")
+    page.locator("#status", has_text=re.compile("Done in|걸렸습니다")).wait_for()
+    if option:
+        page.locator(f"[data-option={option}]").click()
+        page.locator(".verdict").wait_for()
+    save(page.screenshot(), file)
+    page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--demo", type=Path, required=True)
-    parser.add_argument("--demo-ko", type=Path, required=True)
+    parser.add_argument("--demo", type=Path)
+    parser.add_argument("--demo-ko", type=Path)
+    parser.add_argument("--studio", help="address of malmoi serve")
     parser.add_argument("--only", default="", help="names such as help or run-ko, with commas")
     given = parser.parse_args()
     wanted = [name for name in given.only.split(",") if name]
     with sync_playwright() as started:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for language, demo in (("en", given.demo), ("ko", given.demo_ko)):
+        for name in STUDIO if given.studio else ():
+            if not wanted or f"studio-{name}" in wanted:
+                picture_studio(browser, given.studio, name, given.out / f"studio-{name}.png")
+        demos = (("en", given.demo), ("ko", given.demo_ko))
+        for language, demo in ((language, demo) for language, demo in demos if demo):
             for name, arguments in TABLES.items():
                 if not wanted or {name, f"{name}-{language}"} & set(wanted):
                     text = on_terminal(arguments, language)

@@ -87,11 +87,15 @@ def test_the_server_uses_the_reading_of_each_verb(model: malmoi.Model) -> None:
         assert (np.triu(left[0, 0], 1) == 0).all()
         drawn = client.post("/studio/attention", json={**asked, "model": "both"}).json()["weights"]
         np.testing.assert_allclose(drawn, left[0, 0], atol=1e-4)
+        asked = {"model": "both", "text": MASKED, "reading": "masked", "top": 1}
+        lens = client.post("/studio/lens", json=asked).json()
         asked = {"text": TEXTS[1], "place": 3, "gpt": "both", "bert": "both"}
         sides = client.post("/studio/beside", json=asked).json()
     best = model.fill(MASKED, top=1)[0]
     assert sides["bert"]["guesses"][0]["probability"] == pytest.approx(best.probability, abs=1e-5)
     assert sides["bert"]["row"] == 2  # one place to the left
+    there = lens["layers"][-1][lens["tokens"].index("[MASK]")][0]
+    assert there["probability"] == pytest.approx(best.probability, abs=1e-5)
     told = model.score("We work for", " peace").logprob
     assert sides["gpt"]["logprob"] == pytest.approx(told, abs=1e-4)
 

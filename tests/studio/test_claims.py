@@ -64,7 +64,8 @@ def plain_bert() -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def plain_gpt() -> tuple[Any, Any]:
     where = folder(GPT)
-    return hf.GPT2LMHeadModel.from_pretrained(where).eval(), hf.AutoTokenizer.from_pretrained(where)
+    model = hf.GPT2LMHeadModel.from_pretrained(where, attn_implementation="eager").eval()
+    return model, hf.AutoTokenizer.from_pretrained(where)
 
 
 def lesson(name: str) -> Any:
@@ -177,6 +178,109 @@ def test_reviews_are_judged_as_transformers_does(
     assert fair.tolist() == [
         float(a == b) for a, (_, b) in zip(guesses, items[SHOWN:], strict=True)
     ]
+
+
+def test_parameters_and_cache_are_those_of_the_stored_tensors(
+    pair: dict[str, Model], plain_gpt: tuple[Any, Any]
+) -> None:
+    model, _ = plain_gpt
+    claim = computed_claim("parameters", Subject(pair[GPT], "en"))
+    total = sum(one.numel() for one in model.parameters())
+    parts = {"embedding": (".wte.", ".wpe."), "attention": (".attn.",), "mlp": (".mlp.",)}
+    for part, names in parts.items():
+        count = sum(
+            one.numel()
+            for name, one in model.named_parameters()
+            if any(some in name for some in names)
+        )
+        assert claim.values[part] == pytest.approx(count / total)
+    values = computed_claim("cache", Subject(pair[GPT], "en")).values
+    with torch.no_grad():
+        kept = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values
+    size = sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in kept.layers)
+    assert values["token"] == size / 3
+    assert values["weights"] == 4 * total
+    assert values["long"] == size / 3 * 131_072
+
+
+def test_tokens_a_word_are_those_of_the_plain_tokenizer(
+    pair: dict[str, Model], plain_gpt: tuple[Any, Any]
+) -> None:
+    _, words = plain_gpt
+    claim = computed_claim("tokens", Subject(pair[GPT], "en"))
+    for language in LANGUAGES:
+        texts = sentences(language)
+        count = sum(len(words(text).input_ids) for text in texts)
+        assert claim.values[language] == count / len(" ".join(texts).split())
+
+
+@torch.no_grad()
+def test_a_changed_last_word_moves_the_first_vector_as_in_transformers(
+    pair: dict[str, Model], plain_gpt: tuple[Any, Any], plain_bert: tuple[Any, Any]
+) -> None:
+    texts = [text.split() for text in sentences("en")]
+    lasts = [words[-1] for words in texts]
+    moved_on = zip(texts, [*lasts[1:], lasts[0]], strict=True)
+    changed = [[*words[:-1], last] for words, last in moved_on]
+    claim = computed_claim("future", Subject(pair[GPT], "en", pair[BERT]))
+    for name, (model, words), first in (("gpt", plain_gpt, 0), ("bert", plain_bert, 1)):
+        moved = []
+        for text, other in zip(texts, changed, strict=True):
+            before, after = (
+                model.base_model(**words(" ".join(some), return_tensors="pt"))[0][0, first]
+                for some in (text, other)
+            )
+            moved.append(float((after - before).norm() / before.norm()))
+        assert claim.values[name] == pytest.approx(np.mean(moved), abs=1e-4)
+
+
+@torch.no_grad()
+def test_attention_to_the_first_token_is_that_of_transformers(
+    pair: dict[str, Model], plain_gpt: tuple[Any, Any]
+) -> None:
+    model, words = plain_gpt
+    first = []
+    for text in sentences("en"):
+        layers = model(**words(text, return_tensors="pt"), output_attentions=True).attentions
+        first.append(torch.cat(layers)[:, :, 2:, 0].mean(-1).numpy())
+    claim = computed_claim("sink", Subject(pair[GPT], "en"))
+    assert claim.values["first"] == pytest.approx(np.mean(first), abs=1e-4)
+    assert claim.values["heads"] == (np.mean(first, 0) > 0.5).mean()
+    assert claim.values["later"] == 0
+
+
+@torch.no_grad()
+def test_temperature_and_loss_are_those_of_transformers(
+    pair: dict[str, Model], plain_gpt: tuple[Any, Any]
+) -> None:
+    model, words = plain_gpt
+    found = computed_claim("temperature", Subject(pair[GPT], "ko")).values
+    entropy = []
+    best = []
+    for text in sentences("ko"):
+        given = words(" ".join(text.split()[:4]), return_tensors="pt")
+        chances = (model(**given).logits[0, -1] / 2).softmax(-1)
+        entropy.append(float(-(chances * chances.log2()).sum()))
+        best.append(float(chances.max()))
+    assert found["hotentropy"] == pytest.approx(np.mean(entropy), abs=1e-3)
+    assert found["hot"] == pytest.approx(np.mean(best), abs=1e-4)
+    nats = []
+    for text in sentences("ko"):
+        ids = torch.tensor([[words.eos_token_id, *words(text).input_ids]])
+        logprobs = model(ids).logits[0, :-1].log_softmax(-1)
+        nats += [-float(row[i]) for row, i in zip(logprobs, ids[0, 1:], strict=True)]
+    found = computed_claim("loss", Subject(pair[GPT], "ko")).values
+    assert found["loss"] == pytest.approx(np.mean(nats), abs=1e-3)
+
+
+def test_pairs_of_a_band_are_counted_one_by_one(pair: dict[str, Model]) -> None:
+    def pairs(length: int, band: int) -> int:
+        return sum(min(query + 1, band) for query in range(length))
+
+    found = computed_claim("cost", Subject(pair[GPT], "en")).values
+    assert found["band"] == pairs(4096, 256) / pairs(2048, 256)
+    assert found["full"] == pairs(4096, 4096) / pairs(2048, 2048)
+    assert found["share"] == pairs(2048, 256) / pairs(2048, 2048)
 
 
 def test_rounded_matrices_have_few_levels_a_row(pair: dict[str, Model]) -> None:

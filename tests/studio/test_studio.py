@@ -1362,7 +1362,10 @@ def test_both_dictionaries_have_the_same_keys() -> None:
             re.findall(r"\{([a-z]+)", korean[key])
         ), key
         assert words
-    assert all(words for words in korean.values())
+    for key, words in korean.items():
+        assert words
+        for name in re.findall(r"\{([a-z]+):[가-힣]", words):  # a particle follows its word
+            assert f"{{{name}}}" in words, key
     used = {
         key
         for path in STUDIO.rglob("*.js")

@@ -81,6 +81,20 @@ def test_counts_are_those_of_grep(source: str, tmp_path: Path) -> None:
             assert index.count(tokens) == grep(texts, words), words
 
 
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
+def test_words_count_at_the_beginning_of_a_line_too(kind: str, tmp_path: Path) -> None:
+    texts = ["The law is old.\nThe law is new. The law is ours.", 'He said "The law is the law".']
+    words = train_tokenizer(texts * 9, kind=kind, vocab=300)
+    index = indexed(texts, words, tmp_path)
+    match = trace_text(index, "The law is", sentences=9).matches[0]
+    assert (match.text, match.count, match.documents) == (
+        "The law is",
+        grep(texts, "The law is"),
+        2,
+    )
+    assert len({passage.text for passage in match.passages}) == 4
+
+
 @pytest.fixture(scope="module", params=["byte-bpe", "wordpiece"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextIndex:
     texts = [*texts_of("builtin:sotu"), *texts_of("builtin:korean")]

@@ -117,7 +117,7 @@ def test_other_machines_read_training_text_only_if_allowed(
 def test_the_nearest_sentence_is_the_sentence_itself(bert: Path) -> None:
     model = malmoi.load(bert, device="cpu")
     index = own_text(bert)
-    passage = next(index.passages(index.array(index.tokenizer.ids(["union"])[0]), 1))
+    passage = next(index.passages(index.array(index.tokenizer.ids(["union"])[0]), most=1))
     for _ in range(2):  # the second time from the file
         near = model.trace(passage.text, nearest=3).nearest
         assert near[0].similarity == pytest.approx(1, abs=1e-3)

@@ -192,9 +192,10 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
     def guesses(states: Tensor) -> list[list[LayerGuess]]:
         """One layer's predictions at each position; padding of the vocabulary is left out."""
         found = []
-        for part in states[0].split(HEAD_TOKENS):
+        for part in torch.arange(states.size(1), device=states.device).split(HEAD_TOKENS):
             pause()
-            best = model.network.read(head, part).float().softmax(-1)[:, :size].topk(top)
+            logits = model.network.read(head, states, slots=part)
+            best = logits.float().softmax(-1)[:, :size].topk(top)
             for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
                 found.append([LayerGuess(name(t), p) for t, p in zip(tokens, row, strict=True)])
         return found

@@ -113,6 +113,7 @@ class LayersRequest(ApiRequest):
 
     text: TextField
     top: int = Field(5, ge=1, le=50)
+    reading: Reading | None = None  # of a model trained both ways; causal if none is given
 
 
 class LayerGuesses(BaseModel):
@@ -123,7 +124,8 @@ class LayerGuesses(BaseModel):
 @model_view("/lens")
 def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
     """Each layer's predictions at each position."""
-    found = lens(model, body.text, body.top)
+    reader = chosen_reader(model, body.reading) if body.reading else model
+    found = lens(reader, body.text, body.top)
     words = model.tokenizer
 
     def named(one: LayerGuess) -> TokenChance:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -190,21 +191,32 @@ class TextIndex:
         barriers = np.append(np.flatnonzero(tokens == unknown), len(tokens))
         return np.minimum(found, barriers[np.searchsorted(barriers, places)] - places)
 
-    def count(self, tokens: TokenArray) -> int:
-        """How often these tokens occur."""
-        return sum(len(part.occurrences(tokens)) for part in self.parts)
+    def forms(self, tokens: TokenArray, text: str) -> list[TokenArray]:
+        """The ways in which words are encoded: at the beginning of a line, and after a space."""
+        if not self.tokenizer.tokens_have_spaces:
+            return [tokens]
+        kept: list[list[int]] = []
+        for row in sorted([tokens.tolist(), *self.tokenizer.ids([text, f" {text}"])], key=len):
+            if not any(row[-len(one) :] == one for one in kept):  # where a space is a token
+                kept.append(row)
+        return [self.array(row) for row in kept]
 
-    def documents(self, tokens: TokenArray) -> int:
+    def count(self, *forms: TokenArray) -> int:
+        """How often these tokens occur, in any of their forms."""
+        return sum(len(part.occurrences(tokens)) for part in self.parts for tokens in forms)
+
+    def documents(self, *forms: TokenArray) -> int:
         """How many documents they occur in."""
-        return sum(
-            len(np.unique(np.searchsorted(part.store.documents, part.occurrences(tokens), "right")))
-            for part in self.parts
-        )
+        found = 0
+        for part in self.parts:
+            places = np.concatenate([part.occurrences(tokens) for tokens in forms])
+            found += len(np.unique(np.searchsorted(part.store.documents, places, "right")))
+        return found
 
-    def passages(self, tokens: TokenArray, most: int) -> Iterator[Passage]:
+    def passages(self, *forms: TokenArray, most: int) -> Iterator[Passage]:
         """Different sentences with these tokens, drawn evenly from their occurrences."""
         seen: set[str] = set()
-        for part in self.parts:
+        for part, tokens in product(self.parts, forms):
             places = part.occurrences(tokens)
             for place in places[:: max(1, len(places) // (4 * most))]:
                 passage = part.passage(self.tokenizer, int(place), len(tokens))

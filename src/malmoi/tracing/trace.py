@@ -141,8 +141,9 @@ def trace_text(
         start, end = query.characters(*span)
         if len(matches) < top and start < min(end, until) and end > marked:
             tokens = query.tokens[slice(*span)]
-            counts = len(tokens), index.count(tokens), index.documents(tokens)
-            passages = tuple(index.passages(tokens, sentences))
+            forms = index.forms(tokens, text[start:end])
+            counts = len(tokens), index.count(*forms), index.documents(*forms)
+            passages = tuple(index.passages(*forms, most=sentences))
             matches.append(Match(text[start:end], start, end, *counts, passages))
     new = novelty(query.lengths)
     return Trace(text, len(query.tokens), tuple(matches), new, index.size)

@@ -83,6 +83,13 @@ export function modelField(page) {
   return [model, compare];
 }
 
+const READINGS = ["masked", "causal"];
+/** Whether the model was trained both ways: it generates, and it fills in. */
+const bothWays = (model) => model.causal && model.can.includes("fill");
+export const readingField = (page) => page.some(bothWays) && pick(page, "reading", READINGS.map((name) => [name, t(`reading.${name}`)]));
+/** The setting of that field, for a request about such a model. */
+export const reading = ({ model, values }) => (bothWays(model) ? { reading: values.reading } : {});
+
 export function check(page, name) {
   const control = h("input", {
     type: "checkbox",

@@ -54,14 +54,14 @@ export function cast(lesson, about) {
 export function place(lesson, number, about) {
   const views = lesson.views.map(named);
   const view = views.find((one) => modelsFor(one, about).length || one.alone?.(about)) ?? views[0];
-  const { model: wanted, other } = cast(lesson, about);
+  const { model: wanted, other, able: carried } = cast(lesson, about);
   const able = modelsFor(view, about);
   const model = able.includes(wanted) ? wanted : usable(view, about);
   const language = languageFor(model);
   const said = (value) => (typeof value === "string" ? value : value[language]);
   const values = Object.fromEntries(Object.entries(lesson.values).map(([name, value]) => [name, said(value)]));
   const text = lesson.text ? { text: lesson.text[language] } : {};
-  const models = { ...(model ? { model: model.name } : {}), compare: able.includes(other) ? other.name : "" };
+  const models = { ...(model ? { model: model.name } : {}), compare: carried && able.includes(other) ? other.name : "" };
   return linkTo(view, about, { ...values, ...text, ...models, lesson: String(number) });
 }
 
@@ -75,6 +75,12 @@ export function claimOf(lesson, about) {
     throw error;
   });
   return claims[key];
+}
+
+/** The names of the models that the claim is about: of one unless the lesson says two, or none. */
+function computedFrom(lesson, about) {
+  const { model, other } = cast(lesson, about);
+  return [model, other].slice(0, lesson.models ?? 1).flatMap((one) => one?.name ?? []).join(", ");
 }
 
 /** Shows the lesson in the URL, if there is one; returns whether the URL names a lesson that there is. */
@@ -147,8 +153,9 @@ function question(lesson, about) {
     put(said, h("p", { class: "note" }, t("hour.computing", { model: model.name })));
     try {
       const claim = await claimOf(lesson, about);
-      keep(lesson.id, { picked, answer: claim.answer, values: claim.values, model: model.name });
-      put(said, outcome(lesson, claim, picked, model.name));
+      const names = computedFrom(lesson, about);
+      keep(lesson.id, { picked, answer: claim.answer, values: claim.values, model: names });
+      put(said, outcome(lesson, claim, picked, names));
     } catch (error) {
       put(said, h("p", { class: "wrong" }, refusal(error)));
     }
@@ -167,13 +174,14 @@ const unable = (lesson) => [
   h("details", {}, h("summary", {}, t("hour.reveal")), h("p", {}, gloss(lesson.reveal))),
 ];
 
-/** Whether the choice was right for this model, the claim in its numbers, and why. */
-export function outcome(lesson, { answer, values, bars: shares }, picked, model) {
+/** Whether the choice was right, the claim in numbers, computed from these models if from any, and why. */
+export function outcome(lesson, { answer, values, bars: shares }, picked, models) {
   const right = picked === answer;
+  const wrong = t(models ? "hour.wrong" : "hour.wrong.always", { answer: lesson.options[answer] });
   const rows = Object.entries(shares).map(([name, share]) => ({ name: lesson.bars?.[name] ?? name, share }));
   return [
-    h("p", { class: right ? "verdict good" : "verdict" }, right ? t("hour.right") : t("hour.wrong", { answer: lesson.options[answer] })),
-    h("p", {}, spell(lesson.found[answer], values), " ", h("span", { class: "note" }, t("hour.computed", { model }))),
+    h("p", { class: right ? "verdict good" : "verdict" }, right ? t("hour.right") : wrong),
+    h("p", {}, spell(lesson.found[answer], values), " ", models && h("span", { class: "note" }, t("hour.computed", { models }))),
     rows.length ? bars(rows, null, { best: false }) : null,
     h("p", {}, gloss(lesson.reveal)),
     lesson.table ? table(lesson.table.head, lesson.table.rows, lesson.title) : null,

@@ -1,25 +1,19 @@
 // Formats numbers for people.
-export const percent = (p) =>
-  p >= 0.9995
-    ? "100%"
-    : p >= 0.1
-      ? `${(100 * p).toFixed(1)}%`
-      : p >= 0.0001
-        ? `${(100 * p).toFixed(2)}%`
-        : p > 0
-          ? "<0.01%"
-          : "0%";
+export function percent(p) {
+  if (p < 0) return `−${percent(-p)}`;
+  if (p >= 0.9995) return "100%";
+  if (p >= 0.0001) return `${(100 * p).toFixed(p >= 0.1 ? 1 : 2)}%`;
+  return p > 0 ? "<0.01%" : "0%";
+}
+
 export const fixed = (x, digits = 3) => x.toFixed(digits).replace("-", "−");
 export const whole = (n) => n.toLocaleString("en-US");
 
+/** With three digits and a word of the page's language: 10.5M, 1050만; Korean has none below 만. */
 export function short(n) {
-  for (const [size, sign] of [
-    [1e9, "B"],
-    [1e6, "M"],
-    [1e3, "k"],
-  ])
-    if (Math.abs(n) >= size) return `${+(n / size).toPrecision(3)}${sign}`;
-  return `${+n.toPrecision(3)}`;
+  const korean = document.documentElement?.lang === "ko";
+  const notation = korean && Math.abs(n) < 1e4 ? "standard" : "compact";
+  return n.toLocaleString(korean ? "ko" : "en", { notation, maximumSignificantDigits: 3, useGrouping: true });
 }
 
 export function bytes(n) {

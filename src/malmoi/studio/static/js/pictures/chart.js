@@ -34,7 +34,7 @@ export function chart(series, { width, across, up, read = short, height = 280, f
     axes(x, y, { width, height, room, read, right }),
     at !== null && s("line", { class: "hair", x1: x.at(at), x2: x.at(at), y1: room.top, y2: height - room.bottom }),
     shown.map((one) => line(one, x, y, lone && read)),
-    below ? null : names(shown, x, y, width - room.right, room.right - 10),
+    below ? null : names(shown, y, { right: width - room.right, room: room.right - 10, bottom: height - 4 }),
     s("text", { class: "soft", x: 0, y: 12 }, up),
     s("text", { class: "soft", x: width - room.right, y: height - 2, "text-anchor": "end" }, across),
   );
@@ -78,12 +78,13 @@ function line({ points, hue, dashed }, x, y, read) {
 }
 
 /** Names at the ends of their lines, pushed apart where they would overlap. */
-function names(series, x, y, right, room) {
+function names(series, y, { right, room, bottom }) {
   const placed = series
     .filter((one) => one.label)
     .map((one) => ({ ...one, from: y.at(one.points.at(-1)[1]), at: y.at(one.points.at(-1)[1]) }))
     .sort((one, other) => one.at - other.at);
   placed.forEach((one, i) => (one.at = Math.max(one.at, i ? placed[i - 1].at + LINE : LINE)));
+  placed.forEach((one, i) => (one.at = Math.min(one.at, bottom - LINE * (placed.length - 1 - i))));
   return placed.map(({ label, hue, at }) => s("text", { class: "end", x: right + 9, y: at + 4, style: { fill: hue } }, cut(label, room)));
 }
 

@@ -1,7 +1,7 @@
 // Attention: thumbnails of every head, and one head large as lines or as a matrix.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
-import { area, button, card, check, line, modelField, pick, row } from "../fields.js";
+import { area, button, card, check, line, modelField, pick, reading, readingField, row } from "../fields.js";
 import { fixed } from "../numbers.js";
 import { table, visible } from "../parts.js";
 import { fit } from "../pictures/fit.js";
@@ -12,9 +12,6 @@ import { savePng, saveSvg } from "../save.js";
 import { t } from "../words.js";
 
 const PICTURES = { lines, matrix };
-const READINGS = ["masked", "causal"];
-/** Whether the model was trained both ways: it generates, and it fills in. */
-const bothWays = (model) => model.causal && model.can.includes("fill");
 const READABLE = 64; // tokens up to which the numbers are written before anyone asks
 
 class Looks {
@@ -32,11 +29,10 @@ class Looks {
   }
 
   async read(signal) {
-    const { model, text, pair, words, reading } = this.page.values;
+    const { model, text, pair, words } = this.page.values;
     const [layer, head] = this.place;
     const second = this.page.model.causal ? null : pair || null;
-    const body = { model, text, pair: second, words: words === "yes", layer, head };
-    if (bothWays(this.page.model)) body.reading = reading;
+    const body = { model, text, pair: second, words: words === "yes", layer, head, ...reading(this.page) };
     this.seen = await post("studio/attention", body, signal);
     this.draw();
   }
@@ -97,9 +93,8 @@ export default {
     const looks = new Looks(page);
     const pictures = Object.keys(PICTURES).map((name) => [name, t(`picture.${name}`)]);
     const second = page.some((model) => !model.causal) && line(page, "pair");
-    const reading = page.some(bothWays) && pick(page, "reading", READINGS.map((name) => [name, t(`reading.${name}`)]));
     return [
-      card(area(page, "text", 2), row(modelField(page), second, reading, pick(page, "picture", pictures), check(page, "words"))),
+      card(area(page, "text", 2), row(modelField(page), second, readingField(page), pick(page, "picture", pictures), check(page, "words"))),
       h("div", { class: "pair" }, card(looks.large), card(looks.small)),
       looks.details,
     ];

@@ -7,6 +7,7 @@ import { bytes, fixed, percent, short, whole } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
 
+const IDLE = 0.01; // share of hidden numbers above 0: an MLP with fewer is all but off
 const PARTS = ["embedding", "attention", "mlp", "head", "other"];
 const usual = (numbers) => Math.max(0.05, ...numbers.map(Math.abs));
 
@@ -177,7 +178,7 @@ class Path {
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, sign), strip(t(`home.block.${name}`), block[name][i], width), size(name));
     const norm = (name) => (model.depth && block.sizes[name].some(Boolean) ? term("→", name) : null);
     const part = (title, shape, ...inside) => h("section", { class: "inner" }, h("h3", {}, title, h("code", {}, shape)), ...inside);
-    const share = percent(block.active[i]);
+    const active = t(block.active[i] < IDLE ? "home.idle" : "home.active", { share: percent(block.active[i]) });
     return step(
       "block",
       { met: this.met, shape: `× ${model.depth}`, values: { depth: model.depth, layer: values.layer }, links: ["patterns", "attention", "lens", "ablate"] },
@@ -193,7 +194,7 @@ class Path {
         `${model.width} → ${wide} → ${model.width}`,
         h("p", {}, gloss(t("home.mlp.about"), this.met)),
         h("p", { class: "formula" }, "MLP(x) = W₂ · f(W₁ · x)"),
-        block.sizes.mlp_hidden[i] ? [strip(t("home.block.mlp_hidden"), block.mlp_hidden[i], wide), h("p", { class: "note" }, t("home.active", { share }))] : null,
+        block.sizes.mlp_hidden[i] ? [strip(t("home.block.mlp_hidden"), block.mlp_hidden[i], wide), h("p", { class: "note" }, active)] : null,
       ),
       term("+", "mlp"),
       pre ? null : norm("mlp_norm"),

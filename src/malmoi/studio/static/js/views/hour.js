@@ -70,7 +70,7 @@ function own(lesson, { picked, answer: right, values, model }) {
   const good = picked === right;
   return [
     h("p", {}, h("b", { class: good ? "good" : "wrong" }, good ? "✓ " : "✗ "), lesson.options[picked] ?? picked, good ? "" : ` → ${lesson.options[right] ?? right}`),
-    values && lesson.found[right] ? h("p", {}, spell(lesson.found[right], values), " ", t("hour.computed", { model })) : null,
+    values && lesson.found[right] ? h("p", {}, spell(lesson.found[right], values), " ", model && t("hour.computed", { models: model })) : null,
     h("p", { class: "note" }, lesson.reveal),
   ];
 }

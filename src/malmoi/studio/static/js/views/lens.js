@@ -1,7 +1,7 @@
 // The prediction of each layer as if it were the last.
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
-import { area, card, modelField, row } from "../fields.js";
+import { area, card, modelField, reading, readingField, row } from "../fields.js";
 import { percent } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
@@ -19,7 +19,7 @@ class Lens {
 
   async read(signal) {
     const { model, text } = this.page.values;
-    this.seen = await post("studio/lens", { model, text, top: TOP }, signal);
+    this.seen = await post("studio/lens", { model, text, top: TOP, ...reading(this.page) }, signal);
     this.cells = this.seen.layers.map((places, layer) => places.map((_, place) => this.cell(layer, place)));
     const row = (cells, layer) =>
       h(
@@ -53,11 +53,11 @@ class Lens {
 export default {
   name: "lens",
   needs: (model) => model.can.includes("logits"),
-  defaults: () => ({ text: "" }),
+  defaults: () => ({ text: "", reading: "causal" }),
 
   build(page) {
     const lens = new Lens(page);
     const hint = h("p", { class: "note" }, t("lens.hint"));
-    return [card(area(page, "text", 2), row(modelField(page))), card(lens.grid, hint), card(lens.panel)];
+    return [card(area(page, "text", 2), row(modelField(page), readingField(page))), card(lens.grid, hint), card(lens.panel)];
   },
 };

@@ -19,7 +19,7 @@ export function distribution(logits, { temperature, topk, topp }) {
   let before = 0;
   const cuts = Array.from(logits, (logit, i) => {
     if (greedy) return i ? "greedy" : null;
-    const cut = logit < last ? "topk" : i && before >= topp ? "topp" : null;
+    const cut = logit < last ? "topk" : i && topp < 1 && before >= topp ? "topp" : null;
     before += kept[i];
     return cut;
   });
@@ -80,7 +80,7 @@ class Next {
       this.facts,
       facts([
         [t("next.kept"), `${whole(kept)} / ${whole(final.length)}`],
-        [t("next.entropy"), `${fixed(entropy, 2)} bit`],
+        [t("next.entropy"), t("next.bits", { entropy: fixed(entropy, 2) })],
         [t("next.likeliest"), percent(final[0])],
       ]),
     );
