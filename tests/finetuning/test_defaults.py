@@ -13,10 +13,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.finetune import default_settings
-from malmoi.model import Network, initialise, preset
-from malmoi.training.losses import ForwardPass
-from malmoi.training.losses.distil import consistent
-from malmoi.training.losses.task import classification_loss
+from malmoi.model import preset
 from tiny_models import tiny_bert
 
 WORDS = "good fine bad poor film plot it was dull"
@@ -113,25 +110,6 @@ def test_a_number_starts_at_the_mean(bert: Path, tmp_path: Path) -> None:
         bert, "regression", rows, tmp_path / "o", rows, steps=1, lr=1e-9, device="cpu"
     )
     assert done.model.predict("good").scores["score"] == pytest.approx(4.5, abs=0.5)
-
-
-def test_r_drop_is_the_mean_loss_and_the_divergence() -> None:
-    config = preset("bert-tiny", vocab=20, context=16, width=16, heads=2, depth=1, dropout=0.3)
-    network = initialise(Network(config, {"classify": 3}), 0)
-    network.heads["classify"].get_submodule("drop").eval()  # it would be drawn at every reading
-    tokens = torch.randint(0, 20, (4, 8), generator=torch.Generator().manual_seed(0))
-    batch = {"tokens": tokens, "labels": torch.tensor([0, 2, 1, 2])}
-    objective = consistent(classification_loss(), head_kind(named_task("sst2")).distil, 2.0)
-    counts = {"labels": torch.tensor(4.0)}
-    torch.manual_seed(1)
-    found = objective(ForwardPass.of(network, batch), counts)[0].item()
-    torch.manual_seed(1)
-    passes = [ForwardPass.of(network, batch).scores("classify").log_softmax(-1) for _ in range(2)]
-    a, b = passes
-    hard = sum(-one[torch.arange(4), batch["labels"]].mean() for one in passes) / 2
-    kl = [(p.exp() * (p - q)).sum(-1).mean() for p, q in ((a, b), (b, a))]
-    assert not torch.equal(a, b)
-    assert found == pytest.approx((hard + 0.25 * 2.0 * sum(kl)).item(), abs=1e-5)
 
 
 def test_a_run_starts_without_torchs_compiler(bert: Path, tmp_path: Path) -> None:

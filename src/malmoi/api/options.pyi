@@ -337,8 +337,6 @@ class FinetuneOptions(ColumnOptions, total=False):
     """Each layer's learning rate relative to the layer above."""
     layers_transferred: int | None
     """Keep only the first n pre-trained layers (GPT-1 fig. 2)."""
-    rdrop: float
-    """Weight of the divergence of two passes with different dropout (R-Drop, Liang et al. 2021)."""
     class_weights: bool | None
     """Weight rare labels more."""
     label_thresholds: bool

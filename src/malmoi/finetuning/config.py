@@ -105,12 +105,6 @@ class FinetuneConfig(Config):
     layers_transferred: int | None = setting(
         None, "Keep only the first n pre-trained layers (GPT-1 fig. 2).", shown="all"
     )
-    rdrop: float = setting(
-        0.0,
-        "Weight of the divergence of two passes with different dropout (R-Drop, Liang et al. "
-        "2021).",
-        ge=0,
-    )
     class_weights: bool | None = setting(
         None, "Weight rare labels more.", shown="if labels are imbalanced"
     )

@@ -177,7 +177,7 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
 # §3.1), and the result is the mean of the weights over the last third, so that no epoch has to be
 # selected.
 # A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,000 rows (Zhang et
-# al. 2021): with MiniLM it took RTE from 58 to 64. R-Drop and twice the epochs change nothing there
+# al. 2021): with MiniLM it took RTE from 58 to 64. Twice the epochs change nothing there
 # (docs/lab.md). Without a budget a run ends after some minutes, its rate decayed by then, however
 # many epochs are left. A writer has three epochs, but a hundred updates at least, in smaller
 # batches: after the six of 54 rows a GPT still writes what it wrote before.
@@ -306,7 +306,6 @@ def _sentence(settings: FinetuneConfig, rows: int) -> str:
         msg("layer decay {decay:g}", decay=s.layer_decay): s.layer_decay < 1,
         msg("averaged over the last {average:.0%}", average=s.average): s.average > 0,
         msg("a new top layer"): s.layers_transferred is not None,
-        f"R-Drop {s.rdrop:g}": s.rdrop > 0,
     }
     said = [part for part, holds in parts.items() if holds]
     return msg("{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", said))

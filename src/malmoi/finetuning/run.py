@@ -62,7 +62,6 @@ from malmoi.tokenizer import TokenRow
 from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
-from malmoi.training.losses.distil import consistent
 from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -503,8 +502,6 @@ def make_objective(
     if kind.sentence_objective is not None:
         return kind.sentence_objective((work.start.sentence or SentencePooling()).tokens)
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
-    if settings.rdrop:
-        objective = consistent(objective, kind.distil, settings.rdrop)
     if settings.lm:
         objective = objective + settings.lm * lm(weights=LM_WEIGHTS)
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)

@@ -105,23 +105,6 @@ def distillation_loss(
     return Objective((Term(head, labels, total, name=name),))
 
 
-def consistent(objective: Objective, distiller: Distiller, weight: float) -> Objective:
-    """R-Drop (Liang et al. 2021 eq. 4): two passes with different dropout that should agree.
-
-    The labels' loss is the mean of both passes; weight/4 of both divergences is added. Each pass is
-    a fixed target for the other.
-    """
-    head, labels, apart = distiller
-
-    def total(done: ForwardPass) -> Tensor:
-        again = ForwardPass.of(done.network, done.batch)
-        both = apart(done, again, 1.0) + apart(again, done, 1.0)
-        hard = [term.weight * term.total(again) for term in objective.terms]
-        return 0.5 * torch.stack(hard).sum() + 0.25 * weight * both
-
-    return 0.5 * objective + Objective((Term(head, labels, total, name="consistency"),))
-
-
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """T² Σ p log(p / q) of scores [..., N] at temperature T (Hinton et al. 2015 §2)."""
     log_q = F.log_softmax(student.float().clamp(min=MASKED_SCORE) / temperature, -1)
