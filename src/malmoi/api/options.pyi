@@ -644,7 +644,7 @@ class StudyOptions(TypedDict, total=False):
     device: str | None
     """cpu, cuda, cuda:1… or mps."""
     scale: str
-    """Scale of the study: cpu, gpu-minutes or paper."""
+    """Scale of the study: cpu, gpu-minutes, gpu-hour or paper."""
     seeds: int
     """Runs of each row, with different seeds."""
     workers: int

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from malmoi.interpret.probe import fit_linear
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
+from malmoi.system.optimizers import lean
 from malmoi.system.progress import tracked
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
@@ -55,8 +56,9 @@ LOSSES: Mapping[TaskHead, Loss] = {
     LABEL_SET: F.binary_cross_entropy_with_logits,
     NUMBER: lambda scores, labels: F.mse_loss(scores[:, 0], labels),
 }
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # × |W|² beside the mean loss, on vectors of mean length 1
-FOLDS = 3
+# × |W|² beside the mean loss, on vectors of mean length 1
+RIDGES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5)
+FOLDS = 5
 MAX_RIDGE_ROWS = 1000  # more change no choice
 TINY = 1e-12
 
@@ -81,16 +83,38 @@ def fit_head(
     x = x - middle
     scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
     x = x * scale
+    axes = _own_axes(x)
+    x = x @ axes.T
     if ridge is None:
-        some, known = x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS]
-        held = torch.arange(len(some)) % FOLDS == torch.arange(FOLDS)[:, None]
-        scores = {r: held_out_scores(some, known, held, classes, r, loss) for r in RIDGES}
-        ridge = min(RIDGES, key=lambda r: float(loss(scores[r], known)))
+        ridge = _best_ridge(x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS], classes, loss)
     weight, bias = fit_linear(x, y, classes, ridge, loss)
+    weight = axes.T @ weight * scale
     with torch.no_grad():
-        head.weight.copy_(weight.T * scale)
+        head.weight.copy_(weight.T)
         if head.bias is not None:
-            head.bias.copy_(bias - middle @ weight * scale)
+            head.bias.copy_(bias - middle @ weight)
+
+
+def _own_axes(x: Tensor) -> Tensor:
+    """Axes of the space that the rows span [min(n, D), D]: the least loss is reached within it."""
+    rows, width = x.shape
+    return torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
+
+
+def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
+    """The ridge with the fewest wrong labels in cross-validation, then with the least loss.
+
+    By the loss alone, few rows would choose a layer that always says the most frequent label.
+    """
+    order = y.argsort(stable=True) if y.dim() == 1 else torch.arange(len(y))
+    held = order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]  # all labels in each fold
+
+    def errors(ridge: float) -> tuple[int, float]:
+        scores = held_out_scores(x, y, held, classes, ridge, loss)
+        wrong = scores.argmax(1) != y if loss is F.cross_entropy else torch.zeros(())
+        return int(wrong.sum()), float(loss(scores, y))
+
+    return min(RIDGES, key=errors)
 
 
 def held_out_scores(
@@ -209,6 +233,8 @@ PROMPTS = {
 }
 KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
 MAX_COMPARED_ROWS = 64  # more cost time and change no choice
+FIRST_ROWS = 16  # after which words that are clearly behind are dropped
+MEAN, LAYER = "the mean of the best three", "a new layer"  # candidates' names
 MAX_FOLDS = 8
 FIT_STEPS = 100  # of L-BFGS, which converges long before
 # options that do not ask for training
@@ -286,6 +312,9 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
         )
     )
     work.start.network.to(work.device).eval()
+    if settings.prompt is None and _clearly_behind(work, prompts, out):
+        logger.info("A new layer is trained.")
+        return None
     words, (mean_gain, layer_gain) = _try_all(work, prompts, compare_held_out(work, out))
     if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
         logger.info("A new layer is trained.")
@@ -299,12 +328,25 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     return words
 
 
+def _clearly_behind(work: FinetuneData, prompts: Sequence[Verbalizer], out: Path) -> bool:
+    """Whether the words are clearly worse than a new layer on a few rows: more cost time."""
+    began = time.monotonic()
+    some = range(0, len(work.held), -(-len(work.held) // FIRST_ROWS))
+    few = replace(work, held=tuple(work.held[i] for i in some))
+    comparison = compare_held_out(few, out)
+    mean = _outcome(few, _fit_prompts(few, prompts).mean_of_best(_labels(few)))
+    comparison.add(MEAN, mean, began)
+    began = time.monotonic()
+    layer = _outcome(few, _layer_scores(work)[list(some)])
+    comparison.add(LAYER, layer, began, mean)
+    return comparison.gain(mean, layer).clear
+
+
 def _try_all(
     work: FinetuneData, prompts: Sequence[Verbalizer], comparison: Comparison
 ) -> tuple[Verbalizer, tuple[Gain, Gain]]:
     """The mean of the best prompts; its gain over the usual label, and a new layer's over it."""
-    labels = torch.tensor([work.labels.index(row.label) for row in work.held])
-    folds = _folds(len(labels), len(set(labels.tolist())))
+    labels = _labels(work)
     began = time.monotonic()
 
     def compared(name: str, scores: Tensor, first: Outcome | None = None) -> Outcome:
@@ -314,20 +356,27 @@ def _try_all(
 
     most = F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1)
     usual = compared("the most frequent label", most.log())
-    found = fit_calibration(*_prompt_scores(work, prompts), labels, folds)
+    found = _fit_prompts(work, prompts)
     for one, scores in zip(prompts, found.held_out, strict=True):
         compared(repr(one.prompt), scores, usual)
-    order = found.losses(labels).argsort(stable=True)[:KEPT].tolist()
-    scores = found.held_out.log_softmax(-1)[order].mean(0)
-    mean = compared("the mean of the best three", scores, usual)
+    mean = compared(MEAN, found.mean_of_best(labels), usual)
     began = time.monotonic()
-    layer = compared("a new layer", _layer_scores(work, labels, folds), usual)
+    layer = compared(LAYER, _layer_scores(work), usual)
     best, *others = (
         replace(prompts[i], bias=tuple(found.bias[i].tolist()), scale=float(found.scale[i]))
-        for i in order
+        for i in found.best(labels)
     )
     gains = (comparison.gain(usual, mean), comparison.gain(mean, layer))
     return replace(best, also=tuple(others)), gains
+
+
+def _labels(work: FinetuneData) -> Tensor:
+    return torch.tensor([work.labels.index(row.label) for row in work.held])
+
+
+def _fit_prompts(work: FinetuneData, prompts: Sequence[Verbalizer]) -> "Calibration":
+    labels = _labels(work)
+    return fit_calibration(*_prompt_scores(work, prompts), labels, _folds(labels))
 
 
 def _prompts(work: FinetuneData) -> list[Verbalizer]:
@@ -355,12 +404,13 @@ def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[T
     return logs[:, :rows], torch.stack([content_free_bias(one) for one in logs[:, rows:]])
 
 
-def _folds(rows: int, classes: int) -> Tensor:
+def _folds(labels: Tensor) -> Tensor:
     """Which rows each fold holds out [F, n]; the last fold holds out none.
 
     A row of each label at a time: without a row of one label, the others look too frequent.
     """
-    count = max(2, min(rows // classes, MAX_FOLDS))
+    rows = len(labels)
+    count = max(2, min(rows // len(labels.unique()), MAX_FOLDS))
     held = torch.arange(rows)[None] % count == torch.arange(count)[:, None]
     return torch.cat((held, torch.zeros(1, rows, dtype=torch.bool)))
 
@@ -378,6 +428,15 @@ class Calibration:
         right = labels.expand(len(self.scale), -1)[..., None]
         return -self.held_out.log_softmax(-1).gather(-1, right).mean((1, 2))
 
+    def best(self, labels: Tensor) -> list[int]:
+        """Numbers of the prompts with the least loss."""
+        found: list[int] = self.losses(labels).argsort(stable=True)[:KEPT].tolist()
+        return found
+
+    def mean_of_best(self, labels: Tensor) -> Tensor:
+        """Held-out scores [n, N] of the mean of the best prompts."""
+        return self.held_out.log_softmax(-1)[self.best(labels)].mean(0)
+
 
 def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -> Calibration:
     """Fits scale · log p + bias of each prompt by cross-entropy, in every fold at once.
@@ -389,7 +448,8 @@ def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -
     folds = len(held)
     powers = torch.zeros(prompts, folds, dtype=logs.dtype, requires_grad=True)
     bias = prior[:, None].repeat(1, folds, 1).requires_grad_()
-    optimizer = torch.optim.LBFGS([powers, bias], max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
+    how: dict[str, Any] = {"max_iter": FIT_STEPS, "line_search_fn": "strong_wolfe"}
+    optimizer = lean(torch.optim.LBFGS)([powers, bias], **how)
     target = labels.expand(prompts, folds, rows)[..., None]
 
     def scores() -> Tensor:
@@ -411,8 +471,10 @@ def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -
     return Calibration(powers.detach()[:, -1].exp(), bias.detach()[:, -1], held_out)
 
 
-def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
+def _layer_scores(work: FinetuneData) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
+    labels = _labels(work)
+    folds = _folds(labels)
     texts = ["\n".join(row.texts) for row in work.held]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()

@@ -185,7 +185,7 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
 # rows up to → epochs, examples per step
 RowTable = tuple[tuple[float, float, int], ...]
 BY_ROWS: RowTable = (
-    (200, 30, 16),
+    (200, 15, 16),
     (1_000, 20, 16),
     (8_000, 10, 16),
     (20_000, 5, 16),
@@ -206,6 +206,7 @@ AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
+ROWS_PER_MINUTE = 100  # of few rows: a minute for each hundred
 # Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
 
@@ -275,7 +276,10 @@ def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str,
     """Defaults of full fine-tuning that fit these settings and the model."""
     kind = head_kind(work.task)
     network = work.start.network
-    chosen = default_settings(len(work.train), kind, network.config)
+    rows = len(work.train)
+    chosen = default_settings(rows, kind, network.config)
+    if settings.frozen_first:
+        chosen["max_minutes"] = min(settings.max_minutes, max(1, rows / ROWS_PER_MINUTE))
     if settings.from_scratch:
         chosen["layer_decay"] = 1.0
     if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …

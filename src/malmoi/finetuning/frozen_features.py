@@ -45,6 +45,7 @@ LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
     "second-to-last": lambda depth: ((depth - 1,), False),
     "last": lambda depth: ((depth,), False),
     "last4": lambda depth: (_last4(depth), False),
+    "all": lambda depth: (tuple(range(depth + 1)), False),
     "weighted-last4": lambda depth: (_last4(depth), True),
     "weighted-all": lambda depth: (tuple(range(1, depth + 1)), True),
     # ELMo's: the embedding too (Peters et al. 2018 eq. 1)

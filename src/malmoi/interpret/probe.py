@@ -18,6 +18,7 @@ from malmoi.errors import MalmoiError, UsageError, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_batches
 from malmoi.model import Activations
+from malmoi.system.optimizers import lean
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.columns import guess_columns
@@ -226,7 +227,7 @@ def fit_linear(
     x = x.detach().clone()
     weight = torch.zeros(x.size(1), classes, dtype=x.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
-    solver = torch.optim.LBFGS(
+    solver = lean(torch.optim.LBFGS)(
         [weight, bias], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe"
     )
 

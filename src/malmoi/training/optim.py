@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -11,24 +9,9 @@ from torch import Tensor, nn
 
 from malmoi.model import Network
 from malmoi.system.machine import this_machine
+from malmoi.system.optimizers import lean
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.state import local_part
-
-
-@cache
-def _lean_adamw() -> type[torch.optim.AdamW]:
-    """AdamW that does not load torch's compiler, which takes two seconds.
-
-    torch loads it with an optimizer's first call and first step, to keep them out of compiled code;
-    no optimizer is compiled here.
-    """
-    optimizer = torch.optim.Optimizer
-    for method in (optimizer.add_param_group, optimizer.zero_grad, optimizer.load_state_dict):
-        plain = unwrap(method)
-        if not hasattr(plain, "__dynamo_disable"):
-            setattr(plain, "__dynamo_disable", plain)  # torch's name
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-    return type("AdamW", (torch.optim.AdamW,), {"step": step})
 
 
 def make_optimizers(
@@ -55,7 +38,14 @@ def make_optimizers(
     for group in groups if capturable else ():
         group["lr"] = torch.tensor(c.lr, device=rest[0].device)
     betas = (c.betas[0], c.betas[1])
-    adam = _lean_adamw()(groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable)
+    how: dict[str, Any] = {
+        "lr": c.lr,
+        "betas": betas,
+        "eps": c.eps,
+        "fused": True,
+        "capturable": capturable,
+    }
+    adam = lean(torch.optim.AdamW)(groups, **how)
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
