@@ -45,6 +45,34 @@ def test_transformers_computes_the_same(name: str) -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", [BERT, GPT])
+def test_its_card_is_that_of_the_repository(name: str) -> None:
+    card = (STORED / name / "README.md").read_text("utf-8")
+    assert card == (Path(__file__).parents[1] / "models" / name / "README.md").read_text("utf-8")
+    assert "…" not in card
+
+
+def test_it_is_saved_for_others_with_the_same_scores(tmp_path: Path) -> None:
+    """As a plain folder, and as a file of llama.cpp, which transformers reads too."""
+    import transformers
+
+    pytest.importorskip("gguf")
+    model = malmoi.load(GPT)
+    model.save(tmp_path / "plain")
+    malmoi.export(GPT, tmp_path / "gpt.gguf")
+    kind = transformers.GPT2LMHeadModel
+    for theirs in (
+        kind.from_pretrained(tmp_path / "plain"),
+        kind.from_pretrained(tmp_path, gguf_file="gpt.gguf"),
+    ):
+        for text in TEXTS:
+            ids = torch.tensor([model.tokenizer.encode(text).tokens])
+            with torch.inference_mode():
+                torch.testing.assert_close(
+                    theirs(ids).logits, model.network(ids)["lm"], rtol=1e-4, atol=1e-3
+                )
+
+
 def test_eight_bits_keep_the_weights(tmp_path: Path) -> None:
     folder = shipped(BERT)
     assert folder is not None

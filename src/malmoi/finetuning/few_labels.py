@@ -233,8 +233,9 @@ PROMPTS = {
 }
 KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
 MAX_COMPARED_ROWS = 64  # more cost time and change no choice
-FIRST_ROWS = 16  # after which words that are clearly behind are dropped
-MEAN, LAYER = "the mean of the best three", "a new layer"  # candidates' names
+FIRST_ROWS = 16  # after which words that lose are dropped
+# candidates' names
+USUAL, MEAN, LAYER = "the most frequent label", "the mean of the best three", "a new layer"
 MAX_FOLDS = 8
 FIT_STEPS = 100  # of L-BFGS, which converges long before
 # options that do not ask for training
@@ -312,7 +313,7 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
         )
     )
     work.start.network.to(work.device).eval()
-    if settings.prompt is None and _clearly_behind(work, prompts, out):
+    if settings.prompt is None and _are_hopeless(work, prompts, out):
         logger.info("A new layer is trained.")
         return None
     words, (mean_gain, layer_gain) = _try_all(work, prompts, compare_held_out(work, out))
@@ -328,17 +329,21 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     return words
 
 
-def _clearly_behind(work: FinetuneData, prompts: Sequence[Verbalizer], out: Path) -> bool:
-    """Whether the words are clearly worse than a new layer on a few rows: more cost time."""
+def _are_hopeless(work: FinetuneData, prompts: Sequence[Verbalizer], out: Path) -> bool:
+    """Whether the words lose on a few rows already; more rows take more time."""
     began = time.monotonic()
     some = range(0, len(work.held), -(-len(work.held) // FIRST_ROWS))
     few = replace(work, held=tuple(work.held[i] for i in some))
     comparison = compare_held_out(few, out)
+    usual = _outcome(few, _usual_scores(few))
+    comparison.add(USUAL, usual, began)
     mean = _outcome(few, _fit_prompts(few, prompts).mean_of_best(_labels(few)))
-    comparison.add(MEAN, mean, began)
+    comparison.add(MEAN, mean, began, usual)
+    if not comparison.gain(usual, mean).clear:
+        return True
     began = time.monotonic()
     layer = _outcome(few, _layer_scores(work)[list(some)])
-    comparison.add(LAYER, layer, began, mean)
+    comparison.add(LAYER, layer, began, usual)
     return comparison.gain(mean, layer).clear
 
 
@@ -354,8 +359,7 @@ def _try_all(
         comparison.add(name, outcome, began, first)
         return outcome
 
-    most = F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1)
-    usual = compared("the most frequent label", most.log())
+    usual = compared(USUAL, _usual_scores(work))
     found = _fit_prompts(work, prompts)
     for one, scores in zip(prompts, found.held_out, strict=True):
         compared(repr(one.prompt), scores, usual)
@@ -368,6 +372,12 @@ def _try_all(
     )
     gains = (comparison.gain(usual, mean), comparison.gain(mean, layer))
     return replace(best, also=tuple(others)), gains
+
+
+def _usual_scores(work: FinetuneData) -> Tensor:
+    """Scores [n, N] that always say the most frequent label."""
+    labels = _labels(work)
+    return F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1).log()
 
 
 def _labels(work: FinetuneData) -> Tensor:
