@@ -418,6 +418,7 @@ def describe_run(
 ) -> None:
     """Logs the data, the baselines and any warnings before training."""
     logger.info(work.protocol.describe())
+    _describe_few_rows(work)
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
     logger.info(
@@ -446,6 +447,19 @@ def describe_run(
                 "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
                 cut=cut,
                 limit=limit,
+            )
+        )
+
+
+def _describe_few_rows(work: FinetuneData) -> None:
+    """Says how little an accuracy on few rows is worth."""
+    if work.word_baseline is not None and len(work.dev) < MIN_SELECTION_ROWS:
+        logger.info(
+            msg(
+                "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE evaluates on "
+                "more.",
+                rows=plural(len(work.dev), "row"),
+                points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
             )
         )
 
