@@ -206,7 +206,7 @@ AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
-ROWS_PER_MINUTE = 150  # of few rows, so that a hundred take less than a minute in all
+ROWS_PER_MINUTE = 150  # of few rows: a hundred should take less than a minute in all
 MIN_MINUTES = 0.5
 # Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
