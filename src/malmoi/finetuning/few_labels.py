@@ -56,8 +56,8 @@ LOSSES: Mapping[TaskHead, Loss] = {
     LABEL_SET: F.binary_cross_entropy_with_logits,
     NUMBER: lambda scores, labels: F.mse_loss(scores[:, 0], labels),
 }
-# × |W|² beside the mean loss, on vectors of mean length 1
-RIDGES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5)
+# × |W|² beside the sum of the losses, on vectors of mean length 1
+RIDGES = (10.0, 3.0, 1.0, 0.3, 0.1)
 FOLDS = 5
 MAX_RIDGE_ROWS = 1000  # more change no choice
 TINY = 1e-12
@@ -86,7 +86,7 @@ def fit_head(
     axes = _own_axes(x)
     x = x @ axes.T
     if ridge is None:
-        ridge = _best_ridge(x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS], classes, loss)
+        ridge = _best_ridge(x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS], classes, loss) / len(x)
     weight, bias = fit_linear(x, y, classes, ridge, loss)
     weight = axes.T @ weight * scale
     with torch.no_grad():
@@ -110,7 +110,7 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
     held = order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]  # all labels in each fold
 
     def errors(ridge: float) -> tuple[int, float]:
-        scores = held_out_scores(x, y, held, classes, ridge, loss)
+        scores = held_out_scores(x, y, held, classes, ridge / len(x), loss)
         wrong = scores.argmax(1) != y if loss is F.cross_entropy else torch.zeros(())
         return int(wrong.sum()), float(loss(scores, y))
 

@@ -206,7 +206,8 @@ AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
-ROWS_PER_MINUTE = 100  # of few rows: a minute for each hundred
+ROWS_PER_MINUTE = 150  # of few rows: a hundred should take less than a minute in all
+MIN_MINUTES = 0.5
 # Labels are imbalanced if the rarest has less than this fraction of a uniform share
 RARE = 0.2
 
@@ -279,7 +280,8 @@ def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str,
     rows = len(work.train)
     chosen = default_settings(rows, kind, network.config)
     if settings.frozen_first:
-        chosen["max_minutes"] = min(settings.max_minutes, max(1, rows / ROWS_PER_MINUTE))
+        fitting = max(MIN_MINUTES, round(rows / ROWS_PER_MINUTE, 1))
+        chosen["max_minutes"] = min(settings.max_minutes, fitting)
     if settings.from_scratch:
         chosen["layer_decay"] = 1.0
     if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
