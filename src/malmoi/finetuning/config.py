@@ -35,7 +35,7 @@ class FinetuneConfig(Config):
     """All settings of `finetune` but the model, the task and the files."""
 
     epochs: float = option(
-        3.0, "Passes over the rows.", gt=0, shown="2–20 by rows, ended after 4 minutes, on a GPU 10"
+        3.0, "Passes over the rows.", gt=0, shown="2–30 by rows, ended after 4 minutes, on a GPU 10"
     )
     steps: int = option(0, "Budget in steps.", ge=0)
     minutes: float = option(0.0, "Budget as a time: 3, 90s, 2h.", ge=0, unit="minutes")

@@ -234,8 +234,6 @@ PROMPTS = {
 KEPT = 3  # prompts whose scores are averaged: with few rows the single best is often luck
 MAX_COMPARED_ROWS = 64  # more cost time and change no choice
 FIRST_ROWS = 16  # after which words that lose are dropped
-# candidates' names
-USUAL, MEAN, LAYER = "the most frequent label", "the mean of the best three", "a new layer"
 MAX_FOLDS = 8
 FIT_STEPS = 100  # of L-BFGS, which converges long before
 # options that do not ask for training
@@ -313,13 +311,14 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
         )
     )
     work.start.network.to(work.device).eval()
-    if settings.prompt is None and _are_hopeless(work, prompts, out):
-        logger.info("A new layer is trained.")
-        return None
-    words, (mean_gain, layer_gain) = _try_all(work, prompts, compare_held_out(work, out))
-    if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
-        logger.info("A new layer is trained.")
-        return None
+    few = replace(work, held=work.held[:: -(-len(work.held) // FIRST_ROWS)])
+    # words that lose on a few rows already are dropped
+    twice = settings.prompt is None and len(work.held) > FIRST_ROWS
+    for some in (few, work) if twice else (work,):
+        words, (mean_gain, layer_gain) = _try_all(some, prompts, compare_held_out(some, out))
+        if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
+            logger.info("A new layer is trained.")
+            return None
     logger.info(
         msg(
             "Label words after {prompts}: nothing needs to be trained.",
@@ -329,29 +328,11 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     return words
 
 
-def _are_hopeless(work: FinetuneData, prompts: Sequence[Verbalizer], out: Path) -> bool:
-    """Whether the words lose on a few rows already; more rows take more time."""
-    began = time.monotonic()
-    some = range(0, len(work.held), -(-len(work.held) // FIRST_ROWS))
-    few = replace(work, held=tuple(work.held[i] for i in some))
-    comparison = compare_held_out(few, out)
-    usual = _outcome(few, _usual_scores(few))
-    comparison.add(USUAL, usual, began)
-    mean = _outcome(few, _fit_prompts(few, prompts).mean_of_best(_labels(few)))
-    comparison.add(MEAN, mean, began, usual)
-    if not comparison.gain(usual, mean).clear:
-        return True
-    began = time.monotonic()
-    layer = _outcome(few, _layer_scores(work)[list(some)])
-    comparison.add(LAYER, layer, began, usual)
-    return comparison.gain(mean, layer).clear
-
-
 def _try_all(
     work: FinetuneData, prompts: Sequence[Verbalizer], comparison: Comparison
 ) -> tuple[Verbalizer, tuple[Gain, Gain]]:
     """The mean of the best prompts; its gain over the usual label, and a new layer's over it."""
-    labels = _labels(work)
+    labels = torch.tensor([work.labels.index(row.label) for row in work.held])
     began = time.monotonic()
 
     def compared(name: str, scores: Tensor, first: Outcome | None = None) -> Outcome:
@@ -359,34 +340,23 @@ def _try_all(
         comparison.add(name, outcome, began, first)
         return outcome
 
-    usual = compared(USUAL, _usual_scores(work))
-    found = _fit_prompts(work, prompts)
+    most = F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1)
+    usual = compared("the most frequent label", most.log())
+    folds = _folds(labels)
+    found = fit_calibration(*_prompt_scores(work, prompts), labels, folds)
     for one, scores in zip(prompts, found.held_out, strict=True):
         compared(repr(one.prompt), scores, usual)
-    mean = compared(MEAN, found.mean_of_best(labels), usual)
+    order = found.losses(labels).argsort(stable=True)[:KEPT].tolist()
+    scores = found.held_out.log_softmax(-1)[order].mean(0)
+    mean = compared("the mean of the best three", scores, usual)
     began = time.monotonic()
-    layer = compared(LAYER, _layer_scores(work), usual)
+    layer = compared("a new layer", _layer_scores(work, labels, folds), usual)
     best, *others = (
         replace(prompts[i], bias=tuple(found.bias[i].tolist()), scale=float(found.scale[i]))
-        for i in found.best(labels)
+        for i in order
     )
     gains = (comparison.gain(usual, mean), comparison.gain(mean, layer))
     return replace(best, also=tuple(others)), gains
-
-
-def _usual_scores(work: FinetuneData) -> Tensor:
-    """Scores [n, N] that always say the most frequent label."""
-    labels = _labels(work)
-    return F.one_hot(labels.mode().values, len(work.labels)).expand(len(labels), -1).log()
-
-
-def _labels(work: FinetuneData) -> Tensor:
-    return torch.tensor([work.labels.index(row.label) for row in work.held])
-
-
-def _fit_prompts(work: FinetuneData, prompts: Sequence[Verbalizer]) -> "Calibration":
-    labels = _labels(work)
-    return fit_calibration(*_prompt_scores(work, prompts), labels, _folds(labels))
 
 
 def _prompts(work: FinetuneData) -> list[Verbalizer]:
@@ -438,15 +408,6 @@ class Calibration:
         right = labels.expand(len(self.scale), -1)[..., None]
         return -self.held_out.log_softmax(-1).gather(-1, right).mean((1, 2))
 
-    def best(self, labels: Tensor) -> list[int]:
-        """Numbers of the prompts with the least loss."""
-        found: list[int] = self.losses(labels).argsort(stable=True)[:KEPT].tolist()
-        return found
-
-    def mean_of_best(self, labels: Tensor) -> Tensor:
-        """Held-out scores [n, N] of the mean of the best prompts."""
-        return self.held_out.log_softmax(-1)[self.best(labels)].mean(0)
-
 
 def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -> Calibration:
     """Fits scale · log p + bias of each prompt by cross-entropy, in every fold at once.
@@ -481,10 +442,8 @@ def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -
     return Calibration(powers.detach()[:, -1].exp(), bias.detach()[:, -1], held_out)
 
 
-def _layer_scores(work: FinetuneData) -> Tensor:
+def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     """Held-out scores [n, N] of a logistic layer on the frozen model's vectors."""
-    labels = _labels(work)
-    folds = _folds(labels)
     texts = ["\n".join(row.texts) for row in work.held]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()

@@ -185,7 +185,7 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
 # rows up to → epochs, examples per step
 RowTable = tuple[tuple[float, float, int], ...]
 BY_ROWS: RowTable = (
-    (200, 15, 16),
+    (200, 30, 16),
     (1_000, 20, 16),
     (8_000, 10, 16),
     (20_000, 5, 16),

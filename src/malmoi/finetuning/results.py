@@ -41,7 +41,7 @@ from malmoi.training.state import discard_states
 
 logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
-REMOVED = {("rdrop", 0.0)}  # settings that are gone, as they were where they changed nothing
+REMOVED = {"rdrop": 0.0}  # settings that are gone, as they were where they changed nothing
 HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
 
 
@@ -54,7 +54,7 @@ def finetuning_folder(out: Path) -> RunFolder:
 
 def _current(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record under today's names; settings that are newer than it have their defaults."""
-    known = {name: value for name, value in record.items() if (name, value) not in REMOVED}
+    known = {name: value for name, value in record.items() if REMOVED.get(name) != value}
     return FinetuneConfig().to_dict() | current_fields("FinetuneConfig", known)
 
 
