@@ -70,11 +70,12 @@ def equal(one: Path, other: Path) -> bool:
 
 
 def when(verb: str, count: int, then: Callable[[], None]) -> Callable[[Progress], None]:
-    """A progress callback that acts at the n-th event of this verb."""
+    """A progress callback that acts at the n-th event of this verb; judging is predicting, too."""
     seen: list[Progress] = []
 
     def callback(event: Progress) -> None:
-        seen.extend([event] if event.verb == verb else [])
+        judges = event.verb == "predict" and event.total == JUDGED
+        seen.extend([event] if ("judge" if judges else event.verb) == verb else [])
         if len(seen) == count and event is seen[-1]:
             then()
 
@@ -225,6 +226,7 @@ def test_with_few_updates_the_new_layer_is_solved_for(
 # ------------------------------------------------------------------ stopping
 
 
+JUDGED = 60  # rows, held out or of the evaluation
 LONG: dict[str, Any] = {"epochs": 3, "lr": 1e-3, "max_minutes": 60.0, "frozen_first": True}
 
 
@@ -233,19 +235,19 @@ def uninterrupted(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("whole")
     with pretend(parse_machine("no-bf16")):
         return malmoi.finetune(
-            bert, "classification", reviews(600), out, reviews(60), device="cpu", **LONG
+            bert, "classification", reviews(600), out, reviews(JUDGED), device="cpu", **LONG
         )
 
 
 @pytest.mark.parametrize(
-    ("verb", "count"), [("predict", 1), ("predict", 4), ("finetune", 1), ("finetune", 30)]
+    ("verb", "count"), [("predict", 1), ("judge", 1), ("finetune", 1), ("finetune", 30)]
 )
 def test_ctrl_c_leaves_a_model_and_the_run_resumes_bit_equal(
     verb: str, count: int, bert: Path, uninterrupted: Any, tmp_path: Path
 ) -> None:
     """While the rows are read, while it is judged, after the first step, and later."""
     how = LONG
-    rows, dev = reviews(600), reviews(60)
+    rows, dev = reviews(600), reviews(JUDGED)
     done, cut = uninterrupted, tmp_path / "cut"
     task = "classification"
     stop = when(verb, count, interrupt)
