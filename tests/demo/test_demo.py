@@ -182,6 +182,7 @@ def test_only_the_order_of_the_words_tells_a_sentence_from_a_shuffled_one(name: 
         assert label != ORDERS[name][0] or text in whole
 
 
+@pytest.mark.heavy
 def test_the_korean_demo_has_a_korean_page(tmp_path: Path) -> None:
     documents = PIECES.documents()[::8]
     with environment(MALMOI_LANG="ko"):

@@ -678,6 +678,7 @@ def test_a_failing_request_does_not_affect_others(
     assert client.post("/v1/fill", json={"model": "bert", "text": "the [MASK]"}).status_code == 200
 
 
+@pytest.mark.heavy
 def test_responses_follow_the_openapi_schema(live: Live) -> None:
     check_specification(live, examples=3)
 

@@ -106,6 +106,7 @@ def test_a_hidden_neighbour_is_measured_as_transformers_does(
     assert claim.values["share"] == np.mean(np.array(unsure["after"]) > unsure["before"])
 
 
+@pytest.mark.heavy
 def test_masked_replaced_and_kept_tokens_are_predicted_as_transformers_does(
     pair: dict[str, Model], plain_bert: tuple[Any, Any]
 ) -> None:
@@ -124,6 +125,7 @@ def test_masked_replaced_and_kept_tokens_are_predicted_as_transformers_does(
         assert claim.values[name] == pytest.approx(np.mean(right))
 
 
+@pytest.mark.heavy
 def test_next_sentences_are_told_as_transformers_does(
     pair: dict[str, Model], plain_bert: tuple[Any, Any]
 ) -> None:
@@ -147,6 +149,7 @@ def test_next_sentences_are_told_as_transformers_does(
     assert claim.values["right"] == pytest.approx(np.mean(both))
 
 
+@pytest.mark.heavy
 def test_reviews_are_judged_as_transformers_does(
     pair: dict[str, Model], plain_gpt: tuple[Any, Any]
 ) -> None:

@@ -261,6 +261,7 @@ def command(rank: int, corpus: Path, out: Path, port: int) -> "subprocess.Popen[
     )
 
 
+@pytest.mark.heavy
 def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path) -> None:
     # where the two find one another
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
