@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -419,8 +419,9 @@ def fit_calibration(logs: Tensor, prior: Tensor, labels: Tensor, held: Tensor) -
     folds = len(held)
     powers = torch.zeros(prompts, folds, dtype=logs.dtype, requires_grad=True)
     bias = prior[:, None].repeat(1, folds, 1).requires_grad_()
-    how: dict[str, Any] = {"max_iter": FIT_STEPS, "line_search_fn": "strong_wolfe"}
-    optimizer = lean(torch.optim.LBFGS)([powers, bias], **how)
+    optimizer = lean(torch.optim.LBFGS)(
+        [powers, bias], max_iter=FIT_STEPS, line_search_fn="strong_wolfe"
+    )
     target = labels.expand(prompts, folds, rows)[..., None]
 
     def scores() -> Tensor:

@@ -38,14 +38,9 @@ def make_optimizers(
     for group in groups if capturable else ():
         group["lr"] = torch.tensor(c.lr, device=rest[0].device)
     betas = (c.betas[0], c.betas[1])
-    how: dict[str, Any] = {
-        "lr": c.lr,
-        "betas": betas,
-        "eps": c.eps,
-        "fused": True,
-        "capturable": capturable,
-    }
-    adam = lean(torch.optim.AdamW)(groups, **how)
+    adam = lean(torch.optim.AdamW)(
+        groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable
+    )
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
