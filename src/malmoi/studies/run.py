@@ -28,7 +28,7 @@ from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
 from malmoi.studies.report import write_pages
-from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan, named_scale
+from malmoi.studies.study import Cell, JudgedModel, Study, StudyPlan, named_scale, speed
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.system.progress import Progress, listening, report_progress
@@ -289,12 +289,14 @@ def _all_outcomes(
     workers: int,
     device: str | None,
 ) -> Iterator[Outcome]:
-    """First of the models, then of the cells whose model is there."""
+    """First of the models, then of the cells whose model is there; speeds last and one by one."""
     with closing(_outcomes(train_model, [*models.values()], kept, workers, device)) as trained:
         yield from trained
     ready = [cell for cell in cells.values() if _is_trained(cell, kept)]
-    with closing(_outcomes(measure_cell, ready, kept, workers, device)) as measured:
-        yield from measured
+    for timed, at_once in ((False, workers), (True, 1)):
+        some = [cell for cell in ready if (cell.measure.func is speed) == timed]
+        with closing(_outcomes(measure_cell, some, kept, at_once, device)) as measured:
+            yield from measured
 
 
 def _report(ready: int, total: int, began: float) -> None:

@@ -208,7 +208,7 @@ SCALES = {
         # for bert-vs-gpt: models that have learnt, by `finetune`'s own settings
         Scale(
             "gpu-hour", 3, width=256, depth=8, heads=4, context=256, vocab=16_000, batch=128,
-            steps=20_000, minutes=5.0, train_rows=20_000, dev_rows=5000,
+            steps=20_000, minutes=5.0, train_rows=10_000, dev_rows=2000,
         ),
         Scale("paper", 5),
     )

@@ -385,10 +385,11 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         recipe = plan.scale.recipe(kind, seed, **({} if plan.scale.faithful else minutes))
         if row == "BERT":
             recipe = recipe.override({"objective": "mlm"})
-        # as in its paper, ELMo's layers stay frozen; an answer's span needs all of the model
-        frozen = {"features": "mix"} if row == "ELMo" else {}
-        yield from plan.tuned(row, recipe, plan.every_task(*TUNED), **frozen)
-        yield from plan.tuned(row, recipe, plan.every_task("span"))
+        # as in its paper, ELMo's layers stay frozen; an answer's span would need all of the model
+        if row == "ELMo":
+            yield from plan.tuned(row, recipe, plan.every_task(*TUNED), features="mix")
+        else:
+            yield from plan.tuned(row, recipe, plan.every_task(*TUNED, "span"))
         if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
             yield from likelihood_cells(plan, row, recipe)
         if row in WRITERS:
