@@ -369,6 +369,8 @@ class FinetuneOptions(ColumnOptions, total=False):
     """torch.compile."""
     skip_bad: bool
     """Skip bad rows instead of stopping at the first."""
+    unlabelled: str | Sequence[str]
+    """Rows without labels to learn from, too: a table, or one text a line; repeatable."""
     track: str | Sequence[str]
     """Also log the run to tensorboard, wandb, mlflow or trackio; repeatable."""
 

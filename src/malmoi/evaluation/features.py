@@ -361,7 +361,7 @@ def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[Examp
 def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     found = tag_words(reading, [e.words for e in examples])
     return [
-        ExamplePrediction(tags, float(list(tags) == list(e.label)))
+        ExamplePrediction(tags, float(list(tags) == list(e.label or ())))
         for tags, e in zip(found, examples, strict=True)
     ]
 

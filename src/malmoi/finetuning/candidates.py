@@ -57,6 +57,18 @@ class Gain:
         return f"{self.value:+.4f} ± {self.error:.4f}"
 
 
+@dataclass(frozen=True)
+class Rival:
+    """A finished model in a folder, which stays the result if it beats the one in training."""
+
+    name: str
+    folder: Path
+
+    def beats(self, outcome: Outcome) -> bool:
+        """Whether it is better than this outcome of the held-out rows; not without any."""
+        raise NotImplementedError
+
+
 def paired_gain(score: Score, base: Outcome, other: Outcome) -> Gain:
     """The gain of `other` over `base`, with the error of a jackknife over groups of rows."""
     rows = len(base.said)

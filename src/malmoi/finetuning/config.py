@@ -153,6 +153,12 @@ class FinetuneConfig(Config):
     )
     compile: bool = setting(False, "torch.compile.")
     skip_bad: bool = option(False, "Skip bad rows instead of stopping at the first.")
+    unlabelled: tuple[str, ...] = option(
+        (),
+        "Rows without labels to learn from, too: a table, or one text a line; repeatable.",
+        metavar="FILE",
+        accepts="str | Sequence[str]",
+    )
     track: tuple[str, ...] = option(
         (),
         "Also log the run to tensorboard, wandb, mlflow or trackio; repeatable.",

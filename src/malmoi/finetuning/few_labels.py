@@ -23,8 +23,8 @@ from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.candidates import Comparison, Gain, compare_held_out
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.task_data import FinetuneData, hold_out
-from malmoi.finetuning.task_network import task_facts, task_verbalizer
+from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, hold_out
+from malmoi.finetuning.task_network import build_task_network, task_facts, task_verbalizer
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference import Model
 from malmoi.inference.predict import (
@@ -57,10 +57,19 @@ LOSSES: Mapping[TaskHead, Loss] = {
     NUMBER: lambda scores, labels: F.mse_loss(scores[:, 0], labels),
 }
 # × |W|² beside the sum of the losses, on vectors of mean length 1
+LAYERS = "all"  # their means: better than those of the last four, or of the last (docs/lab.md)
 RIDGES = (10.0, 3.0, 1.0, 0.3, 0.1)
 FOLDS = 5
 MAX_RIDGE_ROWS = 1000  # more change no choice
 TINY = 1e-12
+
+
+def frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
+    """The frozen model with a new layer on the means of all layers."""
+    frozen = replace(settings, features=LAYERS, tune_features=True, lm=0.0, layers_transferred=None)
+    checkpoint = build_task_network(work.start, work.task, work.labels, frozen)
+    checkpoint.network.to(work.device)
+    return checkpoint
 
 
 def item_vectors(network: Network, items: Sequence[TrainingItem]) -> Tensor:
@@ -131,7 +140,6 @@ def held_out_scores(
 
 # ------------------------------------------------------------------ contrasted vectors (SetFit)
 
-MAX_ROWS = 200  # more rows are fine-tuned in the usual way
 # measured with 16 phrases of SST-2 (docs/lab.md)
 CONTRAST_DEFAULTS = {"lr": 1e-4, "epochs": 12.0, "batch": 32}
 
@@ -141,8 +149,8 @@ def choose_contrast(
 ) -> FinetuneConfig:
     """Adds a contrastive stage to the settings if there are few rows (Tunstall et al. 2022).
 
-    Automatic for classification with at most `MAX_ROWS` rows by a fully trained sentence encoder;
-    `contrastive` turns it on or off. Explicit options are kept.
+    Automatic for classification with at most `MAX_FEW_ROWS` rows by a fully trained sentence
+    encoder; `contrastive` turns it on or off. Explicit options are kept.
     """
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
     if settings.contrastive and not fits:
@@ -170,7 +178,7 @@ def choose_contrast(
 def has_few_rows(work: FinetuneData) -> bool:
     """Whether the rows are so few that the usual way would learn little, and no teacher helps."""
     several = len({row.label for row in work.train}) > 1
-    return several and len(work.train) <= MAX_ROWS and not work.teaching
+    return several and len(work.train) <= MAX_FEW_ROWS and not work.teaching
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
@@ -247,8 +255,8 @@ def choose_prompt(
 ) -> tuple[FinetuneData, FinetuneConfig]:
     """Adds the calibrated label words to use instead of training, if there are few rows.
 
-    Automatic for classification with at most `MAX_ROWS` rows by a language model, if no option asks
-    for training; `prompt` turns it on or off.
+    Automatic for classification with at most `MAX_FEW_ROWS` rows by a language model, if no option
+    asks for training; `prompt` turns it on or off.
     """
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
@@ -336,7 +344,7 @@ def _try_all(
     began = time.monotonic()
 
     def compared(name: str, scores: Tensor, first: Outcome | None = None) -> Outcome:
-        outcome = _outcome(work, scores)
+        outcome = label_outcome(work, scores)
         comparison.add(name, outcome, began, first)
         return outcome
 
@@ -451,7 +459,7 @@ def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     return held_out_scores(vectors, labels, folds[:-1], len(work.labels), 0.5 / len(labels))
 
 
-def _outcome(work: FinetuneData, scores: Tensor) -> Outcome:
+def label_outcome(work: FinetuneData, scores: Tensor) -> Outcome:
     """The labels of the held-out rows with the highest scores [n, N]."""
     said = []
     for chances in scores.softmax(-1):

@@ -23,6 +23,7 @@ from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import search_settings
 from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
+from malmoi.finetuning.unlabelled import FOLDER, has_clouds, taught, teachers_settings
 from malmoi.inference import Model
 from malmoi.messages import joined, msg
 from malmoi.metrics import goodness, mean_with_error
@@ -81,8 +82,31 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
+    settings = replace(settings, unlabelled=tuple(Path(path).name for path in settings.unlabelled))
     if overwrite:
         (out / RECORD).unlink(missing_ok=True)
+    if has_clouds(work):
+        return run_all(work, replace(settings, frozen_first=False), out, overwrite=overwrite)
+    if work.unlabelled:
+        lesson = teachers_settings(work, settings)
+        known = replace(work, unlabelled=())
+        known = replace(known, protocol=replace(work.protocol, unlabelled=0))
+        _learn(known, lesson, given, out / FOLDER, overwrite=overwrite, gpt=gpt)
+        work = taught(work, settings, out, lesson.seeds)
+        settings = replace(settings, frozen_first=False)
+    return _learn(work, settings, given, out, overwrite=overwrite, gpt=gpt)
+
+
+def _learn(
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    given: set[str],
+    out: Path,
+    *,
+    overwrite: bool,
+    gpt: bool,
+) -> FinetuneResult:
+    """Chooses the way and the settings that were not given, and runs them."""
     work, settings = choose_prompt(work, settings, given, out)
     settings = choose_contrast(work, settings, given)
     if settings.best and (settings.contrastive or settings.prompt):

@@ -26,13 +26,21 @@ from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import Example, metric_names
-from malmoi.finetuning.candidates import Gain, Tried, compare_held_out, held_out_score, paired_gain
+from malmoi.finetuning.candidates import (
+    Gain,
+    Rival,
+    Tried,
+    compare_held_out,
+    held_out_score,
+    paired_gain,
+)
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     LOSSES,
     ContrastiveTrainer,
     contrast_loss,
     fit_head,
+    frozen_model,
     item_vectors,
     label_name_items,
     prompted_model,
@@ -52,6 +60,7 @@ from malmoi.finetuning.results import (
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network, verbalizer_items, verbalizer_loss
 from malmoi.finetuning.trainer import LM_WEIGHTS, FinetuneTrainer
+from malmoi.finetuning.unlabelled import learn_clouds
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
 from malmoi.messages import measured, msg, plural
@@ -66,7 +75,6 @@ from malmoi.training.signals import Stopped, StopSignals
 
 logger = logging.getLogger(__name__)
 
-LAYERS = "all"  # their means: better than those of the last four, or of the last (docs/lab.md)
 READ_SECONDS = 25.0  # of the training rows
 JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows
 MIN_JUDGED_ROWS = 32
@@ -80,12 +88,11 @@ FOLD_TIME = 2 / 3  # share of the time limit that they may take: each learns fro
 
 
 @dataclass(frozen=True)
-class FirstAnswer:
+class FirstAnswer(Rival):
     """A model whose head was solved for on frozen vectors, and what it is worth."""
 
     work: FinetuneData
     tried: Tried
-    folder: Path
 
     @property
     def places(self) -> list[int]:
@@ -93,7 +100,6 @@ class FirstAnswer:
         return _places(len(self.work.held), self.tried.per_row)
 
     def beats(self, outcome: Outcome) -> bool:
-        """Whether it is better than this outcome of the held-out rows; not without any."""
         if self.tried.value is None:
             return False
         value = goodness(self.work.primary_metric, self.tried.value)
@@ -126,9 +132,9 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fir
     comparison = compare_held_out(work, out / "train_state")
     folder = comparison.out / "trials" / FROZEN
     if FROZEN in comparison.known:
-        return FirstAnswer(work, comparison.known[FROZEN], folder)
+        return FirstAnswer("the frozen model", folder, work, comparison.known[FROZEN])
     began = time.monotonic()
-    checkpoint = _frozen_model(work, settings)
+    checkpoint = frozen_model(work, settings)
     try:
         with StopSignals() as stop, work.computing(settings):
             read, per_row = _solve(work, checkpoint, stop)
@@ -141,14 +147,7 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fir
     except Stopped:
         logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
         raise
-    return FirstAnswer(work, tried, folder)
-
-
-def _frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
-    frozen = replace(settings, features=LAYERS, tune_features=True, lm=0.0, layers_transferred=None)
-    checkpoint = build_task_network(work.start, work.task, work.labels, frozen)
-    checkpoint.network.to(work.device)
-    return checkpoint
+    return FirstAnswer("the frozen model", folder, work, tried)
 
 
 def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain:
@@ -180,7 +179,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
 
 
 def _frozen_outcome(work: FinetuneData, settings: FinetuneConfig) -> Outcome:
-    checkpoint = _frozen_model(work, settings)
+    checkpoint = frozen_model(work, settings)
     with StopSignals() as stop, work.computing(settings):
         _solve(work, checkpoint, stop)
         outcome = judge_held_out(work, Predictor.of(checkpoint))
@@ -294,8 +293,9 @@ def run_once(
     checkpoint = _new_model(work, settings)  # refuses settings before the folder records them
     if begin_run(out, work.record(settings), overwrite=overwrite):
         return load_finished(work, settings, out)
-    if work.words is not None:
+    if work.words is not None or work.unlabelled:
         logger.info(work.protocol.describe())
+        checkpoint = learn_clouds(work, settings, out) if work.unlabelled else checkpoint
         return complete_run(work, judged_run(work, settings, checkpoint, 0), out)
     reading = work.predictor(checkpoint)
     items = _items(work, reading)
@@ -316,7 +316,7 @@ def run_once(
         elif first.hurries(settings, share):
             checkpoint = _new_model(work, replace(settings, layers_transferred=None))
             start_solved(work, settings, checkpoint, out)
-    return _Run(work, settings, out, checkpoint, first, limit).train(items)
+    return _Run(work, settings, out, checkpoint, first or work.rival, limit).train(items)
 
 
 def _cut_to_fit(
@@ -350,7 +350,7 @@ class _Run:
     settings: FinetuneConfig
     out: Path
     checkpoint: Checkpoint  # to be trained
-    first: FirstAnswer | None  # what it is compared with
+    first: Rival | None  # what it is compared with
     limit: float  # in minutes; 0: none
 
     @cached_property
@@ -406,8 +406,12 @@ class _Run:
         trainer.explain_limit()
         held = trainer.outcome(self.watch)
         if self.first is not None and self.first.beats(held):
-            rows = plural(len(self.first.places), "held-out row")
-            logger.info(msg("The frozen model is better on {rows}: it is the result.", rows=rows))
+            logger.info(
+                msg(
+                    "On held-out rows {rival} is better: it is the result.",
+                    rival=msg(self.first.name),
+                )
+            )
             trainer.log.close()
             frozen = read_checkpoint(self.first.folder, device=work.device)
             return judged_run(work, self.settings, frozen, trainer.state.step)

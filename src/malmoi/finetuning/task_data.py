@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
@@ -34,11 +34,18 @@ from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters
+from malmoi.model.heads import LABEL_HEADS
 from malmoi.settings import Config
-from malmoi.text.rows import RowSource
+from malmoi.system.machine import per_device
+from malmoi.system.paths import require_path
+from malmoi.text.lines import uncompressed_name
+from malmoi.text.rows import RowSource, text_lines
 from malmoi.tokenizer.extend import unknown_note
 from malmoi.training.device import choose_execution
 from malmoi.training.losses.distil import Distillation
+
+if TYPE_CHECKING:
+    from malmoi.finetuning.candidates import Rival
 
 JUDGED_SHARE = 0.1  # of the rows, if there is no evaluation file
 SELECTION_SHARE = 0.1
@@ -54,6 +61,8 @@ LARGEST_SELECTION_SHARE = 0.25  # if 50 rows are more than this, nothing is held
 TEMPERATURE_SHARE = 0.02
 TEMPERATURE_ROWS = (100, 500)
 MIN_ROWS_FOR_TEMPERATURE = 2000
+MAX_FEW_ROWS = 200  # more labelled rows are fine-tuned in the usual way
+MOST_UNLABELLED = {"cpu": 3_000, "cuda": 30_000}  # rows, to read or learn from in minutes
 MIN_TWIN_WORDS = 8  # shorter texts must be identical
 PART_END = "\0"  # between the texts of a row
 TWIN_SIMILARITY = 0.95  # difflib's ratio: one word of twenty, or a letter in each of a few
@@ -66,6 +75,7 @@ class Protocol(Config):
     """The numbers of training, selection and evaluation rows, and what is selected."""
 
     trained_on: int
+    unlabelled: int = 0  # rows without labels that were learnt from, too
     selected_on: int  # rows held out of the training set; 0: nothing is selected
     judged_on: int  # rows used only for evaluation
     judged_rows: str  # "a file of their own", or "held out of the training rows"
@@ -79,9 +89,12 @@ class Protocol(Config):
         if self.selected_on:
             rows = plural(self.selected_on, "held-out row")
             chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
+        rows = plural(self.trained_on, "row")
+        if self.unlabelled:
+            rows = msg("{rows} and {count:,} without labels", rows=rows, count=self.unlabelled)
         return msg(
             "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
-            rows=plural(self.trained_on, "row"),
+            rows=rows,
             chosen=chosen,
             rows2=plural(self.judged_on, "row"),
             rows3=msg(self.judged_rows),
@@ -223,6 +236,8 @@ class FinetuneData:
     protocol: Protocol
     teaching: Distillation | None = None  # the teacher's part of the loss, if any
     words: Verbalizer | None = None  # label words to use instead of training
+    unlabelled: Rows = ()  # to learn from, too
+    rival: "Rival | None" = None  # a model that the result must not clearly lose to
     # when the run began, by time.monotonic(): reading the rows counts against a time budget
     began: float = field(default_factory=time.monotonic, compare=False)
 
@@ -248,7 +263,8 @@ class FinetuneData:
         words = self.start.tokenizer
         if not head_kind(self.task).exclusive or words is None:
             return None
-        return word_baseline(self.train, self.dev, self.labels, words)
+        labelled = self.train[: self.protocol.trained_on]  # the others say what a teacher says
+        return word_baseline(labelled, self.dev, self.labels, words)
 
     @cached_property
     def encode(self) -> Callable[..., Any]:
@@ -308,6 +324,7 @@ def load_data(
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
+    unlabelled = read_unlabelled(task, settings, device.type)
     return FinetuneData(
         task=task,
         train=rows,
@@ -317,9 +334,11 @@ def load_data(
         labels=label_names(task, every),
         start=start,
         device=device,
-        model_name=run_fingerprint(start.network, [*rows, *held, *judged]),
+        unlabelled=unlabelled,
+        model_name=run_fingerprint(start.network, [*rows, *held, *judged, *unlabelled]),
         protocol=Protocol(
             trained_on=len(rows),
+            unlabelled=len(unlabelled),
             selected_on=len(held),
             judged_on=len(judged),
             judged_rows="held out of the training rows" if dev is None else "a file of their own",
@@ -339,6 +358,7 @@ def _hold_out_to_select(
         "setting": settings.grid,
         "epoch": settings.patience > 0,
         "threshold": kind.thresholds(rows),
+        "student or teacher": bool(settings.unlabelled) and len(rows) > MAX_FEW_ROWS,
     }
     selects = tuple(name for name, needed in needs.items() if needed)  # a temperature alone: none
     count = selection_rows(len(rows), kind, settings, needed=bool(selects))
@@ -359,6 +379,39 @@ def _hold_out_to_select(
             )
         )
     return rows, (), ()
+
+
+def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
+    """Rows of files without labels, some of them if they are many; a text file has one a line."""
+    if settings.unlabelled and head_kind(task).head not in LABEL_HEADS:
+        raise UsageError(
+            "Rows without labels help to learn labels, numbers and tags, not {kind}.",
+            kind=task.kind,
+        )
+    found: list[Example] = []
+    for path in map(Path, settings.unlabelled):
+        require_path(path)
+        if _has_lines(path):
+            lines = (line.strip() for _, line in text_lines(path))
+            found += [Example(line, place=str(path)) for line in lines if line]
+        else:
+            found += load_examples(task, path, skip_bad=settings.skip_bad).rows
+    most = per_device(MOST_UNLABELLED, device)
+    if len(found) > most:
+        logger.info(
+            msg(
+                "{most:,} of the {rows:,} rows without labels are used.", most=most, rows=len(found)
+            )
+        )
+        found = random.Random(settings.seed).sample(found, most)
+    return tuple(replace(row, label=None) for row in found)
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a file is plain text, not a table."""
+    if uncompressed_name(path).suffix != ".txt":
+        return False
+    return "\t" not in next(text_lines(path), (0, ""))[1]
 
 
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
@@ -497,4 +550,5 @@ def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
 def distillation_record(distillation: Distillation) -> dict[str, Any]:
     """The settings that determine the teacher's part of the loss."""
     numbers = {name: getattr(distillation, name) for name in ("soft", "temperature", "cosine")}
-    return {"teacher": run_fingerprint(distillation.teacher, []), **numbers}
+    names = [run_fingerprint(teacher, []) for teacher in distillation.teachers]
+    return {"teacher": " ".join(names), **numbers}

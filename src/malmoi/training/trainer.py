@@ -57,7 +57,8 @@ class Trainer(Loop):
         self.compiles_whole = self._one_graph()
         network = run.network.to(run.group.device)
         if distillation is not None:
-            distillation.teacher.to(run.group.device)
+            for teacher in distillation.teachers:
+                teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)

@@ -41,9 +41,9 @@ class Distiller(NamedTuple):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The teacher, the temperature and the weight of its loss.
+    """The teacher, the temperature and the weight of its loss; of several, the mean is learnt.
 
-    The teacher is not part of the student: it is not trained, and nothing of it is saved.
+    A teacher is not part of the student: it is not trained, and nothing of it is saved.
     """
 
     teacher: Network
@@ -51,6 +51,11 @@ class Distillation:
     temperature: float = 2.0
     # weight of the cosine loss between the last hidden states
     cosine: float = 0.0
+    others: tuple[Network, ...] = ()
+
+    @property
+    def teachers(self) -> tuple[Network, ...]:
+        return (self.teacher, *self.others)
 
     def __post_init__(self) -> None:
         if not 0 < self.soft <= 1:
@@ -62,7 +67,8 @@ class Distillation:
                 "The temperature must be positive, not {temperature:g}.",
                 temperature=self.temperature,
             )
-        self.teacher.eval().requires_grad_(requires_grad=False)
+        for teacher in self.teachers:
+            teacher.eval().requires_grad_(requires_grad=False)
 
     def add_to(self, hard: Objective, distiller: Distiller) -> Objective:
         """Returns (1 − soft) · the labels' loss + soft · the teacher's."""
@@ -93,14 +99,19 @@ def distillation_loss(
     """
     head, labels, apart = distiller
 
-    def total(done: ForwardPass) -> Tensor:
+    def of_one(done: ForwardPass, teacher: Network) -> Tensor:
         with torch.no_grad():
-            taught = ForwardPass.of(distillation.teacher, done.batch)
+            taught = ForwardPass.of(teacher, done.batch)
         found = apart(done, taught, distillation.temperature)
         if distillation.cosine and taught.hidden.size(-1) == done.hidden.size(-1):
             count = (done.batch[labels] != IGNORE_LABEL).sum()  # the sum is divided by it later
             found = found + distillation.cosine * count * hidden_state_loss(done, taught)
         return found
+
+    def total(done: ForwardPass) -> Tensor:
+        # but for a constant, the mean of the divergences is that from the teachers' mean
+        every = [of_one(done, teacher) for teacher in distillation.teachers]
+        return torch.stack(every).mean(0)
 
     return Objective((Term(head, labels, total, name=name),))
 

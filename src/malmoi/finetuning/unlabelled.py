@@ -1,0 +1,258 @@
+"""Rows without labels: they teach by where they lie, or by what teachers say of them.
+
+Few labels: the frozen model's vectors of a label's rows are one cloud, a Gaussian in a few
+directions whose covariance all labels share. The clouds start from the labelled rows and from the
+labels' names, and are fitted to all rows (EM, Dempster et al. 1977). More labels: networks that are
+fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015, Xie et al. 2020).
+
+n rows, D width of a text's vector, N labels.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.evaluation.features import FeatureView, Outcome
+from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
+from malmoi.finetuning.candidates import (
+    Comparison,
+    Gain,
+    Rival,
+    compare_held_out,
+    held_out_score,
+    paired_gain,
+)
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.few_labels import (
+    FOLDS,
+    held_out_scores,
+    item_vectors,
+    label_name_items,
+    label_outcome,
+)
+from malmoi.finetuning.results import judge_held_out
+from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
+from malmoi.finetuning.task_network import build_task_network
+from malmoi.interpret.probe import fit_linear
+from malmoi.model.heads import LinearHead
+from malmoi.system.machine import per_device
+from malmoi.training.losses.distil import Distillation
+
+logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------ clouds
+
+DIRECTIONS = 16  # of the vectors' spread: more are noise (docs/lab.md)
+PER_LABEL = 2  # directions, if there are many labels
+EM_STEPS = 5  # further ones drift from the labels to whatever divides the texts best
+LABELLED_SHARE = 0.05  # weight of all labelled rows, of that of the others
+SHARPNESS = 1.5  # of the first guess, whose scores have a spread of 1
+RIDGE = 0.05  # of the layer that guesses first: C = 10
+SHRINKAGE = 1e-3  # of the covariance towards equal spread
+BALANCING = 20
+
+
+def has_clouds(work: FinetuneData) -> bool:
+    """Whether clouds tell more than fine-tuning: few labels, and vectors made to be compared.
+
+    The directions of other models' vectors say little of a label (docs/lab.md).
+    """
+    few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
+    return bool(work.unlabelled) and few and work.start.sentence is not None
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """Labels as clouds of vectors: log p of a row's labels is x W + b, but for a constant."""
+
+    weight: Tensor  # [D, N]
+    bias: Tensor  # [N]
+
+    def scores(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+def fit_clouds(x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int) -> Clouds:
+    """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others."""
+    middle = other.mean(0)
+    named = names.any(1)  # others are 0
+    x, names, other = x - middle, names - middle, other - middle
+    scale = 1 / other.norm(dim=1).mean()
+    x, names, other = x * scale, names * scale, other * scale
+    prior = (F.one_hot(y, classes).sum(0) + 1).double()
+    prior = prior / prior.sum()
+    known = torch.cat((x, names[named]))
+    labels = torch.cat((y, torch.arange(classes)[named]))
+    names = names if named.all() else names[:0]
+    guess = _first_guess(known, labels, names, other, prior)
+    axes = _directions(other, max(DIRECTIONS, PER_LABEL * classes))
+    weight, bias = _em(known @ axes, labels, other @ axes, guess, prior)
+    weight = axes @ weight * scale
+    return Clouds(weight, bias - middle @ weight)
+
+
+def _first_guess(
+    known: Tensor, labels: Tensor, names: Tensor, other: Tensor, prior: Tensor
+) -> Tensor:
+    """Chances of the labels [n, N], by a layer on the labelled rows and by the labels' names."""
+    weight, bias = fit_linear(known, labels, len(prior), RIDGE / len(known))
+    parts = [other @ weight + bias]
+    if len(names):
+        parts.append(other @ names.T)
+    scores = torch.stack([_spread_of_one(part) for part in parts]).mean(0) * len(parts) * SHARPNESS
+    for _ in range(BALANCING):  # as many rows of each label as the labelled rows say
+        scores = scores + (prior / scores.softmax(-1).mean(0)).log()
+    return scores.softmax(-1)
+
+
+def _spread_of_one(scores: Tensor) -> Tensor:
+    scores = scores - scores.mean(0)
+    scores = scores - scores.mean(1, keepdim=True)
+    return scores / (scores.std() * 2**0.5)
+
+
+def _directions(x: Tensor, count: int) -> Tensor:
+    """The directions in which vectors around 0 are spread the most [D, k]."""
+    count = min(count, *x.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.pca_lowrank(x, count, center=False, niter=4)[2]
+
+
+def _em(
+    known: Tensor, labels: Tensor, other: Tensor, chances: Tensor, prior: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Alternates between the clouds' shapes and each row's chances; returns [D, N] and [N]."""
+    share = LABELLED_SHARE * len(other) / len(known)
+    fixed = F.one_hot(labels, len(prior)).to(other) * share
+    every = torch.cat((other, known))
+    spread = every.var(0).mean() * SHRINKAGE * torch.eye(every.size(1)).to(every)
+    for _ in range(EM_STEPS):
+        weights = torch.cat((chances, fixed))
+        means = weights.T @ every / weights.sum(0)[:, None]
+        covariance = every.T @ (every * weights.sum(1, keepdim=True))
+        covariance = covariance - means.T @ (means * weights.sum(0)[:, None])
+        covariance = covariance / weights.sum() + spread
+        weight = torch.linalg.solve(covariance, means.T)
+        bias = prior.log() - 0.5 * (means * weight.T).sum(1)
+        chances = (other @ weight + bias).softmax(-1)
+    return weight, bias
+
+
+def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Checkpoint:
+    """A layer on the frozen model that tells the clouds apart; without them if they clearly lose.
+
+    Both are compared on the labelled rows, by cross-validation.
+    """
+    checkpoint = _reader(work, settings)
+    network = checkpoint.network.eval()
+    reading = work.predictor(checkpoint)
+    view = FeatureView.of(reading, work.labels)
+    rows = replace(work, held=tuple(sorted(work.train, key=lambda row: str(row.label))))
+    more = [replace(row, label=work.labels[0]) for row in work.unlabelled]  # which is not read
+    with work.computing(settings):
+        parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
+        named = label_name_items(work, reading)
+        x, other = (item_vectors(network, items).double() for items in parts)
+        length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
+        x, other = F.normalize(x, dim=1), F.normalize(other, dim=1)
+        names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
+        for item in named:
+            names[item.label] += F.normalize(item_vectors(network, [item]).double(), dim=1)[0]
+    names = F.normalize(names, dim=1)
+    y = torch.tensor([item.label for item in parts[0]])
+    found = fit_clouds(x, y, names, other, len(work.labels))
+    if _compared(rows, compare_held_out(rows, out), (x, y, names, other)).clear_loss:
+        logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
+        found = _layer(x, y, len(work.labels))
+    head = cast(LinearHead, network.heads["classify"]).linear
+    with torch.no_grad():
+        head.weight.copy_(found.weight.T / length)
+        if head.bias is not None:
+            head.bias.copy_(found.bias)
+    return checkpoint
+
+
+def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
+    """The frozen sentence encoder with a layer on its vector."""
+    plain = replace(settings, lm=0.0, layers_transferred=None, contrastive=True)
+    checkpoint = build_task_network(work.start, work.task, work.labels, plain)
+    checkpoint.network.to(work.device)
+    return checkpoint
+
+
+def _layer(x: Tensor, y: Tensor, classes: int) -> Clouds:
+    return Clouds(*fit_linear(x, y, classes, RIDGE / len(x)))
+
+
+def _compared(
+    work: FinetuneData, comparison: Comparison, vectors: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> Gain:
+    """The clouds' gain over a layer on the labelled rows alone."""
+    x, y, names, other = vectors
+    folds = torch.arange(len(y))[None] % FOLDS == torch.arange(FOLDS)[:, None]
+    began = time.monotonic()
+    scores = held_out_scores(x, y, folds, len(work.labels), RIDGE / len(y))
+    layer = label_outcome(work, scores)
+    comparison.add("a new layer", layer, began)
+    began = time.monotonic()
+    for fold in folds:
+        found = fit_clouds(x[~fold], y[~fold], names, other, len(work.labels))
+        scores[fold] = found.scores(x[fold])
+    clouds = label_outcome(work, scores)
+    comparison.add("clouds of all rows", clouds, began, layer)
+    return comparison.gain(layer, clouds)
+
+
+# ------------------------------------------------------------------ teachers
+
+TEACHERS = {"cpu": 1, "cuda": 3}
+FOLDER = "teachers"
+
+
+@dataclass(frozen=True)
+class Teacher(Rival):
+    """The first teacher: it stays the result if its student is clearly worse."""
+
+    work: FinetuneData
+    outcome: Outcome  # of the held-out rows
+
+    def beats(self, outcome: Outcome) -> bool:
+        if not self.outcome.said:
+            return False
+        return paired_gain(held_out_score(self.work), self.outcome, outcome).clear_loss
+
+
+def teachers_settings(work: FinetuneData, settings: FinetuneConfig) -> FinetuneConfig:
+    """The labelled rows' settings: one teacher on a processor, which starts from a frozen one."""
+    count = settings.seeds if settings.seeds > 1 else per_device(TEACHERS, work.device.type)
+    return replace(settings, seeds=count, frozen_first=settings.frozen_first and count == 1)
+
+
+def taught(work: FinetuneData, settings: FinetuneConfig, out: Path, seeds: int) -> FinetuneData:
+    """The data of a student: all rows, those without labels as the first teacher reads them."""
+    folders = [out / FOLDER / f"seed-{settings.seed + i}" for i in range(seeds)]
+    folders = folders if seeds > 1 else [out / FOLDER]
+    first, *others = (read_checkpoint(folder, device=work.device) for folder in folders)
+    reading = work.predictor(first)
+    with work.computing(settings):
+        said = head_kind(work.task).predict(reading, work.unlabelled)
+        held = judge_held_out(work, reading)
+    labels = (tuple(one) if isinstance(one, list) else one for one in (s.prediction for s in said))
+    rows = [replace(row, label=one) for row, one in zip(work.unlabelled, labels, strict=True)]
+    write_checkpoint(first, out)  # usable, should the student be stopped
+    teaching = Distillation(first.network, others=tuple(one.network for one in others))
+    return replace(
+        work,
+        train=(*work.train, *rows),
+        unlabelled=(),
+        teaching=teaching,
+        rival=Teacher("the teacher", folders[0], work, held),
+    )

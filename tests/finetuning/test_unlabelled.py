@@ -1,0 +1,145 @@
+"""Rows without labels: clouds of sentence vectors, and teachers with a student."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression
+
+import malmoi
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint.folder import SentencePooling
+from malmoi.errors import UsageError
+from malmoi.finetuning.unlabelled import fit_clouds
+from malmoi.model import Network, initialise, preset
+from malmoi.tokenizer import train_tokenizer
+from malmoi.training.losses.distil import divergence
+
+GOOD = ("a warm film", "warm and funny", "funny people", "a funny warm story")
+BAD = ("a dull film", "dull and slow", "slow people", "a slow dull story")
+ROWS = [{"text": text, "label": "good"} for text in GOOD] + [
+    {"text": text, "label": "bad"} for text in BAD
+]
+MORE = [f"{text} {end}" for text in (*GOOD, *BAD) for end in ("indeed", "again", "for people")]
+
+
+def saved(folder: Path, sentence: SentencePooling | None) -> Path:
+    words = train_tokenizer([*GOOD, *BAD, *MORE], kind="wordpiece", vocab=90)
+    config = preset("bert-tiny", vocab=words.vocab_size, context=16, width=32, heads=2, depth=1)
+    heads = {} if sentence else {"mlm": 0}
+    network = initialise(Network(config, heads, pooler=True), 0)
+    write_checkpoint(Checkpoint(network, words, sentence=sentence), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("encoder"), SentencePooling())
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("bert"), None)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("more") / "more.txt"
+    path.write_text("\n".join(MORE) + "\n")
+    return str(path)
+
+
+def clouds_of(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors of three labels: far apart in two directions, with noise in twenty others."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (rows,), generator=random)
+    middles = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 3.0]])
+    noise = torch.randn(rows, 22, generator=random)
+    noise[:, :2] += middles[labels]
+    return noise.double(), labels
+
+
+def test_clouds_find_what_three_labels_cannot() -> None:
+    other, right = clouds_of(0, 600)
+    test, wanted = clouds_of(1, 600)
+    x, y = clouds_of(2, 9)
+    none = torch.zeros(3, 22).double()
+    found = (fit_clouds(x, y, none, other, 3).scores(test).argmax(1) == wanted).double().mean()
+    few = LogisticRegression(C=10).fit(x, y).score(test, wanted)
+    best = LinearDiscriminantAnalysis().fit(other, right).score(test, wanted)
+    assert found > few + 0.05
+    assert found > best - 0.03
+
+
+def test_names_alone_start_clouds() -> None:
+    other, _ = clouds_of(0, 600)
+    test, wanted = clouds_of(1, 600)
+    names = torch.zeros(3, 22).double()
+    names[:, :2] = torch.tensor([[1.0, 0.2], [-1.0, 0.3], [0.2, 1.0]])
+    none = (torch.zeros(0, 22).double(), torch.zeros(0, dtype=torch.long))
+    found = fit_clouds(*none, names, other, 3).scores(test).argmax(1)
+    assert (found == wanted).double().mean() > 0.9
+
+
+def test_few_labels_and_many_rows(encoder: Path, more: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(unlabelled=more, device="cpu")
+    out = tmp_path / "out"
+    done = malmoi.finetune(encoder, "classification", ROWS, out, ROWS, **options)
+    assert done.protocol.unlabelled == len(MORE)
+    tried = json.loads((out / "search.json").read_text())["trials"]
+    assert [one["name"] for one in tried] == ["a new layer", "clouds of all rows"]
+    assert tried[1]["gain"]["error"] > 0
+    assert "more.txt" in (out / "finetune.json").read_text()
+    assert str(Path(more).parent) not in (out / "finetune.json").read_text()
+    again = malmoi.finetune(encoder, "classification", ROWS, out, ROWS, **options)
+    assert again.metrics == done.metrics
+    assert malmoi.load(out).predict("warm").label in ("good", "bad")
+
+
+def test_a_teacher_and_its_student(bert: Path, more: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(unlabelled=more, lr=3e-3, batch=8, epochs=15, device="cpu")
+    done = malmoi.finetune(bert, "classification", ROWS * 4, tmp_path / "out", ROWS, **options)
+    assert done.metrics["accuracy"] == 1
+    assert done.steps == 15 * (len(ROWS * 4) + len(MORE)) // 8
+    teacher = malmoi.load(tmp_path / "out" / "teachers", device="cpu")
+    student = malmoi.load(tmp_path / "out", device="cpu")
+    said = [[one.label for one in model.predict(MORE)] for model in (teacher, student)]
+    agreeing = sum(one == other for one, other in zip(*said, strict=True))
+    assert agreeing >= 0.9 * len(MORE)
+
+
+def test_tags_are_taught(bert: Path, tmp_path: Path) -> None:
+    words = [text.split() for text in (*GOOD, *BAD)]
+    tagged = [
+        {"text": some, "label": ["B-X" if word in ("warm", "dull") else "O" for word in some]}
+        for some in words
+    ]
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps({"text": text.split()}) + "\n" for text in MORE))
+    options: dict[str, Any] = dict(unlabelled=str(path), lr=3e-3, epochs=20, device="cpu")
+    done = malmoi.finetune(bert, "tagging", tagged, tmp_path / "out", tagged, **options)
+    assert done.metrics["entity_f1"] > 0.9
+
+
+def test_two_teachers_are_their_mean() -> None:
+    random = torch.Generator().manual_seed(0)
+    student, *teachers = (torch.randn(4, 3, generator=random) for _ in range(3))
+    student.requires_grad_()
+    every = torch.stack([divergence(student, teacher, 2.0) for teacher in teachers]).mean(0).sum()
+    mean = torch.stack([(teacher / 2).softmax(-1) for teacher in teachers]).mean(0)
+    whole = -4 * (mean * (student / 2).log_softmax(-1)).sum()
+    expected = torch.autograd.grad(whole, student)[0]
+    torch.testing.assert_close(torch.autograd.grad(every, student)[0], expected)
+
+
+def test_what_cannot_be_learnt_so(bert: Path, more: str, tmp_path: Path) -> None:
+    rows = [{"text": "a warm film", "pair": "a film", "label": label} for label in (1, 2, 3)]
+    with pytest.raises(UsageError, match="Rows without labels help"):
+        malmoi.finetune(bert, "similarity", rows, tmp_path / "a", rows, unlabelled=more)
+    with pytest.raises(malmoi.MalmoiError, match=r"no\.such"):
+        malmoi.finetune(
+            bert, "classification", ROWS, tmp_path / "b", ROWS, unlabelled="no.such.csv"
+        )
