@@ -88,8 +88,7 @@ class CommandGroup(TyperGroup):
 
 def _values(ctx: Any, names: Sequence[str], kind: type[T]) -> list[T]:
     """The values of these options that have a type: each of those that are repeatable."""
-    given = [ctx.params.get(name) for name in names]
-    several = [value if isinstance(value, list | tuple) else [value] for value in given]
+    several = [v if isinstance(v, list | tuple) else [v] for v in map(ctx.params.get, names)]
     return [value for values in several for value in values if isinstance(value, kind)]
 
 
@@ -110,17 +109,17 @@ def _tidy(param: Any) -> Any:
     return param
 
 
-def build_app() -> typer.Typer:
-    """The app with every command."""
+def build_app(only: str = "") -> typer.Typer:
+    """The app with every command, or with the one of this name alone if there is one."""
     app = typer.Typer(
         cls=CommandGroup,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True, help=_about(malmoi))(_declare(malmoi))
-    for panel, modules in PANELS.items():
-        for name in modules:
-            _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
+    panels = {name: panel for panel, modules in PANELS.items() for name in modules}
+    for name in [only] if only in panels else panels:
+        _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panels[name]))
     if language() != "en" or "typer.rich_utils" in sys.modules:
         _translate_titles()
     return app
@@ -134,14 +133,13 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
     verbs = [_declare(_with_record_options(verb)) for verb in verbs]
-    settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
             name,
             cls=Command,
             help=_about(verbs[0]),
             rich_help_panel=panel,
-            context_settings=settings,
+            context_settings=getattr(module, "CONTEXT_SETTINGS", None),
         )(verbs[0])
         return
     group = typer.Typer(cls=CommandGroup, help=_about(module))
@@ -274,7 +272,9 @@ def run_command(arguments: Sequence[str]) -> int:
     )
     try:
         with Console().attached():
-            code = build_app()(plugins_first(arguments), prog_name="malmoi", standalone_mode=False)
+            plugins, others = split_plugins(arguments)
+            app = build_app(next((word for word in others if word != "--debug"), ""))
+            code = app([*plugins, *others], prog_name="malmoi", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
@@ -287,8 +287,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return _report_error(error)
 
 
-def plugins_first(arguments: Sequence[str]) -> list[str]:
-    """Moves every --plugin before the command, since it may also be given after it."""
+def split_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Every --plugin, which may also be given after the command, and all other words."""
     plugins: list[str] = []
     others: list[str] = []
     words = iter(arguments)
@@ -299,7 +299,7 @@ def plugins_first(arguments: Sequence[str]) -> list[str]:
             plugins += [word, *islice(words, 1)]
         else:
             (plugins if word.startswith("--plugin=") else others).append(word)
-    return [*plugins, *others]
+    return plugins, others
 
 
 def _report_error(error: Exception) -> int:
