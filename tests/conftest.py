@@ -35,6 +35,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
     )
 )
+# Every process that tests start would compile torch anew, for two seconds, where bytecode is not
+# written: it then gets a place of its own.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
