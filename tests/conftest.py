@@ -16,12 +16,9 @@ from pathlib import Path
 from types import CodeType
 
 import pytest
-import torch
 from hypothesis import settings
 
 import malmoi
-from malmoi.tokenizer import training
-from malmoi.training.data import cached_encoder
 
 settings.register_profile("any machine", deadline=None)  # a busy one is not a fault
 settings.load_profile("any machine")
@@ -84,9 +81,6 @@ def is_module_of_malmoi(code: CodeType) -> bool:
 
 sys.meta_path.append(MissingPackage)
 
-ONEDNN = torch.backends.mkldnn.enabled
-EVERY_LETTER = training.joinable
-EVERY_SIDE = cached_encoder._SIDES
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -122,10 +116,14 @@ ALPHABETS = ((0x21, 0x370), (0x1100, 0x1200), (0x2000, 0x2600), (0x3130, 0x3190)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_letters() -> Iterator[None]:
+def few_letters() -> Iterator[tuple[object, object]]:
     """Tokenizers number Latin letters, signs and Hangul before they learn, not all of Unicode's
     letters: the same vocabulary in a tenth of a second instead of half a second, hundreds of times.
     """
+    from malmoi.tokenizer import training
+    from malmoi.training.data import cached_encoder
+
+    before = training.joinable, cached_encoder._SIDES
     letters = [
         letter
         for letter in training.joinable()
@@ -134,15 +132,16 @@ def few_letters() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "joinable", lambda: letters)
         patch.setattr(cached_encoder, "_SIDES", [*"a.가"])
-        yield
+        yield before
 
 
 @pytest.fixture(scope="module")
-def every_letter(few_letters: None) -> Iterator[None]:
+def every_letter(few_letters: tuple[object, object]) -> Iterator[None]:
     """All of Unicode's letters, for tests of tokenizers themselves."""
+    joinable, sides = few_letters
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "joinable", EVERY_LETTER)
-        patch.setattr(cached_encoder, "_SIDES", EVERY_SIDE)
+        patch.setattr("malmoi.tokenizer.training.joinable", joinable)
+        patch.setattr("malmoi.training.data.cached_encoder._SIDES", sides)
         yield
 
 
@@ -158,14 +157,18 @@ def short_collections() -> None:
 @pytest.fixture(autouse=True)
 def numerics_stay() -> Iterator[None]:
     """No test may leave torch computing differently: runs are compared to the bit with others'."""
-    before = _numerics()
+    import torch
+
+    before, onednn = _numerics(), torch.backends.mkldnn.enabled
     yield
     assert _numerics() == before
     # torch itself turns oneDNN off for good when a bf16 product fails, as on a chip without bf16
-    torch.backends.mkldnn.enabled = ONEDNN
+    torch.backends.mkldnn.enabled = onednn
 
 
 def _numerics() -> tuple[object, ...]:
+    import torch
+
     denormal = torch.full((8,), 1e-39) * torch.full((8,), 0.5)
     return (
         torch.get_num_threads(),
@@ -259,6 +262,8 @@ def native_bf16() -> Iterator[None]:
     """bf16 by torch's own products, on any chip: oneDNN tries it where the chip has none too,
     and warns of that.
     """
+    import torch
+
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     try:
