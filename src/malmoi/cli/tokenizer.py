@@ -166,8 +166,14 @@ def show_command(
         encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
         if json:
-            values = {"ids": encoding.tokens, "offsets": encoding.offsets}
-            cli.print_json({"text": text, "tokens": tokens, **values})
+            cli.print_json(
+                {
+                    "text": text,
+                    "tokens": tokens,
+                    "ids": encoding.tokens,
+                    "offsets": encoding.offsets,
+                }
+            )
             continue
         rows = zip(tokens, encoding.tokens, encoding.offsets, strict=True)
         cells = (
