@@ -16,7 +16,6 @@ from pathlib import Path
 from types import CodeType
 
 import pytest
-import torch
 from hypothesis import settings
 
 import malmoi
@@ -35,6 +34,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
     )
 )
+# Every process that tests start would compile torch anew, for two seconds, where bytecode is not
+# written: it then gets a place of its own.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -78,7 +81,6 @@ def is_module_of_malmoi(code: CodeType) -> bool:
 
 sys.meta_path.append(MissingPackage)
 
-ONEDNN = torch.backends.mkldnn.enabled
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -110,6 +112,39 @@ def short_waits() -> Iterator[None]:
         yield
 
 
+ALPHABETS = ((0x21, 0x370), (0x1100, 0x1200), (0x2000, 0x2600), (0x3130, 0x3190), (0xAC00, 0xD7A4))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_letters() -> Iterator[tuple[object, object]]:
+    """Tokenizers number Latin letters, signs and Hangul before they learn, not all of Unicode's
+    letters: the same vocabulary in a tenth of a second instead of half a second, hundreds of times.
+    """
+    from malmoi.tokenizer import training
+    from malmoi.training.data import cached_encoder
+
+    before = training.joinable, cached_encoder._SIDES
+    letters = [
+        letter
+        for letter in training.joinable()
+        if any(start <= ord(letter) < end for start, end in ALPHABETS)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "joinable", lambda: letters)
+        patch.setattr(cached_encoder, "_SIDES", [*"a.가"])
+        yield before
+
+
+@pytest.fixture(scope="module")
+def every_letter(few_letters: tuple[object, object]) -> Iterator[None]:
+    """All of Unicode's letters, for tests of tokenizers themselves."""
+    joinable, sides = few_letters
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("malmoi.tokenizer.training.joinable", joinable)
+        patch.setattr("malmoi.training.data.cached_encoder._SIDES", sides)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
     """Garbage collections pass over what earlier tests imported: with all of transformers loaded
@@ -122,14 +157,18 @@ def short_collections() -> None:
 @pytest.fixture(autouse=True)
 def numerics_stay() -> Iterator[None]:
     """No test may leave torch computing differently: runs are compared to the bit with others'."""
-    before = _numerics()
+    import torch
+
+    before, onednn = _numerics(), torch.backends.mkldnn.enabled
     yield
     assert _numerics() == before
     # torch itself turns oneDNN off for good when a bf16 product fails, as on a chip without bf16
-    torch.backends.mkldnn.enabled = ONEDNN
+    torch.backends.mkldnn.enabled = onednn
 
 
 def _numerics() -> tuple[object, ...]:
+    import torch
+
     denormal = torch.full((8,), 1e-39) * torch.full((8,), 0.5)
     return (
         torch.get_num_threads(),
@@ -223,6 +262,8 @@ def native_bf16() -> Iterator[None]:
     """bf16 by torch's own products, on any chip: oneDNN tries it where the chip has none too,
     and warns of that.
     """
+    import torch
+
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     try:

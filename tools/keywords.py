@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from malmoi.adapters.config import AdapterConfig
-from malmoi.api.records import Files, Settings
+from malmoi.api.records import Files
+from malmoi.api.run_options import Settings
 from malmoi.evaluation.task import Task
 from malmoi.server.config import LogLevel
 from malmoi.text.rows import RowSource

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import peft
 import pytest
 import torch
 import transformers
@@ -126,6 +125,13 @@ def bits(folder: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------------ the same numbers as PEFT
 
 
+def peft() -> Any:
+    """Its models: they take seconds to import."""
+    from peft import PeftModel
+
+    return PeftModel
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["gpt2", "gpt1", "llama"])
 @torch.no_grad()
@@ -147,7 +153,7 @@ def test_peft_reads_our_language_adapters_and_we_read_its(
     if (family, kind) == ("gpt1", "prefix"):
         return  # transformers' GPT-1 takes no keys and values from outside
     plain = transformers.AutoModelForCausalLM.from_pretrained(bases[family])
-    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    theirs = peft().from_pretrained(plain, tmp_path / "ours").eval()
     found = theirs(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[
         :, -tokens.size(1) :
     ]
@@ -175,7 +181,7 @@ def test_peft_reads_our_classifiers_and_we_read_its(
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(
         bases["bert"], num_labels=3
     )
-    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    theirs = peft().from_pretrained(plain, tmp_path / "ours").eval()
     assert torch.allclose(theirs(input_ids=tokens).logits, logits, atol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     name_base(tmp_path / "theirs", bases["bert"])
@@ -202,7 +208,7 @@ def test_a_soft_prompt_of_a_bidirectional_model_is_not_exported_to_peft(
         bases["bert"], num_labels=3
     )
     with pytest.raises(Exception, match="MALMOI_PROMPT"):
-        peft.PeftModel.from_pretrained(plain, tmp_path)
+        peft().from_pretrained(plain, tmp_path)
 
 
 # ------------------------------------------------------------------ laws of the mechanism

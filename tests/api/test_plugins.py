@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import malmoi
-from malmoi.cli.app import plugins_first, run_command
+from malmoi.cli.app import run_command, split_plugins
 from malmoi.evaluation.kinds import by_metric
 from malmoi.evaluation.tasks import TASKS
 from malmoi.metrics import METRICS, is_better
@@ -111,10 +111,10 @@ def test_a_metric_says_which_tasks_it_suits(forgetting: Callable[[], None]) -> N
 
 def test_plugins_may_be_named_before_or_after_the_command() -> None:
     words = ["tasks", "--plugin", "a.py", "x", "--plugin=b.py", "--", "--plugin", "c.py"]
-    assert plugins_first(words) == [
-        *("--plugin", "a.py", "--plugin=b.py", "tasks", "x"),
-        *("--", "--plugin", "c.py"),
-    ]
+    assert split_plugins(words) == (
+        ["--plugin", "a.py", "--plugin=b.py"],
+        ["tasks", "x", "--", "--plugin", "c.py"],
+    )
 
 
 @pytest.mark.parametrize(

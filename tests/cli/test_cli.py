@@ -394,6 +394,14 @@ def test_help_fits_eighty_columns_and_names_no_python_type(
         assert not re.search(r"<(str|int|float|bool|path|list)", shown)
 
 
+def test_the_outline_says_what_each_command_says_of_itself() -> None:
+    whole, outline = (get_command(build_app(only)).commands for only in (None, "--help"))  # type: ignore[attr-defined]
+    assert sorted(outline) == sorted(whole)
+    for name, command in whole.items():
+        assert outline[name].help == command.help.partition("\n")[0]
+        assert outline[name].rich_help_panel == command.rich_help_panel
+
+
 def test_every_option_has_its_name_written_out() -> None:
     """typer 0.27 called options without one --MINUTES, --KIND and --TASK, after their metavar."""
     written: list[object] = []

@@ -41,8 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and
 
 @pytest.fixture(scope="module", autouse=True)
 def few_messages() -> Iterator[None]:
-    """Every twelfth message, as if there were no others."""
-    messages = list(sotu_messages())[::12]
+    """Every thirtieth message, as if there were no others."""
+    messages = list(sotu_messages())[::30]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("malmoi.demo.texts.sotu_messages", lambda: iter(messages))
         yield
@@ -173,13 +173,14 @@ def test_the_korean_text_is_long_and_does_not_repeat_itself() -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_only_the_order_of_the_words_tells_a_sentence_from_a_shuffled_one(name: str) -> None:
     documents = BUILT_IN[name].documents()
-    rows = [(document, *row) for document in documents for row in document.rows]
-    shares = Counter(label for *_, label in rows)
-    assert min(shares.values()) > 0.45 * len(rows)
-    for document, text, label in rows[:500]:
+    shares = Counter(label for document in documents for _, label in document.rows)
+    assert min(shares.values()) > 0.45 * shares.total()
+    for document in documents[:200]:
         whole = " ".join(re.sub(r"[^\w\s]", "", document.text).lower().split())
-        assert set(text.split()) <= set(whole.split())
-        assert label != ORDERS[name][0] or text in whole
+        words = set(whole.split())
+        for text, label in document.rows:
+            assert set(text.split()) <= words
+            assert label != ORDERS[name][0] or text in whole
 
 
 @pytest.mark.heavy

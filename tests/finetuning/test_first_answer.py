@@ -159,7 +159,7 @@ def test_the_fine_tuned_model_is_kept_if_the_held_out_rows_prefer_it(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
-    how: dict[str, Any] = {"lr": 3e-3, "epochs": 12, "frozen_first": True, "batch": 16}
+    how: dict[str, Any] = {"lr": 1e-2, "epochs": 4, "frozen_first": True, "batch": 16}
     rows = reviews(600)
     done = malmoi.finetune(bert, "classification", rows, tmp_path / "o", device="cpu", **how)
     said = re.search(r"accuracy (\S+) on .* that learnt from 16 of 486 rows", caplog.text)
@@ -188,7 +188,7 @@ def test_of_few_rows_cross_validation_chooses_between_the_two(
 ) -> None:
     """A network that learns beside a layer that saw 16 rows; or one that learns nothing."""
     how: dict[str, Any] = {"frozen_first": True, "max_minutes": 60.0, "batch": 16, "device": "cpu"}
-    how |= {"lr": 3e-3, "epochs": 12} if learns else {"lr": 1e-9, "steps": 1}
+    how |= {"lr": 1e-2, "epochs": 8} if learns else {"lr": 1e-9, "steps": 1}
     if learns:
         monkeypatch.setattr("malmoi.finetuning.run.READ_SECONDS", 0.0)
     out = tmp_path / "o"
@@ -227,7 +227,7 @@ def test_with_few_updates_the_new_layer_is_solved_for(
 
 
 JUDGED = 60  # rows, held out or of the evaluation
-LONG: dict[str, Any] = {"epochs": 3, "lr": 1e-3, "max_minutes": 60.0, "frozen_first": True}
+LONG: dict[str, Any] = {"epochs": 1, "lr": 1e-3, "max_minutes": 60.0, "frozen_first": True}
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def uninterrupted(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("verb", "count"), [("predict", 1), ("judge", 1), ("finetune", 1), ("finetune", 30)]
+    ("verb", "count"), [("predict", 1), ("judge", 1), ("finetune", 1), ("finetune", 20)]
 )
 def test_ctrl_c_leaves_a_model_and_the_run_resumes_bit_equal(
     verb: str, count: int, bert: Path, uninterrupted: Any, tmp_path: Path

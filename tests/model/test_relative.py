@@ -1,5 +1,6 @@
 """Transformer-XL: scores by the paper's formula, segments with memory, runs that remember."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ from torch import Tensor
 import malmoi
 from malmoi.errors import UsageError
 from malmoi.model import Activations, KVCache, Network, initialise
+from malmoi.model.attention import Attention, Kernel
+from malmoi.model.attention_mask import Mask
 from malmoi.model.families import gpt2, transformer_xl
+from malmoi.model.positions import POSITIONS, PositionScheme
 from malmoi.model.recurrent import RelativeAttention, SegmentMemory
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Stretches
@@ -105,6 +109,49 @@ def test_memory_gets_no_gradient_and_survives_checkpointing() -> None:
         found.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Linear(Attention):
+    """ALiBi (Press et al. 2022 §3): scores fall with the distance, by a slope for each head."""
+
+    needs_distances = True
+
+    def biased(self, q: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        assert mask.distances is not None
+        return q, replace(mask, bias=-SLOPES * mask.distances.abs())
+
+
+SLOPES = torch.tensor([0.5, 0.25])[:, None, None]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "short"])
+def test_a_scheme_may_add_a_bias_to_the_scores(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POSITIONS, "none", PositionScheme(attention=Linear))
+    config = gpt2(vocab=40, width=16, heads=2, kv_heads=1, depth=2, context=12, positions="none")
+    network = initialise(Network(config, {"lm": 0}), 0).eval()
+    for block in network.trunk.blocks:
+        block.attend.kernel = kernel  # type: ignore[union-attr]
+    tokens = some_tokens(12)
+    keep = torch.arange(12) >= torch.tensor([[0], [5]])
+    seen = Activations(attention=[])
+    with torch.no_grad():
+        full = network(tokens, keep=keep, activations=seen)["lm"]
+        alone = network(tokens[1:, 5:])["lm"]
+        cache = KVCache(config, 2, 12, dtype=torch.float32, device="cpu")
+        steps = [network(tokens[:, :6], keep=keep[:, :6], cache=cache)["lm"]]
+        steps += [network(tokens[:, i : i + 1], cache=cache)["lm"] for i in range(6, 12)]
+        attend = network.trunk.blocks[0].attend
+        x = network.trunk.blocks[0].attend_norm(seen.hidden[0])  # type: ignore[operator]
+        q, k, _ = attend.qkv(x[0]).split((16, 8, 8), -1)  # type: ignore[operator]
+    torch.testing.assert_close(torch.cat(steps, 1)[keep], full[keep], rtol=0, atol=2e-6)
+    torch.testing.assert_close(full[1:, 5:], alone, rtol=0, atol=2e-6)
+    scores = q.view(12, 2, 8).transpose(0, 1) @ k.T / 8**0.5
+    behind = torch.arange(12)[:, None] - torch.arange(12)
+    scores = (scores - SLOPES * behind).masked_fill(behind < 0, -torch.inf)
+    assert seen.attention is not None
+    torch.testing.assert_close(seen.attention[0][0], scores.softmax(-1))
 
 
 @pytest.fixture(scope="module")

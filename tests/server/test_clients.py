@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
@@ -65,6 +64,8 @@ def url(live: Live) -> str:
 
 
 def test_openai(url: str) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     asked: Any = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}], "seed": 1}
     whole = client.chat.completions.create(max_tokens=60, **asked)
@@ -177,7 +178,7 @@ def test_litellm(url: str) -> None:
 @pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "JSON"])
 def test_instructor(url: str, mode: str) -> None:
     instructor = pytest.importorskip("instructor", reason=WHY)
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    client = pytest.importorskip("openai").OpenAI(base_url=url, api_key="none", max_retries=0)
     made = instructor.from_openai(client, mode=getattr(instructor.Mode, mode))
     ask = {"model": "tools", "messages": [{"role": "user", "content": "who?"}], "max_tokens": 200}
     if mode == "JSON":  # any object: the server is not told the schema

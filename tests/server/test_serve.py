@@ -23,12 +23,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import schemathesis
 import torch
 import transformers as hf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis.generation import GenerationMode
 
 import malmoi
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
@@ -693,6 +691,9 @@ def check_specification(live: Live, examples: int) -> None:
     """Right and wrong requests drawn from the specification: no 5xx, and every answer is of the
     form it promises.
     """
+    import schemathesis
+    from schemathesis.generation import GenerationMode
+
     schema = schemathesis.openapi.from_url(f"{live.url}/openapi.json")
     kept = [schemathesis.checks.CHECKS.get_one("response_schema_conformance")]
     asked = 0

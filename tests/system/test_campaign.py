@@ -24,7 +24,7 @@ from campaign_data import BOMBS, use_bomb
 from malmoi.errors import MalmoiError
 from malmoi.system.confined import match_patterns, render_template
 
-FEW = dict.fromkeys(campaign.KINDS, 40) | {"state": 6, "table": 80}
+FEW = dict.fromkeys(campaign.KINDS, 24) | {"state": 6, "odd folders": 12, "table": 40}
 LARGE_BOMB_BYTES = 600 << 20
 BOMB_COUNT = 30  # each is one of a few, and takes seconds
 COUNT = int(os.environ.get("MALMOI_CAMPAIGN_COUNT", "1000"))
@@ -59,9 +59,9 @@ def test_damaged_files_load_correctly_or_are_refused(kind: str, tmp_path: Path) 
 
 @contextmanager
 def impatience() -> Iterator[None]:
-    """Two seconds for a program, of those that never end alone: others may take their time."""
+    """A second for a program, of those that never end alone: others may take their time."""
     with pytest.MonkeyPatch.context() as hurried:
-        hurried.setattr("malmoi.system.confined.MAX_CONFINED_SECONDS", 2.0)
+        hurried.setattr("malmoi.system.confined.MAX_CONFINED_SECONDS", 1.0)
         yield
 
 

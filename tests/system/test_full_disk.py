@@ -8,6 +8,7 @@ disk; where the tests may mount one, a real disk of a few kilobytes.
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,9 +76,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_files(size: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would keep half a file
     try:
         yield
     finally:
+        sys.dont_write_bytecode = writes
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 

@@ -22,6 +22,7 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, truncated
 from malmoi.training.data.cached_encoder import make_encoder
 
+pytestmark = pytest.mark.usefixtures("every_letter")
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 LOWERS = {
     "bert-base-uncased": True,

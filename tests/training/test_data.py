@@ -301,6 +301,7 @@ def _tokenizers() -> list[Tokenizer]:
     ]
 
 
+@pytest.mark.usefixtures("every_letter")
 @pytest.mark.parametrize("described", ["", "no-compiler"])
 def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, described: str) -> None:
     monkeypatch.setattr(cached_encoder, "MAX_CACHED_WORDS", 40)  # forgets now and then, too

@@ -36,17 +36,50 @@ from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
 T = TypeVar("T")
-# modules of this package in the order they are used; each is a command or a group of commands
+# Modules of this package in the order they are used; each is a command or a group of commands. What
+# they do is said here once more, for the help of Malmoi itself: it imports none of them.
 PANELS = {
-    "Train": (
-        "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
-    ),
-    "Use": ("generate", "chat", "translate", "fill", "embed", "predict"),
-    "Evaluate": ("evaluate", "score", "perplexity", "trace", "probe", "study", "records"),
-    "Compress": ("compress",),
-    "Serve": ("export", "serve"),
-    "This machine": ("doctor", "plan", "bench"),
-}  # fmt: skip
+    "Train": {
+        "demo": "Train and try a GPT and a BERT on built-in text, in minutes.",
+        "corpus": "Build a training corpus from raw text.",
+        "tokenizer": "Train a tokenizer, or see how one splits a text.",
+        "recipes": "List the recipes, or the settings of one.",
+        "pretrain": "Train a model from raw text.",
+        "tasks": "List the tasks, their kinds and the files they read.",
+        "finetune": "Fine-tune a BERT or a GPT on your rows, or on a known task.",
+        "merge": "Merge a LoRA into its base model.",
+    },
+    "Use": {
+        "generate": "Continue prompts with a GPT.",
+        "chat": "Chat with a language model through its own chat template.",
+        "translate": "Translate texts, or every line of a file.",
+        "fill": "Fill in the [MASK] of each text with a BERT.",
+        "embed": "Turn each text into a vector.",
+        "predict": "Predict labels, spans or answers with a fine-tuned model.",
+    },
+    "Evaluate": {
+        "evaluate": "Evaluate a model on a task, fine-tuned or in context.",
+        "score": "Score continuations of a context with a GPT.",
+        "perplexity": "Compute a GPT's perplexity on a text or a file of any length.",
+        "trace": "Find the words of a text in the text a model was trained on.",
+        "probe": "Probe every layer for parts of speech or your own labels.",
+        "study": "Reproduce a published table or figure and compare the numbers.",
+        "records": "List the records, or run a track and evaluate it.",
+    },
+    "Compress": {
+        "compress": "Make a model smaller: quantize, prune, distil, share.",
+    },
+    "Serve": {
+        "export": "Write a model for ONNX Runtime or llama.cpp.",
+        "serve": "Serve models: OpenAI's API under /v1, the studio page at /.",
+    },
+    "This machine": {
+        "doctor": "Show what this machine can do, and what is missing.",
+        "plan": "Estimate memory, days and cost of a run on any GPUs.",
+        "bench": "Benchmark Malmoi against other libraries on this machine.",
+    },
+}
+OUTLINE = ("", "-h", "--help", "--version")  # first words that need no command
 SUFFIX = "_command"  # suffix of the functions that are commands
 INPUTS = ("data", "dev", "train", "test", "calibration", "pairs")  # options for files that exist
 METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
@@ -88,8 +121,7 @@ class CommandGroup(TyperGroup):
 
 def _values(ctx: Any, names: Sequence[str], kind: type[T]) -> list[T]:
     """The values of these options that have a type: each of those that are repeatable."""
-    given = [ctx.params.get(name) for name in names]
-    several = [value if isinstance(value, list | tuple) else [value] for value in given]
+    several = [v if isinstance(v, list | tuple) else [v] for v in map(ctx.params.get, names)]
     return [value for values in several for value in values if isinstance(value, kind)]
 
 
@@ -110,17 +142,23 @@ def _tidy(param: Any) -> Any:
     return param
 
 
-def build_app() -> typer.Typer:
-    """The app with every command."""
+def build_app(only: str | None = None) -> typer.Typer:
+    """The app with every command; with one of them, if the first word names it; or with the names
+    of all and what they do, if the word asks for no more.
+    """
     app = typer.Typer(
         cls=CommandGroup,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True, help=_about(malmoi))(_declare(malmoi))
-    for panel, modules in PANELS.items():
-        for name in modules:
-            _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
+    known = {name: (panel, about) for panel, some in PANELS.items() for name, about in some.items()}
+    for name in [only] if only in known else known:
+        panel, about = map(translate, known[name])
+        if only in OUTLINE and "_MALMOI_COMPLETE" not in os.environ:  # no shell asks for options
+            app.command(name, help=about, rich_help_panel=panel)(help_when_alone)
+        else:
+            _add(app, name, import_module(f"malmoi.cli.{name}"), panel)
     if language() != "en" or "typer.rich_utils" in sys.modules:
         _translate_titles()
     return app
@@ -134,14 +172,13 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
     ]
     verbs = [_declare(_with_record_options(verb)) for verb in verbs]
-    settings = getattr(module, "CONTEXT_SETTINGS", None)
     if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
         app.command(
             name,
             cls=Command,
             help=_about(verbs[0]),
             rich_help_panel=panel,
-            context_settings=settings,
+            context_settings=getattr(module, "CONTEXT_SETTINGS", None),
         )(verbs[0])
         return
     group = typer.Typer(cls=CommandGroup, help=_about(module))
@@ -274,7 +311,9 @@ def run_command(arguments: Sequence[str]) -> int:
     )
     try:
         with Console().attached():
-            code = build_app()(plugins_first(arguments), prog_name="malmoi", standalone_mode=False)
+            plugins, others = split_plugins(arguments)
+            app = build_app(next((word for word in others if word != "--debug"), ""))
+            code = app([*plugins, *others], prog_name="malmoi", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
@@ -287,8 +326,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return _report_error(error)
 
 
-def plugins_first(arguments: Sequence[str]) -> list[str]:
-    """Moves every --plugin before the command, since it may also be given after it."""
+def split_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Every --plugin, which may also be given after the command, and all other words."""
     plugins: list[str] = []
     others: list[str] = []
     words = iter(arguments)
@@ -299,7 +338,7 @@ def plugins_first(arguments: Sequence[str]) -> list[str]:
             plugins += [word, *islice(words, 1)]
         else:
             (plugins if word.startswith("--plugin=") else others).append(word)
-    return [*plugins, *others]
+    return plugins, others
 
 
 def _report_error(error: Exception) -> int:
@@ -324,8 +363,7 @@ def _sentence(error: Exception) -> str:
     if explained := disk_error(error, msg("the output")):
         return str(explained)
     if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}."
+        return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
     if is_out_of_memory(error):
         return (
             "Out of memory: close other programs, or use a smaller model, shorter texts or a "

@@ -44,8 +44,11 @@ def bench_command(
     arguments = [*filter(None, [name]), *ctx.args]
     named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if named:
-        about = "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them."
-        require_known(named, known, about)
+        require_known(
+            named,
+            known,
+            "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them.",
+        )
     if find_spec("transformers") is None:
         raise UsageError(
             "The libraries to compare with are not installed: pip install transformers accelerate"

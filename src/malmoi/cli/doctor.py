@@ -25,6 +25,7 @@ EXTRAS = {  # modules of each optional part of the installation
     "track": ("tensorboard", "wandb", "mlflow", "trackio"),
     "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
 }
+ELSEWHERE = ("uvloop",) if sys.platform == "win32" else ()  # modules for other systems only
 
 
 def doctor_command(json: cli.Json = False) -> None:
@@ -132,14 +133,10 @@ def _extras() -> dict[str, str]:
     """Each optional part: installed, or the line that installs it."""
     found = {}
     for name, modules in EXTRAS.items():
-        missing = [part for part in modules if find_spec(part) is None and _exists_here(part)]
+        missing = [part for part in modules if part not in ELSEWHERE and find_spec(part) is None]
         found[name] = (
             msg("missing: pip install {missing}", missing=" ".join(missing))
             if missing
             else "installed"
         )
     return found
-
-
-def _exists_here(module: str) -> bool:
-    return (module, sys.platform) != ("uvloop", "win32")

@@ -40,8 +40,10 @@ def records_command(
         )
     from malmoi.studies.records import entry_toml, run_record
 
-    changes: dict[str, Any] = dict(cli.changes_of(settings))
-    changes |= dict(recipe=recipe, judge_data=judge_data, device=device)
+    changes: dict[str, Any] = {
+        **cli.changes_of(settings),
+        **dict(recipe=recipe, judge_data=judge_data, device=device),
+    }
     entry = run_record(words[1], words[2:], out, **changes)
     cli.print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
 
@@ -57,5 +59,7 @@ def _list(json: bool) -> None:
     for name, track in tracks.items():
         print(f"{name}: {translate(track.about)}")
     print()
-    rows = [(e.track, f"{e.figure:g}", e.recipe, e.machine, e.date, e.commit) for e in entries]
-    cli.print_table(("track", "figure", "recipe", "machine", "date", "commit"), rows)
+    cli.print_table(
+        ("track", "figure", "recipe", "machine", "date", "commit"),
+        ((e.track, f"{e.figure:g}", e.recipe, e.machine, e.date, e.commit) for e in entries),
+    )

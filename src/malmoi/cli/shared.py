@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
-from malmoi.api.records import LoadOptions, RunOptions
+from malmoi.api.run_options import LoadOptions, RunOptions
 from malmoi.errors import UsageError
 from malmoi.messages import Message, StatusLog, msg, translate
 from malmoi.pair import BERT, GPT, introduction

@@ -45,10 +45,9 @@ def train_command(
     for sentence in reader.describe():
         cli.say(sentence)
     tokenizer.save(out)
-    kind = tokenizer.kind
-    result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
+    result = {"folder": str(out), "kind": tokenizer.kind, "vocab": tokenizer.vocab_size}
     cli.print_json(result) if json else cli.print_result(
-        f"{out}: {kind}, " + plural(tokenizer.vocab_size, "token")
+        f"{out}: {tokenizer.kind}, " + plural(tokenizer.vocab_size, "token")
     )
 
 
@@ -116,11 +115,10 @@ def extend_command(
         )
     cli.print_result(joined(": ", (str(out), shown)))
     if (out / "recipe.json").is_file():
-        folder, text = shlex.quote(str(out)), shlex.quote(data[0])
         cli.say(
             "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
-            folder=folder,
-            text=text,
+            folder=shlex.quote(str(out)),
+            text=shlex.quote(data[0]),
         )
 
 
@@ -168,8 +166,14 @@ def show_command(
         encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
         if json:
-            values = {"ids": encoding.tokens, "offsets": encoding.offsets}
-            cli.print_json({"text": text, "tokens": tokens, **values})
+            cli.print_json(
+                {
+                    "text": text,
+                    "tokens": tokens,
+                    "ids": encoding.tokens,
+                    "offsets": encoding.offsets,
+                }
+            )
             continue
         rows = zip(tokens, encoding.tokens, encoding.offsets, strict=True)
         cells = (

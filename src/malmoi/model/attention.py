@@ -51,6 +51,7 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Attention probabilities [B, H, T, K], which fused kernels do not return; 0 without keys."""
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores: Tensor = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
+    scores = scores if mask.bias is None else scores + mask.bias
     seen = visible(mask, scores)
     if seen is None:
         return scores.softmax(-1)
@@ -71,9 +72,10 @@ def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tenso
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     grouped = q.size(1) != k.size(1)
-    y = F.scaled_dot_product_attention(
-        q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped
-    )
+    seen = mask.dense
+    if mask.bias is not None:
+        seen = mask.bias.to(q.dtype).masked_fill(~cast(Tensor, seen), torch.finfo(q.dtype).min)
+    y = F.scaled_dot_product_attention(q, k, v, seen, dropout, mask.causal, enable_gqa=grouped)
     # In bf16 on a GPU the kernel behind SDPA spreads a query without keys over all of them.
     return y if mask.empty is None else y.masked_fill(mask.empty, 0.0)
 
@@ -212,6 +214,11 @@ class Attention(nn.Module):
             return cache[0].attend(cache[1], q, k, v)
         if cache is not None:
             k, v = cache[0].write(cache[1], k, v)
+        q, mask = self.biased(q, inputs.mask)
         if inputs.attention_out is not None:
-            inputs.attention_out.append(attention_probs(q, k, inputs.mask))
-        return attend(q, k, v, inputs.mask, self.dropout if self.training else 0.0, self.kernel)
+            inputs.attention_out.append(attention_probs(q, k, mask))
+        return attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
+
+    def biased(self, q: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """The queries and the mask, with a bias of scores where positions need one."""
+        return q, mask

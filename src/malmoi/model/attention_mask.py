@@ -47,6 +47,7 @@ class Mask:
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
     tiles: "Tiling | None" = None  # the pairs to compute on a CPU
     distances: Tensor | None = None  # int, broadcasts to [B, 1, T, K]: for relative positions
+    bias: Tensor | None = None  # with dense: added to the scores, broadcasts to [B, H, T, K]
     tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
     @classmethod

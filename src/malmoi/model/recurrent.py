@@ -8,7 +8,7 @@ tokens, M remembered tokens, K = M + T keys.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.attention import Attention, LayerInputs
-from malmoi.model.attention_mask import Mask, visible
+from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import KVCache, LayerCache
 from malmoi.model.positions import sinusoid_table
 
@@ -258,6 +258,7 @@ class RelativeAttention(Attention):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__(c)
         self.width = c.width
+        self.kernel = "sdpa"
         self.distance = nn.Linear(c.width, c.heads * self.size, bias=False)  # W
         self.content_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # u
         self.distance_bias = nn.Parameter(torch.zeros(c.heads, 1, self.size))  # v
@@ -267,30 +268,19 @@ class RelativeAttention(Attention):
         cache = inputs.cache
         if cache is not None and isinstance(cache[0], SegmentMemory):
             x = cache[0].exchange(cache[1], x)
-            cache = None
-        parts = self.qkv(x).view(B, x.size(1), -1, self.size).transpose(1, 2)
-        q, k, v = parts.chunk(3, dim=1)
-        q = q[:, :, -T:]
-        if cache is not None:
-            k, v = cache[0].write(cache[1], k, v)
-        bias = self._distance_scores(q, k.size(2), inputs.mask)
-        if inputs.attention_out is not None:
-            scores = (q + self.content_bias) @ k.transpose(-1, -2) * self.size**-0.5
-            inputs.attention_out.append((scores + bias).softmax(-1))
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            (q + self.content_bias).to(v.dtype), k, v, bias.to(v.dtype), dropout
-        )
+            inputs = replace(inputs, cache=None)
+        q, k, v = self.qkv(x).view(B, x.size(1), -1, self.size).transpose(1, 2).chunk(3, dim=1)
+        y = self.mix((q[:, :, -T:], k, v), inputs)
         return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
 
-    def _distance_scores(self, q: Tensor, keys: int, mask: Mask) -> Tensor:
-        """(q + v)·W R(i − j) / √E [B, H, T, K]; pairs that do not see one another get −∞."""
+    def biased(self, q: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """q + u, and as a bias (q + v)·W R(i − j) / √E [B, H, T, K]."""
         assert mask.distances is not None
+        keys = mask.distances.size(-1)
         # no visible key is farther than there are keys; made on the device, as CUDA graphs need it
         table = sinusoid_table(keys, self.width, device=q.device).to(q.dtype)
         r = self.distance(table).view(keys, self.heads, self.size).permute(1, 2, 0)
         by_distance = (q + self.distance_bias) @ r.to(q.dtype)
         at = mask.distances.clamp(0, keys - 1).expand(*q.shape[:3], keys)
-        scores: Tensor = by_distance.gather(-1, at) * self.size**-0.5
-        seen = visible(mask, scores)
-        return scores if seen is None else scores.masked_fill(~seen, float("-inf"))
+        bias = by_distance.gather(-1, at) * self.size**-0.5
+        return (q + self.content_bias).to(q.dtype), replace(mask, bias=bias)
