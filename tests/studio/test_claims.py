@@ -14,7 +14,6 @@ import transformers as hf
 from live_server import Live
 from malmoi.inference import Model, load
 from malmoi.pair import BERT, GPT, shipped
-from malmoi.studio.app import PAGE
 from malmoi.studio.claims import (
     CLAIMS,
     NO_TEXT,
@@ -28,6 +27,7 @@ from malmoi.studio.claims import (
     rounded,
     sentences,
 )
+from malmoi.studio.serve import PAGE
 
 LANGUAGES = ("en", "ko")
 ANSWERS = {  # of the pair that comes with the package, so that a change of it is noticed

@@ -31,11 +31,11 @@ from malmoi.interpret.forward_pass import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
 from malmoi.studio import run_curves as curves
-from malmoi.studio.app import PAGE as STUDIO
 from malmoi.studio.few_shot import FewShotRequest, few_shot_view
-from malmoi.studio.overview import known_languages
 from malmoi.studio.projection import principal
+from malmoi.studio.routes import known_languages
 from malmoi.studio.sentence_path import PathRequest, parameter_parts, sentence_path
+from malmoi.studio.serve import PAGE as STUDIO
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data.encode import build_stores

@@ -17,12 +17,12 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
-from malmoi.studio.translation_view import TranslationRequest, translation_view
+from malmoi.studio.attention_view import TranslationRequest, translation_view
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
 from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
-from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.losses.base import linear_cross_entropy
 from malmoi.training.recipe import DataConfig, rate_at
 from malmoi.training.recipes import named_recipe
 from malmoi.training.signals import Stopped

@@ -26,8 +26,13 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.executors import Execution, Pool, ShardJob
-from malmoi.corpus.filter import QualityScorer, check_language, sample_texts
-from malmoi.corpus.links import LinkList, selection_record
+from malmoi.corpus.filter import (
+    LinkList,
+    QualityScorer,
+    check_language,
+    sample_texts,
+    selection_record,
+)
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.steps import BuildFolder, read_account, read_arrays

@@ -21,8 +21,14 @@ from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
-from malmoi.corpus.filter import QualityScorer, broken_rules, low_quality
-from malmoi.corpus.links import LinkList, blocked_domains, selected
+from malmoi.corpus.filter import (
+    LinkList,
+    QualityScorer,
+    blocked_domains,
+    broken_rules,
+    low_quality,
+    selected,
+)
 from malmoi.corpus.ngrams import HashedTexts, seeded_hash
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.untrusted import collection_paused

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from malmoi.system.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from malmoi.inference.fill import Fill
     from malmoi.inference.model import Model, load
     from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.pseudo_likelihood import Fill
     from malmoi.inference.score import Score
     from malmoi.inference.spans import Answer, Span
     from malmoi.inference.writing import Reply

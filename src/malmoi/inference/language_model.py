@@ -153,7 +153,7 @@ class LanguageModel(LoadedModel):
         tokens if given. With `counts`, what followed the same words in the run's training text is
         mixed into the prediction, by weights fitted to its held-out text.
         """
-        from malmoi.metrics.numbers import perplexity
+        from malmoi.metrics.registry import perplexity
 
         self._require_head("lm", "measure perplexity")
         return perplexity(self._text_logprobs(text, stride, memory, counts=counts)[0])

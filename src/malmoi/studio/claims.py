@@ -33,8 +33,8 @@ from malmoi.model import Layout, Network, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import registry_of, router
-from malmoi.studio.pattern_view import draw_pattern
 from malmoi.studio.probing import order_rows
+from malmoi.studio.routes import draw_pattern
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 

@@ -7,9 +7,8 @@ from pydantic import BaseModel
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.inference.fill import fills
 from malmoi.inference.prompt import mask_token
-from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
+from malmoi.inference.pseudo_likelihood import SplitText, fills, pseudo_scores
 from malmoi.interpret.forward_pass import attention, encode_for_model
 from malmoi.model import Layout
 from malmoi.studio.tokens import TokenChance, covers, readable_token

@@ -11,8 +11,8 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
-from malmoi.server.api.logprobs import token_name
 from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
+from malmoi.server.api.responses import token_name
 from malmoi.studio.endpoint import model_view
 from malmoi.tokenizer import Encoding, Tokenizer
 

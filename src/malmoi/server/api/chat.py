@@ -14,8 +14,6 @@ from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES
-from malmoi.server.api.limits import require_characters, served_model
-from malmoi.server.api.logprobs import chat_logprobs
 from malmoi.server.api.requests import ChatRequest
 from malmoi.server.api.responses import (
     AssistantMessage,
@@ -26,6 +24,7 @@ from malmoi.server.api.responses import (
     ChunkChoice,
     Delta,
     Usage,
+    chat_logprobs,
 )
 from malmoi.server.api.tools import (
     CalledFunction,
@@ -36,7 +35,7 @@ from malmoi.server.api.tools import (
     call_format,
 )
 from malmoi.server.error_replies import ApiError
-from malmoi.server.executor import IndexedChunk
+from malmoi.server.executor import IndexedChunk, require_characters, served_model
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()

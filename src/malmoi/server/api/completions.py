@@ -13,11 +13,9 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
-from malmoi.server.api.limits import served_model
-from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
-from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
-from malmoi.server.executor import GenerationStream, IndexedChunk, unless_disconnected
+from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
+from malmoi.server.executor import GenerationStream, IndexedChunk, served_model, unless_disconnected
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()

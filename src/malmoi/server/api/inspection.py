@@ -6,11 +6,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from malmoi.interpret.forward_pass import AttentionArray, attention, chosen_reader, lens
-from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import AttentionRequest, LensRequest, TraceRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse, TraceResponse
 from malmoi.server.error_replies import ApiError
-from malmoi.server.executor import checkpoint, run_on_model
+from malmoi.server.executor import checkpoint, run_on_model, served_model
 
 router = APIRouter()
 ATTENTION_DIGITS = 6  # decimals of an attention weight

@@ -19,13 +19,6 @@ from malmoi.inference.score import Score
 from malmoi.inference.zero_shot import label_prompts, question_prompt
 from malmoi.messages import msg
 from malmoi.server.api.completions import prompts_of, too_long
-from malmoi.server.api.limits import (
-    beginnings,
-    check_reading,
-    count_reading,
-    require_characters,
-    served_model,
-)
 from malmoi.server.api.requests import (
     AnswerRequest,
     ClassifyRequest,
@@ -46,7 +39,17 @@ from malmoi.server.api.responses import (
     ScoreResponse,
     Usage,
 )
-from malmoi.server.executor import GenerationStream, checkpoint, run_on_model, unless_disconnected
+from malmoi.server.executor import (
+    GenerationStream,
+    beginnings,
+    check_reading,
+    checkpoint,
+    count_reading,
+    require_characters,
+    run_on_model,
+    served_model,
+    unless_disconnected,
+)
 from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Encoding
 

@@ -11,7 +11,6 @@ from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.chat import chat_jobs
 from malmoi.server.api.completions import GenerationReply, check_length, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
-from malmoi.server.api.limits import served_model
 from malmoi.server.api.requests import (
     ApiRequest,
     ChatRequest,
@@ -20,7 +19,7 @@ from malmoi.server.api.requests import (
     example,
 )
 from malmoi.server.api.responses import Usage
-from malmoi.server.executor import GenerationStream, IndexedChunk
+from malmoi.server.executor import GenerationStream, IndexedChunk, served_model
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
