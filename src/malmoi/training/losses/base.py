@@ -238,7 +238,6 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
         "bilm": bilm,
         "both": both,
         "translation": lm,  # of the target, given the source
-        "span": lm,
         "mlm": mlm,
         "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detection(),
         "mlm+nsp": lambda: mlm() + nsp(),
