@@ -22,15 +22,13 @@ from malmoi.cli.app import run_command
 from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
+from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
 from malmoi.planning.plan import (
-    GPUS,
     DeviceLayout,
     Fleet,
     MemoryUse,
-    PlanSettings,
     RunPlan,
     device_layout,
-    find_gpu,
     plan_run,
 )
 from malmoi.training.budget import activation_bytes, meta_network

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from malmoi.compression.result import (
+from malmoi.compression.options import (
     DistilOptions,
     JudgedOptions,
     PruneOptions,
@@ -15,7 +15,7 @@ from malmoi.compression.result import (
 from malmoi.config import ModelConfig
 from malmoi.corpus.config import CorpusConfig
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.planning.plan import PlanSettings
+from malmoi.planning.gpus import PlanSettings
 from malmoi.server.config import ServeConfig
 from malmoi.settings import described, option, setting, settings_of
 from malmoi.training.recipe import DataConfig, TokenizerConfig, TrainConfig

@@ -162,7 +162,8 @@ def plan(
         >>> made.parameters, made.fits
         (124439808, True)
     """
-    from malmoi.planning.plan import Fleet, find_gpu, plan_run
+    from malmoi.planning.gpus import find_gpu
+    from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.recipes import resolve_recipe
 
     check_options("plan", options, PlanOptions)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from malmoi.api.records import ColumnOptions
 from malmoi.api.tools import compress
 from malmoi.cli import shared as cli
-from malmoi.compression.result import (
+from malmoi.compression.options import (
     DistilOptions,
     JudgedOptions,
     PruneOptions,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from malmoi.api.tools import plan
 from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, translate
-from malmoi.planning.plan import GPUS, PlanSettings
+from malmoi.planning.gpus import GPUS, PlanSettings
 from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:

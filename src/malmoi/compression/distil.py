@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.compression.options import DistilOptions
 from malmoi.compression.prune import with_layers
-from malmoi.compression.result import CompressionResult, DistilOptions, open_whole
+from malmoi.compression.result import CompressionResult, open_whole
 from malmoi.errors import UsageError
 from malmoi.evaluation.evaluate import check_task_fits
 from malmoi.evaluation.kinds import head_kind

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
 from malmoi.checkpoint.weights import Quantized
+from malmoi.compression.options import JudgedOptions
 from malmoi.compression.result import (
     CompressionResult,
     Cost,
-    JudgedOptions,
     cost_of,
     folder_size,
     judged_options,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
-        fill="Fill",
+        pseudo_likelihood="Fill",
         model="Model load",
         predict="MultiLabelPrediction Prediction",
         score="Score",
