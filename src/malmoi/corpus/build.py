@@ -25,7 +25,6 @@ from malmoi.corpus.columns import IndexArray, Shard, StepStats, total_control_na
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
-from malmoi.corpus.executors import Execution, Pool, ShardJob
 from malmoi.corpus.filter import (
     LinkList,
     QualityScorer,
@@ -35,7 +34,7 @@ from malmoi.corpus.filter import (
 )
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
-from malmoi.corpus.steps import BuildFolder, read_account, read_arrays
+from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json

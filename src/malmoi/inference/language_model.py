@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from malmoi.inference.score import Score
     from malmoi.inference.zero_shot import LabelWords, ShownExamples
     from malmoi.tokenizer.chat_template import Messages
-    from malmoi.tracing.counts import CountMixture
+    from malmoi.tracing.trace import CountMixture
 
 
 class LanguageModel(LoadedModel):
@@ -184,7 +184,7 @@ class LanguageModel(LoadedModel):
     @cached_property
     def _counts(self) -> "CountMixture":
         """The counts of the training text, with weights fitted to the run's held-out text."""
-        from malmoi.tracing.counts import CountMixture
+        from malmoi.tracing.trace import CountMixture
 
         return CountMixture.fit(self.network, self._own_text)
 

@@ -20,10 +20,8 @@ from malmoi.server import error_replies
 from malmoi.server.api import (
     chat,
     completions,
-    inspection,
     other_servers,
     predictions,
-    responses_api,
     service,
 )
 from malmoi.server.config import ServeConfig
@@ -31,8 +29,8 @@ from malmoi.server.executor import ModelExecutor
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
-OPENAI = (service, completions, chat, responses_api)
-API = (*OPENAI, predictions, inspection, other_servers)
+OPENAI = (service, completions, chat)
+API = (*OPENAI, predictions, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection

@@ -25,8 +25,7 @@ from malmoi.interpret.forward_pass import (
     word_groups,
 )
 from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.studio.endpoint import model_view
-from malmoi.studio.tokens import TokenChance, readable_token
+from malmoi.studio.endpoint import TokenChance, model_view, readable_token
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible

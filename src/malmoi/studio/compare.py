@@ -11,7 +11,7 @@ from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, fills, pseudo_scores
 from malmoi.interpret.forward_pass import attention, encode_for_model
 from malmoi.model import Layout
-from malmoi.studio.tokens import TokenChance, covers, readable_token
+from malmoi.studio.endpoint import TokenChance, covers, readable_token
 
 TOP_GUESSES = 5
 

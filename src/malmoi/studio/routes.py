@@ -19,9 +19,18 @@ from malmoi.model import Layout, count_parameters
 from malmoi.model.patterns import Pattern
 from malmoi.server.api.requests import NameField, TextField
 from malmoi.server.executor import run_on_model
-from malmoi.studio import compare, few_shot, run_curves, tokens
-from malmoi.studio.endpoint import StudioRequest, registry_of, router, runs_folder
-from malmoi.studio.tokens import covers
+from malmoi.studio import compare, few_shot, run_curves
+from malmoi.studio.endpoint import (
+    Coverages,
+    StudioRequest,
+    Tokenizations,
+    coverages,
+    covers,
+    registry_of,
+    router,
+    runs_folder,
+    tokenizations,
+)
 from malmoi.tokenizer import Tokenizer
 from malmoi.tracing.index import find_stores
 
@@ -246,18 +255,18 @@ def show_about(request: Request) -> Overview:
 
 
 @router.post("/tokens")
-def show_tokenization(request: Request, body: TokenizationRequest) -> tokens.Tokenizations:
+def show_tokenization(request: Request, body: TokenizationRequest) -> Tokenizations:
     """How every loaded tokenizer splits a text."""
-    return tokens.tokenizations(
+    return tokenizations(
         ((served.name, served.model) for served in registry_of(request)), body.text
     )
 
 
 @router.post("/coverage")
-def show_coverage(request: Request, body: CoverageRequest) -> tokens.Coverages:
+def show_coverage(request: Request, body: CoverageRequest) -> Coverages:
     """How much of a text each model's tokenizer knows."""
     served = (registry_of(request).get(name) for name in body.models)
-    return tokens.coverages(((one.name, one.model) for one in served), body.text)
+    return coverages(((one.name, one.model) for one in served), body.text)
 
 
 @router.post("/pattern")

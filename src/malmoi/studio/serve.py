@@ -21,7 +21,6 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     ablation,
     attention_view,
     claims,
-    finetuned,
     probing,
     projection,
     routes,
