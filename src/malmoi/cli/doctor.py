@@ -132,14 +132,11 @@ def _extras() -> dict[str, str]:
     """Each optional part: installed, or the line that installs it."""
     found = {}
     for name, modules in EXTRAS.items():
-        missing = [part for part in modules if find_spec(part) is None and _exists_here(part)]
+        here = (part for part in modules if (part, sys.platform) != ("uvloop", "win32"))
+        missing = [part for part in here if find_spec(part) is None]
         found[name] = (
             msg("missing: pip install {missing}", missing=" ".join(missing))
             if missing
             else "installed"
         )
     return found
-
-
-def _exists_here(module: str) -> bool:
-    return (module, sys.platform) != ("uvloop", "win32")

@@ -1,7 +1,6 @@
 """The studio's endpoints that concern no model, all of them, or two; attention patterns, drawn."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated
@@ -103,16 +102,6 @@ def known_languages(words: Tokenizer) -> list[str]:
     found = {language: covers(words, text) for language, text in SAMPLES.items()}
     ordered = sorted(found, key=lambda language: (found[language].unknown, found[language].ratio))
     return [language for language in ordered if found[language].known] or ordered[:1]
-
-
-def overview(models: Iterable[tuple[str, Model]], tasks: Iterable[str], *, runs: bool) -> Overview:
-    return Overview(
-        version=__version__,
-        samples=SAMPLES,
-        models=[model_facts(*one) for one in models],
-        runs=runs,
-        tasks=list(tasks),
-    )
 
 
 # ------------------------------------------------------------------ patterns
@@ -250,8 +239,13 @@ class CompareRequest(StudioRequest):
 @router.get("/about")
 def show_about(request: Request) -> Overview:
     """The loaded models and the available views."""
-    models = ((served.name, served.model) for served in registry_of(request))
-    return overview(models, few_shot.LAB_TASKS, runs=request.app.state.settings.runs is not None)
+    return Overview(
+        version=__version__,
+        samples=SAMPLES,
+        models=[model_facts(served.name, served.model) for served in registry_of(request)],
+        runs=request.app.state.settings.runs is not None,
+        tasks=list(few_shot.LAB_TASKS),
+    )
 
 
 @router.post("/tokens")

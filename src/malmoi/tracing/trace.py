@@ -12,7 +12,6 @@ from malmoi.errors import UsageError
 from malmoi.inference.score import ScoredRow, score_windows, token_logprobs
 from malmoi.messages import StatusLog, msg
 from malmoi.model import Network
-from malmoi.report.page import heading, html_table, note
 from malmoi.system.result import Result
 from malmoi.tracing.index import Lengths, Passage, TextIndex, TokenArray
 from malmoi.training.data.store import Store
@@ -252,11 +251,6 @@ class Memorisation(Result):
             (("tokens", "times", "longest copies"), copies),
         ]
 
-    def section(self) -> str:
-        """A section of the run's page."""
-        tables = [html_table(*table) for table in self.tables()]
-        return "".join([heading("Memory and novelty"), note(self.describe()), *tables])
-
 
 def report_memorisation(model: "Model", index: TextIndex) -> Memorisation:
     """Measures it on texts drawn evenly, and adds it to the page of the run."""
@@ -275,7 +269,7 @@ def report_memorisation(model: "Model", index: TextIndex) -> Memorisation:
     )
     run = model.checkpoint.source
     if run is not None and index.parts[0].store.folder.is_relative_to(run):
-        write_report(run, read_recipe(run / "recipe.json"), found.section())
+        write_report(run, read_recipe(run / "recipe.json"), found)
     return found
 
 

@@ -1,6 +1,5 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
-import html
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from malmoi.errors import UsageError
 from malmoi.messages import StatusLog, msg, plural, translate
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
-from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
+from malmoi.report.page import machine_name, render
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.budget import estimate_run, verdict
@@ -186,8 +185,6 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
 
 # ------------------------------------------------------------------ the page of a run
 
-# ------------------------------------------------------------------ a pre-training run
-
 
 def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
     """Chart of training and validation loss by tokens; single steps are faint behind their mean."""
@@ -202,8 +199,8 @@ def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
     return page_chart(lines, translate("tokens"), translate("loss"))
 
 
-def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Charts of the learning rate and the speed, side by side."""
+def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Charts of the learning rate and the speed."""
     rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
     speeds: ChartPoints = [
         (r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")
@@ -212,11 +209,10 @@ def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> str:
         "steps": Line(speeds, beside="speed"),
         "speed": smooth_points(speeds),
     }
-    small = (
+    return (
         chart({"": rates}, translate("tokens"), translate("learning rate"), (400, 180)),
         chart(both, translate("tokens"), translate("tokens per second"), (400, 180)),
     )
-    return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str]]:
@@ -243,34 +239,37 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
         return ""
     training = next((r["loss"] for r in reversed(rows) if "loss" in r), math.inf)
     losses = (last["valid_loss"], last["guessing_loss"], training)
-    message = verdict(recipe, last["step"], *losses, last.get("epochs", 1.0))
-    return f"<p><strong>{words(message)}</strong></p>"
+    return verdict(recipe, last["step"], *losses, last.get("epochs", 1.0))
 
 
-def _samples(rows: Sequence[Mapping[str, Any]]) -> str:
+def _samples(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Samples from the whole run including the first and last, without repetitions."""
     samples = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
     fresh = samples[:1] + [now for before, now in pairwise(samples) if now[1] != before[1]]
     last = len(fresh) - 1
     count = min(len(fresh), 8)
-    shown = [fresh[round(i * last / max(1, count - 1))] for i in range(count)]
-    return heading("Samples") + html_table(("step", "sample"), shown) if shown else ""
+    return [fresh[round(i * last / max(1, count - 1))] for i in range(count)]
 
 
-def write_report(out: Path, recipe: Recipe, more: str = "") -> None:
-    """Writes the report of a pre-training run from its metrics.jsonl; `more` is a section."""
+def write_report(out: Path, recipe: Recipe, memory: object = None) -> None:
+    """Writes the report of a pre-training run from its metrics.jsonl, and from what is known of
+    its memory (`malmoi.tracing`).
+    """
     rows = read_metrics(out / "metrics.jsonl")
-    body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
-    body += (
-        f"{heading('Learning curve')}{loss_chart(rows)}{_speed_charts(rows)}{_samples(rows)}{more}"
+    page = render(
+        "report/run_page.jinja",
+        title=msg("A run of {recipe}", recipe=recipe.name),
+        lead=recipe.about,
+        numbers=_numbers(rows, recipe),
+        warning=_warning(rows, recipe),
+        loss=loss_chart(rows),
+        speeds=_speed_charts(rows),
+        samples=_samples(rows),
+        memory=memory,
+        facts=_facts(out, recipe),
+        settings=recipe.to_json(),
     )
-    settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
-    body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
-    body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"
-    write_text(
-        out / "report.html",
-        html_page(msg("A run of {recipe}", recipe=recipe.name), recipe.about, body),
-    )
+    write_text(out / "report.html", page)
 
 
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
