@@ -605,7 +605,7 @@ def test_a_page_cancels_outdated_work_and_polls_a_slow_model_less_often(tmp_path
     # ms after a key, by how long the last answer took
     assert told["pauses"] == [300, 2000, 2000, 3000]
     assert told["givenUp"]
-    assert told["runs"] == [1, 2, 3, 4, 5]
+    assert told["runs"] == 5
     assert told["particles"] == ["사람을", "거기를", "서울로", "GPT를", "3으로", "1로"]
     done, busy = {"status": "done", "stale": False}, {"status": "busy", "stale": True}
     assert told["seen"] == [

@@ -7,7 +7,6 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from time import perf_counter, time
@@ -151,8 +150,6 @@ AUTHENTICATED_PREFIXES = (
     *("/v1", "/v2", "/api", "/rerank", "/embed", "/tokenize", "/detokenize"),
     *("/studio", "/metrics"),
 )
-TAB_HEADER = "x-studio-run"  # "<tab>:<number>": requests of one run have the same number
-TAB_RUN = re.compile(r"([\w-]{1,64}):(\d{1,15})")
 access = logging.getLogger("malmoi.access")
 access.propagate = False  # request lines go only to handlers attached to this logger
 
@@ -179,7 +176,6 @@ class RequestGuard:
         self.state = gate
         self.settings = settings
         self.metrics = metrics
-        self.tabs = Tabs()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -210,8 +206,7 @@ class RequestGuard:
         except _Gone:
             return
         else:
-            with self.tabs.following(Headers(scope=scope).get(TAB_HEADER, ""), receive) as heard:
-                await self._respond(scope, _again(body, heard), send)
+            await self._respond(scope, _again(body, receive), send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: "StatusRecorder") -> None:
         """Answers 500 to an unexpected error here: uvicorn would close the connection."""
@@ -309,51 +304,6 @@ class StatusRecorder:
                 headers.append((b"connection", b"close"))
             message["headers"] = headers
         await self.send(message)
-
-
-class Tabs:
-    """The studio's requests in flight, by browser tab: a newer one supersedes the older ones.
-
-    The page closes superseded requests too, but a proxy in between may not pass that on.
-    """
-
-    def __init__(self) -> None:
-        self.runs: dict[str, dict[asyncio.Event, int]] = {}
-
-    @contextmanager
-    def following(self, header: str, receive: Receive) -> Iterator[Receive]:
-        """The request's messages; a disconnect as soon as its tab has sent a newer request."""
-        found = TAB_RUN.fullmatch(header)
-        if found is None:
-            yield receive
-            return
-        superseded = asyncio.Event()
-        runs = self.runs.setdefault(found[1], {})
-        runs[superseded] = int(found[2])
-        newest = max(runs.values())
-        for other, number in runs.items():
-            if number < newest:
-                other.set()
-        try:
-            yield _until(superseded, receive)
-        finally:
-            del runs[superseded]
-            if not runs:
-                del self.runs[found[1]]
-
-
-def _until(superseded: asyncio.Event, receive: Receive) -> Receive:
-    async def next_message() -> Message:
-        message = asyncio.ensure_future(receive())
-        given_up = asyncio.ensure_future(superseded.wait())
-        try:
-            await asyncio.wait({message, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            return await message if message.done() else {"type": "http.disconnect"}
-        finally:
-            message.cancel()
-            given_up.cancel()
-
-    return next_message
 
 
 def _check_text(body: bytes) -> None:
