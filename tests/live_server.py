@@ -18,7 +18,7 @@ from malmoi.model.families import bert
 from malmoi.server.app import Server, address, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry, serve_model
-from malmoi.studio.app import create_studio
+from malmoi.studio.serve import create_studio
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = [

@@ -27,7 +27,7 @@ from malmoi.metrics.labels import (
     label_scores,
     matthews,
 )
-from malmoi.metrics.numbers import bits_per_byte, mse, pearson, perplexity, spearman
+from malmoi.metrics.registry import bits_per_byte, mse, pearson, perplexity, spearman
 from malmoi.metrics.texts import best_threshold, korquad_exact, korquad_f1, span_exact, span_f1
 
 few = settings(max_examples=40, deadline=None)

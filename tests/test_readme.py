@@ -213,7 +213,6 @@ NOT_PROVIDED = (
     "SmolLM2-135M-Instruct.gguf",
     "train.en",
     "runs/en-de",
-    "runs/gaps",
     "captions",
     "runs/answers",
 )

@@ -19,54 +19,66 @@ from malmoi.system.threads import sleep_soon
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from malmoi.api.models import chat as chat
-    from malmoi.api.models import embed as embed
-    from malmoi.api.models import fill as fill
-    from malmoi.api.models import generate as generate
-    from malmoi.api.models import predict as predict
-    from malmoi.api.models import probe as probe
-    from malmoi.api.models import score as score
-    from malmoi.api.models import stream as stream
-    from malmoi.api.models import trace as trace
-    from malmoi.api.options import EvaluateOptions as EvaluateOptions
-    from malmoi.api.options import FinetuneOptions as FinetuneOptions
-    from malmoi.api.options import PretrainOptions as PretrainOptions
-    from malmoi.api.plugins import register_metric as register_metric
-    from malmoi.api.plugins import register_objective as register_objective
-    from malmoi.api.plugins import register_pattern as register_pattern
-    from malmoi.api.plugins import register_schedule as register_schedule
-    from malmoi.api.plugins import register_task as register_task
-    from malmoi.api.runs import evaluate as evaluate
-    from malmoi.api.runs import finetune as finetune
-    from malmoi.api.runs import pretrain as pretrain
-    from malmoi.api.runs import study as study
-    from malmoi.api.tools import build_corpus as build_corpus
-    from malmoi.api.tools import compress as compress
-    from malmoi.api.tools import export as export
-    from malmoi.api.tools import plan as plan
-    from malmoi.api.tools import recipes as recipes
-    from malmoi.api.tools import serve as serve
-    from malmoi.api.tools import tasks as tasks
-    from malmoi.api.tools import train_tokenizer as train_tokenizer
+if TYPE_CHECKING:  # the same names, for editors and type checkers; one statement a module
+    # isort: off
+    from malmoi.api.models import (
+        chat as chat,
+        embed as embed,
+        fill as fill,
+        generate as generate,
+        predict as predict,
+        probe as probe,
+        score as score,
+        stream as stream,
+        trace as trace,
+    )
+    from malmoi.api.options import (
+        EvaluateOptions as EvaluateOptions,
+        FinetuneOptions as FinetuneOptions,
+        PretrainOptions as PretrainOptions,
+    )
+    from malmoi.api.plugins import (
+        register_metric as register_metric,
+        register_objective as register_objective,
+        register_pattern as register_pattern,
+        register_schedule as register_schedule,
+        register_task as register_task,
+    )
+    from malmoi.api.runs import (
+        evaluate as evaluate,
+        finetune as finetune,
+        pretrain as pretrain,
+        study as study,
+    )
+    from malmoi.api.tools import (
+        build_corpus as build_corpus,
+        compress as compress,
+        export as export,
+        plan as plan,
+        recipes as recipes,
+        serve as serve,
+        tasks as tasks,
+        train_tokenizer as train_tokenizer,
+    )
     from malmoi.config import ModelConfig as ModelConfig
-    from malmoi.errors import MalmoiError as MalmoiError
-    from malmoi.errors import UsageError as UsageError
+    from malmoi.errors import MalmoiError as MalmoiError, UsageError as UsageError
     from malmoi.evaluation.kinds import custom_task as custom_task
     from malmoi.evaluation.task import Task as Task
-    from malmoi.inference import Answer as Answer
-    from malmoi.inference import MultiLabelPrediction as MultiLabelPrediction
-    from malmoi.inference import Prediction as Prediction
-    from malmoi.inference import Reply as Reply
-    from malmoi.inference import Span as Span
+    from malmoi.inference import (
+        Answer as Answer,
+        MultiLabelPrediction as MultiLabelPrediction,
+        Prediction as Prediction,
+        Reply as Reply,
+        Span as Span,
+    )
     from malmoi.inference.generation.keywords import GenerationOptions as GenerationOptions
     from malmoi.inference.generation.options import GenerationConfig as GenerationConfig
-    from malmoi.inference.model import Model as Model
-    from malmoi.inference.model import load as load
+    from malmoi.inference.model import Model as Model, load as load
     from malmoi.interpret.intervention import Intervention as Intervention
     from malmoi.system.progress import Progress as Progress
     from malmoi.tokenizer.core import Tokenizer as Tokenizer
     from malmoi.training.recipe import Recipe as Recipe
+    # isort: on
 
 HOMES = {
     "api.models": (

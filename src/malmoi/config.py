@@ -53,10 +53,9 @@ class ModelConfig(Config):
     groups: int = setting(
         0, "Distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer."
     )
-    mixer: Literal["attention", "linear", "lstm", "bilstm"] = setting(
+    mixer: Literal["attention", "lstm", "bilstm"] = setting(
         "attention",
-        "How tokens exchange information: softmax attention, linear attention (Katharopoulos et "
-        "al. 2020), an LSTM, or an LSTM in each direction (ELMo).",
+        "How tokens exchange information: attention, an LSTM, or an LSTM in each direction (ELMo).",
     )
     attention: tuple[str, ...] = setting(("causal",), "A pattern per layer, cycled over the depth.")
     both_ways: bool = setting(
@@ -197,10 +196,6 @@ class ModelConfig(Config):
             "its attention patterns are longer than {most:,} characters.",
             most=MAX_PATTERN_CHARACTERS,
         )
-        _require(
-            self.mixer != "linear" or self.attention in (("causal",), ("full",)),
-            "linear attention is causal or full in every layer, without another pattern.",
-        )
 
     def _check_positions(self) -> None:
         _require(
@@ -301,15 +296,12 @@ class ModelConfig(Config):
     @property
     def recurrent(self) -> bool:
         """Whether the model carries a state of constant size instead of keys and values."""
-        return self.mixer == "lstm" or (self.mixer == "linear" and self.attention == ("causal",))
+        return self.mixer == "lstm"
 
     @property
     def state_size(self) -> int:
         """Numbers in a layer's recurrent state."""
-        if not self.recurrent:
-            return 0
-        linear = self.heads * self.size_per_head * (self.size_per_head + 1)
-        return self.width + self.units if self.is_lstm else linear
+        return self.width + self.units if self.recurrent else 0
 
     @property
     def cache_width(self) -> int:

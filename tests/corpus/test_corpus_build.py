@@ -28,7 +28,6 @@ from malmoi.corpus.duplicates import (
     signature,
     signatures_of,
 )
-from malmoi.corpus.executors import Execution
 from malmoi.corpus.filter import (
     QualityScorer,
     broken_rules,
@@ -36,6 +35,7 @@ from malmoi.corpus.filter import (
     pareto_draw,
     text_stats,
 )
+from malmoi.corpus.steps import Execution
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock
 from malmoi.system.machine import parse_machine, pretend

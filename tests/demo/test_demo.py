@@ -12,8 +12,7 @@ import pytest
 
 import malmoi
 from conftest import environment
-from malmoi.demo.demo import run_demo, sharpest, verdict
-from malmoi.demo.page import Story, write_demo_page
+from malmoi.demo.demo import Story, run_demo, sharpest, verdict, write_demo_page
 from malmoi.demo.texts import (
     BUILT_IN,
     ORDERS,

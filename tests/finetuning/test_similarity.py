@@ -15,7 +15,7 @@ from malmoi.cli import run_command
 from malmoi.cli.prediction_file import predict_file
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
-from malmoi.metrics.numbers import mrr, recall_at_1, recall_at_10
+from malmoi.metrics.registry import mrr, recall_at_1, recall_at_10
 from malmoi.training.losses import ForwardPass
 from malmoi.training.losses.task import cosine_loss, ranking_loss
 from tiny_models import tiny_bert

@@ -20,9 +20,8 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.inference.engine import Engine, GenerationJob, QueueFull, TextChunk
 from malmoi.inference.generation.batch import STEPS_AHEAD, DecodeBatch
-from malmoi.inference.generation.beam_search import beam_search
 from malmoi.inference.generation.constraints import AllowedTokens
-from malmoi.inference.generation.generate import find_draft, prompt_lookup
+from malmoi.inference.generation.generate import beam_search, find_draft, prompt_lookup
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.sampling import new_sequences

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.inference import Model, load
+from malmoi.inference.base import column_major
 from malmoi.inference.engine import Engine
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
@@ -34,7 +35,6 @@ from malmoi.inference.generation.sampling import (
     random_generators,
     sample_token,
 )
-from malmoi.inference.precision import column_major
 from malmoi.inference.score import ScoredRow, score_windows, token_logprobs
 from malmoi.inference.spans import _spans, merge_tags
 from malmoi.kernels.fast_argmax import FastArgmax
@@ -618,7 +618,7 @@ def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None
 
 
 def test_a_piece_of_a_word_joins_the_word_before_it(bert_pair) -> None:
-    from malmoi.inference.fill import replace_mask
+    from malmoi.inference.pseudo_likelihood import replace_mask
 
     tokenizer = bert_pair[1].tokenizer
     piece = next(token for token in sorted(tokenizer.vocab()) if token.startswith("##"))

@@ -11,16 +11,10 @@ from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.options import Sampling
 from malmoi.inference.generation.sampling import SequenceState
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
-from malmoi.model import KVCache, Layout, Network, initialise, parse_pattern
+from malmoi.model import Layout, Network, initialise, parse_pattern
 from malmoi.model.attention import attend, fastest_kernel
 from malmoi.model.attention_mask import Mask, build_mask
-from malmoi.model.families import bert, gpt2, gpt3
-from malmoi.model.recurrent import (
-    EPSILON,
-    causal_linear_attention,
-    feature_map,
-    full_linear_attention,
-)
+from malmoi.model.families import gpt2, gpt3
 from malmoi.model.sparse import make_tiling
 
 CPU = torch.device("cpu")
@@ -141,11 +135,9 @@ def greedy(network: Network, prompt: list[int], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("mixer", ["attention", "linear"])
-def test_generation_equals_full_recomputation(mixer: str) -> None:
-    patterns = ("causal & local:4",) if mixer == "attention" else ("causal",)
+def test_generation_equals_full_recomputation() -> None:
     config = gpt2(
-        vocab=40, width=16, heads=2, depth=2, context=600, mixer=mixer, attention=patterns
+        vocab=40, width=16, heads=2, depth=2, context=600, attention=("causal & local:4",)
     )
     network = initialise(Network(config, {"lm": 0}), 3).eval()
     prompts = [list(range(3, 15)), [5]]
@@ -155,8 +147,7 @@ def test_generation_equals_full_recomputation(mixer: str) -> None:
         for prompt, limit in zip(prompts, (8, 550), strict=True)
     ]
     decoding = Decoding(network, sequences)
-    if mixer == "attention":
-        assert set(decoding.batch.slots.rings) == {0, 1}
+    assert set(decoding.batch.slots.rings) == {0, 1}
     found: list[list[int]] = [[], []]
     for _ in range(8):
         for i, tokens in decoding.step().items():
@@ -183,43 +174,3 @@ def test_rings_of_captured_steps() -> None:
     assert batch.slots.keys[0].size(2) == places + 1 < 590
     with torch.no_grad():
         assert sequence.tokens[places:] == greedy(network, prompt, 6)
-
-
-def quadratic(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """Katharopoulos et al. 2020 eq. 3 with φ(q)·φ(k) as the similarity, pair by pair."""
-    scores = q @ k.transpose(-1, -2)
-    scores = scores.tril() if causal else scores
-    return (scores @ v) / (scores.sum(-1, keepdim=True) + EPSILON)
-
-
-def test_linear_attention_equals_its_quadratic_formula() -> None:
-    torch.manual_seed(0)
-    inputs = [drawn(2, 2, 150, 4) for _ in range(3)]
-    q, k, v = feature_map(inputs[0]), feature_map(inputs[1]), inputs[2]
-    for mine, truth in (
-        (causal_linear_attention(q, k, v)[0], quadratic(q, k, v, causal=True)),
-        (full_linear_attention(q, k, v), quadratic(q, k, v, causal=False)),
-    ):
-        torch.testing.assert_close(mine, truth)
-        wanted = torch.randn_like(mine)
-        for one, other in zip(
-            torch.autograd.grad(mine, inputs, wanted, retain_graph=True),
-            torch.autograd.grad(truth, inputs, wanted, retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(one, other)
-
-
-def test_linear_attention_in_a_network() -> None:
-    config = gpt2(vocab=40, width=16, heads=2, depth=2, context=300, mixer="linear", dropout=0.0)
-    network = initialise(Network(config, {"lm": 0}), 0).eval()
-    tokens = torch.randint(0, 40, (2, 150), generator=torch.Generator().manual_seed(0))
-    cache = KVCache(config, 2, 150, dtype=torch.float32, device="cpu")
-    pieces = [network.hidden(part, cache=cache) for part in tokens.split((70, 1, 79), 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), network.hidden(tokens), rtol=1e-4, atol=1e-5)
-    assert cache.keys.numel() == 0
-    both = bert(vocab=40, width=16, heads=2, depth=2, context=32, mixer="linear")
-    reader = initialise(Network(both, {"mlm": 0}), 0).eval()
-    keep = torch.arange(20)[None] < 12
-    shown = reader.hidden(tokens[:1, :20], keep=keep)[:, :12]
-    torch.testing.assert_close(shown, reader.hidden(tokens[:1, :12]))

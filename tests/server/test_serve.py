@@ -241,20 +241,6 @@ def test_half_characters_are_named_as_bytes(
     assert len(named.tokens) == len(tokenizer.encode(text).tokens)
 
 
-def test_the_best_of_several(theirs: openai.OpenAI, models: dict[str, Model]) -> None:
-    lm = models["gpt"]
-    texts = lm.generate(PROMPT, max_new_tokens=6, seed=2, n=5)
-    done = theirs.completions.create(
-        model="gpt", prompt=PROMPT, max_tokens=6, seed=2, best_of=5, logprobs=1
-    )
-    every = theirs.completions.create(
-        model="gpt", prompt=PROMPT, max_tokens=6, seed=2, n=5, logprobs=1
-    )
-    means = [float(np.mean(choice.logprobs.token_logprobs)) for choice in every.choices]  # type: ignore[union-attr, arg-type]
-    assert len(done.choices) == 1
-    assert done.choices[0].text == texts[int(np.argmax(means))]
-
-
 def test_chat_completions_continue_a_conversation(
     theirs: openai.OpenAI, models: dict[str, Model]
 ) -> None:

@@ -123,31 +123,6 @@ def test_cancelled_work_is_not_computed(serving: Serving, path: str, body: dict[
     assert len(serving.held.threads) == 1
 
 
-def test_a_newer_request_of_a_tab_replaces_the_older(serving: Serving) -> None:
-    """The older connections stay open, as behind a proxy; requests of the same run, or of
-    another tab, stay.
-    """
-    path, body = "/studio/lens", {"text": TEXT}
-    old = [serving.ask(path, body, **{"X-Studio-Run": f"tab:{run}"}) for run in (1, 2, 2)]
-    assert serving.held.reached.wait(30)
-    new = [
-        serving.ask(path, body, **{"X-Studio-Run": run})
-        for run in ("tab:3", "tab:3", "other:1", "not a run")
-    ]
-    for one in old:
-        assert b"499" in one.recv(100)
-    late = serving.ask(path, body, **{"X-Studio-Run": "tab:2"})
-    assert b"499" in late.recv(100)
-    serving.held.go.set()
-    for one in new:
-        assert b"200 OK" in one.recv(100)
-    assert serving.ends()
-    # the first layer of the old, and all three of each that counts
-    assert len(serving.held.threads) == 1 + 4 * 3
-    for one in (*old, *new, late):
-        one.close()
-
-
 def test_timed_out_work_stops(folder: Path) -> None:
     model = load(folder, device="cpu")
     held = Held(model)

@@ -16,7 +16,6 @@ from live_server import Live
 from malmoi.inference import Model, load
 from malmoi.pair import BERT, GPT, shipped
 from malmoi.studio import claims, probing
-from malmoi.studio.app import PAGE
 from malmoi.studio.claims import (
     CLAIMS,
     NO_TEXT,
@@ -31,6 +30,7 @@ from malmoi.studio.claims import (
     sentences,
 )
 from malmoi.studio.probing import order_rows
+from malmoi.studio.serve import PAGE
 from malmoi.text.sources import sotu_messages
 
 LANGUAGES = ("en", "ko")

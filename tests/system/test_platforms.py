@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import malmoi
-from malmoi.corpus.executors import Execution
+from malmoi.corpus.steps import Execution
 from malmoi.errors import MalmoiError
 from malmoi.system import confined_worker, files, machine
 from malmoi.system.files import LOCK_NAME, folder_lock, write_json

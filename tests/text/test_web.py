@@ -10,7 +10,7 @@ import pytest
 
 from conftest import without_package
 from malmoi.corpus.build import run_build
-from malmoi.corpus.executors import Execution
+from malmoi.corpus.steps import Execution
 from malmoi.errors import MalmoiError
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.web import READ_BYTES

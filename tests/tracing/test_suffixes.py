@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.tracing.index import IndexedStore, TextIndex
-from malmoi.tracing.suffixes import doubled_prefixes, sort_places, suffix_array
+from malmoi.tracing.index import (
+    IndexedStore,
+    TextIndex,
+    doubled_prefixes,
+    sort_places,
+    suffix_array,
+)
 from malmoi.tracing.trace import novelty, trace_text
 from malmoi.training.data.encode import build_stores
 

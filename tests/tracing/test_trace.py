@@ -15,8 +15,8 @@ from conftest import environment, standard_input
 from live_server import Live
 from malmoi import UsageError
 from malmoi.cli import run_command
-from malmoi.tracing.counts import EDGES, Counted, CountMixture
 from malmoi.tracing.index import TextIndex
+from malmoi.tracing.trace import EDGES, Counted, CountMixture
 from tiny_runs import KINDS, train, write_corpus
 
 TEXT = "the state of the union is zzz"

@@ -23,14 +23,12 @@ from malmoi.training.losses import (
     IGNORE_LABEL,
     ForwardPass,
     count_labels,
-    linear_xent,
     lm,
     mlm,
     nsp,
     objective,
 )
-from malmoi.training.losses.base import DETECTION_WEIGHT
-from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.losses.base import DETECTION_WEIGHT, MAX_LOGITS, linear_cross_entropy
 
 TINY: dict[str, Any] = dict(
     vocab=61, context=24, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0
@@ -77,7 +75,7 @@ def test_the_loss_in_pieces_is_the_plain_loss(
     x = torch.randn(rows, 5, dtype=torch.double, requires_grad=True)
     labels = torch.where(torch.rand(rows) < ignored, IGNORE_LABEL, torch.randint(vocab, (rows,)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(linear_xent.MAX_LOGITS, "cpu", piece)
+        patch.setitem(MAX_LOGITS, "cpu", piece)
         ours = linear_cross_entropy(x, head, labels)
         with torch.no_grad():
             forward_only = linear_cross_entropy(x, head, labels)

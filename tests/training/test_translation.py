@@ -17,12 +17,12 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
-from malmoi.studio.translation_view import TranslationRequest, translation_view
+from malmoi.studio.attention_view import TranslationRequest, translation_view
 from malmoi.text.pairs import read_pairs, split_pair
-from malmoi.training.data.loader import BertBatches, Masking, SpanBatches
+from malmoi.training.data.loader import BertBatches, Masking
 from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
-from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.losses.base import linear_cross_entropy
 from malmoi.training.recipe import DataConfig, rate_at
 from malmoi.training.recipes import named_recipe
 from malmoi.training.signals import Stopped
@@ -158,50 +158,6 @@ def test_positions_restart_in_the_second_language_and_masks_fall_on_both() -> No
         batch = BertBatches(source, masking, 0, 0, packed).at(0, 2)
         assert batch["positions"].max() == 4
         assert (batch["mlm_labels"] >= 10).sum() == 3  # half of the tokens of each row
-
-
-class Numbers:
-    """Windows of tokens from 10 on, each token other than all others."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def batch(self, indices: Any) -> dict[str, Any]:
-        return {"tokens": 10 + np.asarray(indices)[:, None] * 100 + np.arange(41)}
-
-
-def test_gaps_and_what_is_left_make_the_text_and_nothing_is_there_twice() -> None:
-    spans = SpanBatches(Numbers(), 0.15, first_sentinel=1000, end=1, pad=0, seed=0)
-    batch = spans.at(0, 4)
-    for i in range(4):
-        source = [t for t in batch["source"][i].tolist() if t > 1]
-        gaps = [t for t in batch["lm_labels"][i].tolist() if t > 1]
-        marks = [t for t in source if t >= 1000]
-        assert marks == [t for t in gaps if t >= 1000] == [1000, 1001]  # 6 tokens in spans of 3
-        filled: list[int] = []
-        for token in source:
-            if token < 1000:
-                filled.append(token)
-                continue
-            rest = gaps[gaps.index(token) + 1 :]
-            filled += rest[: next((n for n, t in enumerate(rest) if t >= 1000), len(rest))]
-        assert filled == (10 + i * 100 + np.arange(40)).tolist()
-    again = [spans.at(n, 1)["source"][0] for n in range(4)]
-    assert all(
-        np.array_equal(one[one > 0], row[row > 0])
-        for one, row in zip(again, batch["source"], strict=True)
-    )
-
-
-def test_a_model_of_gaps_starts_a_translator(tmp_path: Path) -> None:
-    files = write_pairs(tmp_path)
-    gaps = {"objective": "span", "data.pairs": False}
-    text = tmp_path / "text.txt"
-    text.write_text("".join(file.read_text() for file in files))
-    train([text], tmp_path / "gaps", steps=2, **gaps)
-    model = train(files, tmp_path / "pairs", steps=1, start=tmp_path / "gaps")
-    assert model.config.vocab == model.tokenizer.vocab_size + 100
-    assert isinstance(model.translate("the dog", beams=1), str)
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "transformer-big"])

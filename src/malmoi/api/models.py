@@ -12,9 +12,9 @@ from malmoi.system.progress import ProgressCallback, listening
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
-    from malmoi.inference.fill import Fill
     from malmoi.inference.generation.keywords import GenerationOptions, GenerationSettings
     from malmoi.inference.model import Asked, ManyAsked, Model, Predicted
+    from malmoi.inference.pseudo_likelihood import Fill
     from malmoi.inference.score import Score
     from malmoi.interpret.probe import Probe, ProbeRow
     from malmoi.tokenizer.chat_template import Messages

@@ -188,8 +188,8 @@ class PretrainOptions(TypedDict, total=False):
     """Segments with an embedding of their own; 0: no segment embedding."""
     groups: int
     """Distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer."""
-    mixer: Literal["attention", "linear", "lstm", "bilstm"]
-    """How tokens exchange information: softmax attention, linear attention (Katharopoulos et al. 2020), an LSTM, or an LSTM in each direction (ELMo)."""
+    mixer: Literal["attention", "lstm", "bilstm"]
+    """How tokens exchange information: attention, an LSTM, or an LSTM in each direction (ELMo)."""
     attention: tuple[str, ...]
     """A pattern per layer, cycled over the depth."""
     both_ways: bool

@@ -194,7 +194,7 @@ def build_corpus(
         1
     """
     from malmoi.corpus.build import CorpusResult, run_build
-    from malmoi.corpus.executors import Execution
+    from malmoi.corpus.steps import Execution
 
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)

@@ -32,7 +32,7 @@ def build_command(
     web=0.6,books=0.4
     """
     from malmoi.corpus.build import run_build
-    from malmoi.corpus.executors import Execution
+    from malmoi.corpus.steps import Execution
 
     execution = {"workers": this_machine().cores} | {
         name: inputs.pop(name) for name in ("workers", "executor", "part") if name in inputs

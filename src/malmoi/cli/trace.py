@@ -8,8 +8,7 @@ from malmoi.pair import GPT
 from malmoi.system.paths import names_file
 
 if TYPE_CHECKING:
-    from malmoi.tracing.memorisation import Memorisation
-    from malmoi.tracing.trace import Trace
+    from malmoi.tracing.trace import Memorisation, Trace
 
 
 def trace_command(

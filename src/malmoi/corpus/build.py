@@ -25,12 +25,16 @@ from malmoi.corpus.columns import IndexArray, Shard, StepStats, total_control_na
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
-from malmoi.corpus.executors import Execution, Pool, ShardJob
-from malmoi.corpus.filter import QualityScorer, check_language, sample_texts
-from malmoi.corpus.links import LinkList, selection_record
+from malmoi.corpus.filter import (
+    LinkList,
+    QualityScorer,
+    check_language,
+    sample_texts,
+    selection_record,
+)
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
-from malmoi.corpus.steps import BuildFolder, read_account, read_arrays
+from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json

@@ -2,29 +2,38 @@
 2021, appendix A), and GPT-3's classifier of good against raw text (Brown et al. 2020, appendix A).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.columns import IndexArray, Reasons, TextColumn
+from malmoi.corpus.columns import IndexArray, Reasons, Shard, StepStats, TextColumn
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
+    HashArray,
     HashedTexts,
     HashedWords,
     are_letters,
     code_points,
     hash_words,
+    is_among,
     letter_table,
     native_ngrams,
     random_odd,
     seeded_hash,
 )
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.messages import StatusLog, msg, plural
+from malmoi.text.records import checked_column, number_of
+from malmoi.text.rows import any_rows
+from malmoi.text.sources import FileSource
 
 # ------------------------------------------------------------------ languages
 
@@ -324,3 +333,122 @@ def pareto_draw(text: str, pareto: float, seed: int) -> float:
     """A Pareto (Lomax) number like numpy's, determined by the seed and the text alone."""
     uniform = (seeded_hash(text, seed) + 1) / 2.0**64
     return float(uniform ** (-1 / pareto) - 1)
+
+
+# ------------------------------------------------------------------ links
+
+logger = StatusLog(__name__)
+WEBTEXT_BLOCKS = ("wikipedia.org",)
+NO_DOMAIN = "none"
+COLUMNS = ("url", "score")  # of a link list
+
+
+def url_key(url: str) -> str:
+    """A URL without what seldom changes the page: scheme, www., fragment, last slash."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:  # not a URL
+        return ""
+    host = parts.netloc.lower().removeprefix("www.")
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{host}{parts.path.rstrip('/')}{query}" if host else ""
+
+
+@dataclass(frozen=True)
+class LinkList:
+    """Hashes of the URLs of a link list, sorted: those that scored enough, and the others."""
+
+    good: HashArray
+    low: HashArray
+
+    @classmethod
+    def read(cls, path: Path, min_score: float) -> "LinkList":
+        """Reads a table with the columns url and score; a URL counts with its best score."""
+        good, low = array("Q"), array("Q")
+        bad: list[str] = []
+        for place, key, score in _links(path):
+            if key and score is not None:
+                (good if score >= min_score else low).append(seeded_hash(key, 0))
+            else:
+                bad.append(place)
+        if bad:
+            logger.warning(
+                "{path}: {rows} without URL or score, first {bad}.",
+                path=path,
+                rows=plural(len(bad), "row"),
+                bad=bad[0],
+            )
+        if not good:
+            raise MalmoiError(
+                "No URL of {path} has a score of {min_score:g} or more.",
+                path=path,
+                min_score=min_score,
+            )
+        return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
+
+    def reason_against(self, url: str, min_score: float) -> str:
+        """Why a document with this URL is dropped, or ""."""
+        if not url:
+            return "no URL"
+        value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
+        if is_among(value, self.good)[0]:
+            return ""
+        return (
+            msg("score below {min_score:g}", min_score=min_score)
+            if is_among(value, self.low)[0]
+            else "not in the links"
+        )
+
+
+def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
+    """The place, key and score of every row of a table."""
+    for number, row in enumerate(any_rows(path, COLUMNS)):
+        for name in COLUMNS if not number and row.values else ():
+            checked_column(path, name, list(row.values))
+        url, score = (row.values.get(name, "") for name in COLUMNS)
+        yield row.place, url_key(str(url)), number_of(score)
+
+
+def blocked_domains(config: CorpusConfig) -> frozenset[str]:
+    """The domains that are left out: listed, in files with one per line, or WebText's."""
+    given = config.block_domains or (WEBTEXT_BLOCKS if config.links else ())
+    found: set[str] = set()
+    for entry in given:
+        lines = Path(entry).read_text("utf-8").split() if Path(entry).is_file() else [entry]
+        found.update(line.lower().removeprefix("www.") for line in lines)
+    return frozenset(found - {NO_DOMAIN})
+
+
+def selection_record(config: CorpusConfig) -> dict[str, object]:
+    """What determines the selection besides the settings; empty if all documents are kept."""
+    if config.links and not Path(config.links).is_file():
+        raise UsageError("The link list {links} does not exist.", links=config.links)
+    links = FileSource(Path(config.links), "").fingerprint() if config.links else []
+    domains = sorted(blocked_domains(config))
+    return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}
+
+
+def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
+    """Whether a domain or one above it is blocked."""
+    parts = domain.split(".")
+    return any(".".join(parts[at:]) in blocked for at in range(len(parts)))
+
+
+def selected(
+    shard: Shard,
+    links: LinkList | None,
+    blocked: frozenset[str],
+    min_score: float,
+    stats: StepStats,
+) -> Shard:
+    """The documents whose domain is not blocked and whose URL was linked with enough score."""
+
+    def reason(url: str) -> str:
+        domain = (
+            url_key(url).partition("/")[0].partition("?")[0].rpartition("@")[2].partition(":")[0]
+        )
+        if url and is_blocked(domain, blocked):
+            return "blocked domain"
+        return links.reason_against(url, min_score) if links else ""
+
+    return stats.kept(shard, np.array(list(map(reason, shard.urls)), object))

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from malmoi.system.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from malmoi.inference.fill import Fill
     from malmoi.inference.model import Model, load
     from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.pseudo_likelihood import Fill
     from malmoi.inference.score import Score
     from malmoi.inference.spans import Answer, Span
     from malmoi.inference.writing import Reply
 else:
     __getattr__ = lazy_names(
         __name__,
-        fill="Fill",
+        pseudo_likelihood="Fill",
         model="Model load",
         predict="MultiLabelPrediction Prediction",
         score="Score",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from malmoi.inference.score import Score
     from malmoi.inference.zero_shot import LabelWords, ShownExamples
     from malmoi.tokenizer.chat_template import Messages
-    from malmoi.tracing.counts import CountMixture
+    from malmoi.tracing.trace import CountMixture
 
 
 class LanguageModel(LoadedModel):
@@ -153,7 +153,7 @@ class LanguageModel(LoadedModel):
         tokens if given. With `counts`, what followed the same words in the run's training text is
         mixed into the prediction, by weights fitted to its held-out text.
         """
-        from malmoi.metrics.numbers import perplexity
+        from malmoi.metrics.registry import perplexity
 
         self._require_head("lm", "measure perplexity")
         return perplexity(self._text_logprobs(text, stride, memory, counts=counts)[0])
@@ -184,7 +184,7 @@ class LanguageModel(LoadedModel):
     @cached_property
     def _counts(self) -> "CountMixture":
         """The counts of the training text, with weights fitted to the run's held-out text."""
-        from malmoi.tracing.counts import CountMixture
+        from malmoi.tracing.trace import CountMixture
 
         return CountMixture.fit(self.network, self._own_text)
 

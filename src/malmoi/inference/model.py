@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from malmoi.errors import UsageError
-from malmoi.inference.base import listed_texts
+from malmoi.inference.base import column_major, listed_texts, open_for_use
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
 from malmoi.inference.language_model import LanguageModel
-from malmoi.inference.precision import column_major, open_for_use
 from malmoi.inference.prompt import require_fit
 from malmoi.messages import msg
 from malmoi.model import KVCache, count_parameters
@@ -24,15 +23,13 @@ from malmoi.tokenizer import Encoding
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
-    from malmoi.inference.fill import Fill
     from malmoi.inference.predict import MultiLabelPrediction, Prediction
+    from malmoi.inference.pseudo_likelihood import Fill
     from malmoi.inference.spans import Answer, Span
     from malmoi.inference.translation import CrossAttentionMap, TranslationOptions, Translator
     from malmoi.inference.writing import Reply
     from malmoi.text.rows import TableLike
-    from malmoi.tracing.memorisation import Memorisation
-    from malmoi.tracing.nearest import NearestSentences
-    from malmoi.tracing.trace import Trace
+    from malmoi.tracing.trace import Memorisation, NearestSentences, Trace
 
     ManyAsked = Sequence["Asked"] | Path | TableLike
     Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
@@ -246,7 +243,7 @@ class Model(LanguageModel, Interpretation):
 
     def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":
         """Returns the `top` best tokens for each mask in a text; other masks stay in place."""
-        from malmoi.inference.fill import fills
+        from malmoi.inference.pseudo_likelihood import fills
 
         self.masked._require_head("mlm", "fill")
         return fills(self.masked.network, self.tokenizer, text, top)
@@ -420,8 +417,7 @@ class Model(LanguageModel, Interpretation):
         hidden states. The text is that of the run's folder, or `data`.
         """
         from malmoi.tracing.index import TextIndex
-        from malmoi.tracing.nearest import NearestSentences
-        from malmoi.tracing.trace import trace_text
+        from malmoi.tracing.trace import NearestSentences, trace_text
 
         sources = [data] if isinstance(data, str) else data
         index = TextIndex.of_sources(sources, self.tokenizer) if sources else self._own_text
@@ -436,12 +432,12 @@ class Model(LanguageModel, Interpretation):
 
         The result becomes a section of the run's report.html.
         """
-        from malmoi.tracing.memorisation import report_memorisation
+        from malmoi.tracing.trace import report_memorisation
 
         return report_memorisation(self, self._own_text)
 
     @cached_property
     def _own_sentences(self) -> "NearestSentences":
-        from malmoi.tracing.nearest import NearestSentences
+        from malmoi.tracing.trace import NearestSentences
 
         return NearestSentences(self, self._own_text)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.beam_search import BeamRules, search_beams
+from malmoi.inference.generation.generate import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
 from malmoi.model.trunks import CrossActivations, EncoderDecoder, Memory

@@ -1,6 +1,6 @@
 """Metrics, in numpy only; each is one function, whose record `METRICS` has by its name."""
 
-from malmoi.metrics import labels, numbers, texts
+from malmoi.metrics import labels, texts
 from malmoi.metrics.registry import (
     METRICS,
     MeanWithError,
@@ -12,4 +12,4 @@ from malmoi.metrics.registry import (
 )
 
 __all__ = ["METRICS", "MeanWithError", "goodness", "is_better", "mean_with_error", "metrics_like"]
-__all__ += ["labels", "numbers", "score_predictions", "texts"]
+__all__ += ["labels", "score_predictions", "texts"]

@@ -178,14 +178,6 @@ class SkipConnections(nn.Module):
         return x + self.shares[mirrored].to(x.dtype) * states[mirrored + 1]
 
 
-def make_attention(c: ModelConfig) -> Attention:
-    if c.mixer == "linear":
-        from malmoi.model.recurrent import LinearAttention
-
-        return LinearAttention(c)
-    return cast(Attention, (POSITIONS[c.positions].attention or Attention)(c))
-
-
 class Block(nn.Module):
     """A layer: attention and an MLP, each with its norm and residual."""
 
@@ -193,7 +185,7 @@ class Block(nn.Module):
         super().__init__()
         self.again = EmbeddingResidual(c) if c.embedding_residual else None
         self.residual = RESIDUALS[c.norm]
-        self.attend = make_attention(c)
+        self.attend = cast(Attention, (POSITIONS[c.positions].attention or Attention)(c))
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)

@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from unicodedata import east_asian_width
 
@@ -181,7 +181,7 @@ def progress_line(event: Progress, seconds_left: float | None, columns: int | No
     if seconds_left is not None:
         parts.append(translate(msg("{left} left", left=format_duration(seconds_left))))
     parts.append(_amount(event))
-    parts += format_metrics(event.metrics)
+    parts += [_metric(*one) for one in event.metrics.items()]
     while columns and len(parts) > 1 and _cells("  ".join(parts)) > columns:
         parts.pop()
     return "  ".join(parts)
@@ -206,12 +206,8 @@ def _amount(event: Progress) -> str:
     return f"{verb} {event.done:,.0f}{total} {unit}".rstrip()
 
 
-def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """loss 3.214, 12,300 tokens/s, 41% utilization."""
-    return [_metric(name, value) for name, value in metrics.items()]
-
-
 def _metric(name: str, value: float) -> str:
+    """loss 3.214, 12,300 tokens/s, 41% of the machine."""
     words = name.replace("_", " ")
     if name.endswith("_per_second"):
         shown = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,6 +1,5 @@
 """A report as one HTML file that needs nothing else: templates, and their parts as functions."""
 
-import html
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -39,35 +38,14 @@ def render(template: str, **values: object) -> str:
     return str(_templates().get_template(template).render(**values))
 
 
-def _part(name: str, *values: object) -> str:
-    return str(getattr(_templates().get_template("report/parts.jinja").module, name)(*values))
-
-
 def html_page(title: str, lead: str, body: str) -> str:
     """A whole page around some sections, which are HTML."""
     return render("report/page.jinja", title=title, lead=lead, body=body)
 
 
-def words(text: str) -> str:
-    """A text of a page: in the user's language, and safe in HTML."""
-    return html.escape(translate(text))
-
-
-def heading(text: str) -> str:
-    return _part("heading", text)
-
-
-def note(text: str) -> str:
-    return _part("note", translate(text))
-
-
-def fact_cards(pairs: Sequence[tuple[str, str]]) -> str:
-    """Key figures as cards."""
-    return _part("cards", pairs)
-
-
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return _part("table", head, rows)
+    parts = _templates().get_template("report/parts.jinja").module
+    return str(parts.table(head, rows))
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

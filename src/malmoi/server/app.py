@@ -20,21 +20,17 @@ from malmoi.server import error_replies
 from malmoi.server.api import (
     chat,
     completions,
-    inspection,
-    ollama,
     other_servers,
     predictions,
-    responses_api,
     service,
 )
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor
-from malmoi.server.middleware import RequestGuard, ServerState
+from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
-from malmoi.server.prometheus import Metrics
 
-OPENAI = (service, completions, chat, responses_api)
-API = (*OPENAI, predictions, inspection, other_servers, ollama)
+OPENAI = (service, completions, chat)
+API = (*OPENAI, predictions, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection

@@ -25,8 +25,7 @@ from malmoi.interpret.forward_pass import (
     word_groups,
 )
 from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.studio.endpoint import model_view
-from malmoi.studio.tokens import TokenChance, readable_token
+from malmoi.studio.endpoint import TokenChance, model_view, readable_token
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
@@ -134,4 +133,37 @@ def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
     return LayerGuesses(
         tokens=[readable_token(words, token) for token in found.tokens],
         layers=[[[named(one) for one in place] for place in layer] for layer in found.guesses],
+    )
+
+
+# ------------------------------------------------------------------ a translation
+
+
+class TranslationRequest(ApiRequest):
+    """A text to translate, and the decoder layer whose attention is drawn."""
+
+    text: TextField
+    layer: int = Field(-1, ge=-1000, le=1000)
+
+
+class TranslationView(BaseModel):
+    """Source and target tokens, and the attention between them [target, source]."""
+
+    translation: str
+    source: list[str]
+    target: list[str]
+    weights: list[list[float]]  # the mean of a layer's heads
+
+
+@model_view("/translation")
+def translation_view(model: Model, body: TranslationRequest) -> TranslationView:
+    """A translation by beam search, and its attention to the source."""
+    translation = model.translate(body.text)
+    seen = model.cross_attention(body.text, translation, layer=body.layer)
+    words = model.tokenizer
+    return TranslationView(
+        translation=translation,
+        source=[readable_token(words, token) for token in seen.source],
+        target=[readable_token(words, token) for token in seen.target],
+        weights=seen.weights.round(4).tolist(),
     )

@@ -33,8 +33,8 @@ from malmoi.model import Layout, Network, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import registry_of, router
-from malmoi.studio.pattern_view import draw_pattern
 from malmoi.studio.probing import order_rows
+from malmoi.studio.routes import draw_pattern
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
@@ -343,7 +343,8 @@ def kept(subject: Subject) -> Claim:
         ("swapped", intruders),
         ("kept", wanted),
     ):
-        given = [with_tokens(*one) for one in _changes(rows, places, put)]
+        changes = zip(rows, places, put, strict=True)
+        given = [with_tokens(row, {at: token}) for row, at, token in changes]
         guesses[name] = logprobs_at(model, "mlm", given, places).argmax(-1).tolist()
     right = {
         name: float(np.mean([guess == word for guess, word in zip(some, wanted, strict=True)]))
@@ -353,12 +354,6 @@ def kept(subject: Subject) -> Claim:
     values = right | {"copied": float(np.mean([guess == word for guess, word in copied]))}
     answer = binned(values["kept"], {"rarely": 0.5, "mostly": 0.95}, "always")
     return Claim(answer=answer, values=values | {"items": len(rows)}, bars=right)
-
-
-def _changes(
-    rows: Sequence[Encoding], places: Sequence[int], put: Sequence[int]
-) -> list[tuple[Encoding, dict[int, int]]]:
-    return [(row, {at: one}) for row, at, one in zip(rows, places, put, strict=True)]
 
 
 @claim

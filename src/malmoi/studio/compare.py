@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
+import torch
 from pydantic import BaseModel
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.inference.fill import fills
 from malmoi.inference.prompt import mask_token
-from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
+from malmoi.inference.pseudo_likelihood import SplitText, fills, pseudo_scores
 from malmoi.interpret.forward_pass import attention, encode_for_model
 from malmoi.model import Layout
-from malmoi.studio.tokens import TokenChance, covers, readable_token
+from malmoi.studio.endpoint import TokenChance, covers, readable_token
 
 TOP_GUESSES = 5
 
@@ -104,15 +103,13 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
 
 def _likeliest(model: Model, before: str) -> list[TokenChance]:
     """The likeliest next tokens."""
-    logits = model.logits(before)[-1].astype(np.float64)
-    chances = np.exp(logits - logits.max())
-    chances /= chances.sum()
-    best = np.argsort(-chances[: model.tokenizer.vocab_size], kind="stable")[:TOP_GUESSES]
-    return [_chance(model, model.tokenizer.token(int(i)), chances[i]) for i in best]
-
-
-def _chance(model: Model, token: str, probability: float) -> TokenChance:
-    return TokenChance(text=readable_token(model.tokenizer, token), probability=probability)
+    words = model.tokenizer
+    chances = torch.from_numpy(model.logits(before)[-1]).double().softmax(-1)
+    best = chances[: words.vocab_size].topk(min(TOP_GUESSES, words.vocab_size))
+    return [
+        TokenChance(text=readable_token(words, words.token(token)), probability=chance)
+        for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def _mask(model: Model, size: int) -> list[str]:

@@ -1,18 +1,23 @@
-"""The studio's endpoints: a view is a function of a model and a request's body."""
+"""The studio's endpoints: a view is a function of a model and a request's body; readable tokens."""
 
-from collections.abc import Callable
-from functools import partial
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.server.api.requests import ApiRequest
+from malmoi.inference.generation.token_bytes import token_bytes
+from malmoi.inference.prompt import encode_prompt
+from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
+from malmoi.server.api.responses import token_name
 from malmoi.server.executor import run_on_model
 from malmoi.server.model_registry import ModelRegistry
+from malmoi.tokenizer import Encoding, Tokenizer
 
 router = APIRouter(prefix="/studio", tags=["studio"])
 Body = TypeVar("Body", bound=ApiRequest)
@@ -55,3 +60,190 @@ def runs_folder(request: Request) -> Path:
     if folder is None:
         raise UsageError("No folder of runs was given: start the server with --runs DIR.")
     return folder
+
+
+# ------------------------------------------------------------------ tokens in readable form
+
+
+class TokenChance(BaseModel):
+    """A token or a label in readable form, and its probability."""
+
+    text: str
+    probability: float
+
+
+class BranchRequest(ApiRequest):
+    """A prompt, and the tokens generated after it."""
+
+    prompt: TextField = ""
+    tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
+    written: Annotated[list[NameField], Field(max_length=4096)]
+
+
+class PromptBranch(BaseModel):
+    """A prompt as tokens: the given ones, and those generated after them."""
+
+    tokens: list[int]
+
+
+def readable_token(tokenizer: Tokenizer, token: str) -> str:
+    """The text of a token; WordPiece tokens are readable already."""
+    id = tokenizer.id(token)
+    return token if id is None or tokenizer.kind == "wordpiece" else token_name(tokenizer, id)
+
+
+@model_view("/branch")
+def prompt_branch(model: Model, body: BranchRequest) -> PromptBranch:
+    """The tokens to continue from; generated ones are kept, however the text would be tokenized."""
+    known = _by_name(model.tokenizer)
+    unknown = next((one for one in body.written if one not in known), None)
+    if unknown is not None:
+        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
+    before = body.tokens or encode_prompt(model.tokenizer, body.prompt).tokens
+    return PromptBranch(tokens=[*before, *(known[one] for one in body.written)])
+
+
+@lru_cache(maxsize=8)
+def _by_name(tokenizer: Tokenizer) -> dict[str, int]:
+    """Every token by its name in /v1/completions; of equal names the first."""
+    return {
+        token_name(tokenizer, id): id for id in sorted(tokenizer.vocab().values(), reverse=True)
+    }
+
+
+# ------------------------------------------------------------------ how much of a text is known
+
+MAX_TOKENS_PER_CHARACTER = 1.2  # a tokenizer that needs more falls back to bytes or Jamo
+MAX_UNKNOWN_SHARE = 0.1
+
+
+class Coverage(BaseModel):
+    """How much of a text a tokenizer knows."""
+
+    name: str = ""
+    words: int
+    unknown: int  # words with a part that the tokenizer does not know
+    characters: int
+    tokens: int
+
+    @property
+    def ratio(self) -> float:
+        return self.tokens / max(1, self.characters)
+
+    @property
+    def known(self) -> bool:
+        few_unknown = self.unknown <= MAX_UNKNOWN_SHARE * self.words
+        return few_unknown and self.ratio <= MAX_TOKENS_PER_CHARACTER
+
+
+class Coverages(BaseModel):
+    models: list[Coverage]
+
+
+def coverages(models: Iterable[tuple[str, Model]], text: str) -> Coverages:
+    """The coverage by every model that has a tokenizer."""
+    found = (
+        covers(model.tokenizer, text).model_copy(update={"name": name})
+        for name, model in models
+        if model.checkpoint.tokenizer is not None
+    )
+    return Coverages(models=list(found))
+
+
+def covers(words: Tokenizer, text: str) -> Coverage:
+    """Words are split at spaces; the masks and other special tokens of a text are known."""
+    masked = words.specials.mask is not None
+    encoding = words.encode_masked(text) if masked else words.encode(text)
+    pieces = zip(encoding.tokens, encoding.offsets, encoding.specials, strict=True)
+    # an added end of text may be the unknown token too
+    missing = [at for token, (at, _), added in pieces if token == words.specials.unk and not added]
+    spans = [found.span() for found in re.finditer(r"\S+", text)]
+    return Coverage(
+        words=len(spans),
+        unknown=sum(any(begin <= at < end for at in missing) for begin, end in spans),
+        characters=len(text),
+        tokens=encoding.specials.count(False),
+    )
+
+
+# ------------------------------------------------------------------ how tokenizers split a text
+
+
+class TokenView(BaseModel):
+    """A token, the text it covers, and its bytes where it splits a character."""
+
+    id: int
+    token: str
+    shown: str  # the token as text, with WordPiece's ##
+    text: str
+    special: bool
+    unknown: bool  # an unknown token
+    bytes: str | None = None
+
+
+class Tokenization(BaseModel):
+    """One tokenizer's result, and the models that use it."""
+
+    models: list[str]
+    kind: str
+    vocab: int
+    unknown: int  # number of unknown tokens
+    pieces: list[TokenView]
+
+
+class Tokenizations(BaseModel):
+    characters: int
+    bytes: int
+    words: int
+    cuts: list[Tokenization]
+
+
+def tokenizations(models: Iterable[tuple[str, Model]], text: str) -> Tokenizations:
+    """One per tokenizer; models that share one are listed together."""
+    found: dict[str, Tokenization] = {}
+    for name, model in models:
+        words = model.checkpoint.tokenizer
+        if words is None:
+            continue
+        key = words.fingerprint()
+        if key in found:
+            found[key].models.append(name)
+        else:
+            found[key] = _cut(name, words, text)
+    return Tokenizations(
+        characters=len(text),
+        bytes=len(text.encode()),
+        words=len(text.split()),
+        cuts=list(found.values()),
+    )
+
+
+def _cut(name: str, words: Tokenizer, text: str) -> Tokenization:
+    encoding = words.encode(text)
+    pieces = list(_pieces(words, encoding, text))
+    unknown = sum(piece.unknown for piece in pieces)
+    return Tokenization(
+        models=[name], kind=words.kind, vocab=words.vocab_size, unknown=unknown, pieces=pieces
+    )
+
+
+def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenView]:
+    for token, (start, end), special in zip(
+        encoding.tokens, encoding.offsets, encoding.specials, strict=True
+    ):
+        covered = text[start:end]
+        held = b"" if special else token_bytes(words)[token]
+        broken = words.kind == "byte-bpe" and held != covered.encode()
+        shown = held.hex(" ").upper() if broken and held else None
+        name = words.token(token)
+        unknown = token == words.specials.unk and not special
+        readable = name if special or unknown else readable_token(words, name)
+        yield TokenView(
+            id=token,
+            token=name,
+            shown=readable,
+            text=covered,
+            special=special,
+            unknown=unknown,
+            bytes=shown,
+        )

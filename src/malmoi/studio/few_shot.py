@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-import numpy as np
+import torch
 from pydantic import BaseModel, Field
 
 from malmoi.errors import MalmoiError, UsageError
@@ -106,7 +106,7 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
 
 def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[AnswerChoice]:
     scores = [SCORINGS[scoring](one) for one in found]
-    shares = _softmax(scores)
+    shares = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
     rows = zip(found, scores, shares, strict=True)
     return [
         AnswerChoice(
@@ -120,11 +120,6 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
         )
         for number, (one, score, share) in enumerate(rows)
     ]
-
-
-def _softmax(scores: Sequence[float]) -> list[float]:
-    chances = np.exp(np.array(scores) - max(scores))
-    return [float(chance) for chance in chances / chances.sum()]
 
 
 # ------------------------------------------------------------------ rows

@@ -19,8 +19,7 @@ from malmoi.interpret.forward_pass import encode_for_model
 from malmoi.model import Activations, Network
 from malmoi.model.attention import Attention, LayerInputs
 from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.studio.endpoint import model_view
-from malmoi.studio.tokens import TokenChance, readable_token
+from malmoi.studio.endpoint import TokenChance, model_view, readable_token
 from malmoi.tokenizer import Encoding
 
 SHOWN_TOKENS = 24  # the last ones of a longer text

@@ -75,6 +75,7 @@ def _short(value: object) -> str:
 MAX_SHARES = 12  # bars of one table
 CELL = "text-align:left;padding:1px 10px 1px 0;vertical-align:top"
 BAR = "display:inline-block;height:0.7em;background:#4c78a8;vertical-align:baseline"
+SHARE_CELL = f'<td style="{CELL}"><span style="{BAR};width:{{:.0f}}px"></span></td>'
 
 
 def fact_table(title: str, facts: Iterable[tuple[str, object]]) -> str:
@@ -102,13 +103,9 @@ def _numbers(values: Mapping[str, float]) -> str:
     shares = all(0 <= value <= 1 for value in values.values())
     rows = "".join(
         f'<tr><td style="{CELL}">{escape(str(name))}</td><td style="{CELL}">{value:.4g}</td>'
-        + (f'<td style="{CELL}">{_bar(value)}</td>' if shares else "")
+        + (SHARE_CELL.format(100 * value) if shares else "")
         + "</tr>"
         for name, value in ordered[:MAX_SHARES]
     )
     more = len(ordered) - MAX_SHARES
     return f"<table>{rows}</table>" + (f"… {more} more" if more > 0 else "")
-
-
-def _bar(share: float) -> str:
-    return f'<span style="{BAR};width:{100 * share:.0f}px"></span>'

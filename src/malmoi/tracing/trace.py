@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.errors import UsageError
-from malmoi.messages import msg
+from malmoi.inference.score import ScoredRow, score_windows, token_logprobs
+from malmoi.messages import StatusLog, msg
+from malmoi.model import Network
 from malmoi.system.result import Result
-from malmoi.tracing.index import Lengths, Passage, TextIndex
-from malmoi.tracing.suffixes import TokenArray
+from malmoi.tracing.index import Lengths, Passage, TextIndex, TokenArray
+from malmoi.training.data.store import Store
+from malmoi.training.pretrain import write_report
+from malmoi.training.recipe import read_recipe
+
+if TYPE_CHECKING:
+    from malmoi.inference import Model
+    from malmoi.inference.embed import Float32Array
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]  # columns, and rows
 NGRAMS = (2, 4, 6, 8, 13)  # GPT-2 §4 counts 8-grams, GPT-3 §C 13-grams
@@ -156,3 +168,229 @@ def novelty(lengths: Lengths) -> dict[int, float]:
         for size in NGRAMS
         if size <= len(lengths)
     }
+
+
+# ------------------------------------------------------------------ nearest sentences
+
+logger = StatusLog(__name__)
+
+SENTENCES = 2000  # drawn evenly and read once by the model
+
+
+class NearestSentences:
+    """Evenly drawn sentences and the means of their last hidden states."""
+
+    def __init__(self, model: "Model", index: TextIndex) -> None:
+        self.model = model
+        drawn = [
+            part.passage(index.tokenizer, int(place), 1)
+            for part in index.parts
+            for place in np.linspace(0, len(part.places) - 1, SENTENCES // len(index.parts))
+        ]
+        self.passages = list({one.text: one for one in drawn if one.text.strip()}.values())
+        logger.info("Reading {count:,} sentences of training text …", count=len(self.passages))
+        vectors = model.embed([one.text for one in self.passages], truncate=True)
+        # hidden states share a direction, without which the others are seen
+        self.centre = vectors.mean(0)
+        self.directions = _unit(vectors - self.centre)
+
+    def near(self, text: str, top: int) -> tuple[NearPassage, ...]:
+        """The most similar ones."""
+        wanted = _unit(self.model.embed(text, truncate=True) - self.centre)
+        similar = self.directions @ wanted
+        chosen = [(self.passages[i], similar[i]) for i in np.argsort(-similar)[:top]]
+        return tuple(NearPassage(one.text, one.document, float(share)) for one, share in chosen)
+
+
+def _unit(vectors: "Float32Array") -> "Float32Array":
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    found: Float32Array = vectors / np.maximum(lengths, 1e-12)
+    return found
+
+
+# ------------------------------------------------------------------ a whole run
+
+SAMPLES = 64  # texts written, and passages of the training text and the held-out text
+LENGTH = 64  # tokens of each: half of them are given where the rest is to be completed
+COPIES = 5  # of the longest ones that are shown
+
+
+@dataclass(frozen=True, repr=False)
+class Memorisation(Result):
+    """Novelty by n of what the model writes and of held-out text, and what it knows by heart.
+
+    A GPT knows a passage if its most likely continuation of one half is the other, token by token
+    (Carlini et al. 2023); a BERT knows a hidden word if it is its first guess.
+    """
+
+    written: dict[int, float]
+    held_out: dict[int, float]
+    known: float  # share of passages of the training text
+    known_held_out: float
+    copies: tuple[Match, ...]  # the longest pieces of the training text in what it wrote
+    indexed: int  # tokens of the training text
+
+    def describe(self) -> str:
+        """What it knows by heart, in a sentence."""
+        return msg(
+            "The model knows {known:.1%} of the passages of its training text by heart, and "
+            "{held_out:.1%} of held-out ones.",
+            known=self.known,
+            held_out=self.known_held_out,
+        )
+
+    def tables(self) -> list[Table]:
+        """New n-grams, and the longest copies."""
+        shares = [
+            (size, f"{self.written[size]:.1%}" if size in self.written else "–", f"{share:.1%}")
+            for size, share in self.held_out.items()
+        ]
+        copies = [(one.tokens, one.count, one.text) for one in self.copies]
+        return [
+            (("new n-grams, n", "in what it writes", "in held-out text"), shares),
+            (("tokens", "times", "longest copies"), copies),
+        ]
+
+
+def report_memorisation(model: "Model", index: TextIndex) -> Memorisation:
+    """Measures it on texts drawn evenly, and adds it to the page of the run."""
+    training = _windows([part.store for part in index.parts], model.config.context)
+    stores = [Store.open(part.store.folder.parent / "valid") for part in index.parts]
+    held_out = _windows(stores, model.config.context)
+    traces = [trace_text(index, text, "", 1, 1) for text in _written(model, held_out)]
+    copies = [match for trace in traces for match in trace.matches]
+    found = Memorisation(
+        _mean([trace.novelty for trace in traces]),
+        _mean([novelty(index.longest(index.array(window))) for window in held_out]),
+        _known(model, training),
+        _known(model, held_out),
+        tuple(sorted(copies, key=lambda match: -match.tokens)[:COPIES]),
+        index.size,
+    )
+    run = model.checkpoint.source
+    if run is not None and index.parts[0].store.folder.is_relative_to(run):
+        write_report(run, read_recipe(run / "recipe.json"), found)
+    return found
+
+
+def _windows(stores: Sequence[Store], context: int) -> list[list[int]]:
+    """Passages drawn evenly from the text, each of one document."""
+    size = min(LENGTH, context // 2)  # there is room for [CLS] and [SEP]
+    found = []
+    for store in (some for some in stores if len(some)):
+        places = np.linspace(0, len(store.tokens) - 1, SAMPLES // len(stores)).astype(int)
+        ends = store.documents[np.searchsorted(store.documents, places, "right")]
+        ends = ends - (store.end is not None)
+        found += [
+            store.tokens[place : min(place + size, end)].tolist()
+            for place, end in zip(places, ends, strict=True)
+            if end - place >= size // 4
+        ]
+    return found
+
+
+def _mean(found: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The mean over texts, by n."""
+    sizes = sorted({size for one in found for size in one})
+    return {size: float(np.mean([one[size] for one in found if size in one])) for size in sizes}
+
+
+def _written(model: "Model", held_out: list[list[int]]) -> list[str]:
+    """Continuations of the beginnings of held-out passages, drawn as the model gives them."""
+    if "generate" not in model.abilities:
+        return []
+    prompts = [model.tokenizer.decode(window[: len(window) // 8]) for window in held_out]
+    texts = model.generate(prompts, max_new_tokens=LENGTH, temperature=1.0, seed=0)
+    return [text for text in texts if text.strip()]
+
+
+def _known(model: "Model", windows: list[list[int]]) -> float:
+    if not windows:
+        return 0.0
+    if "generate" in model.abilities:
+        rows = [ScoredRow(window, len(window) // 2) for window in windows]
+        return float(np.mean([greedy for _, greedy in token_logprobs(model.network, rows)]))
+    return float(np.mean([_guessed(model, window) for window in windows]))
+
+
+def _guessed(model: "Model", window: list[int]) -> bool:
+    """Whether the token in the middle is what a BERT fills in for it."""
+    words = model.tokenizer
+    middle = len(window) // 2
+    before, hidden, after = map(
+        words.decode, (window[:middle], window[middle : middle + 1], window[middle + 1 :])
+    )
+    guess = model.fill(f"{before} {words.token(words.specials.mask or 0)} {after}", top=1)[0]
+    return guess.token.strip() == hidden.strip()
+
+
+# ------------------------------------------------------------------ counts as a language model
+
+FITTED = 20_000  # tokens of held-out text that the weights are fitted to
+ROUNDS = 20
+EDGES = (1, 2, 3, 4, 5, 7, 10, 16)  # context lengths at which a weight begins
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Each token's probability by the counts, and how many tokens of context they have."""
+
+    probabilities: Numbers
+    lengths: Numbers
+
+    @classmethod
+    def of(cls, index: TextIndex, tokens: list[int]) -> "Counted":
+        """Of every token but the first."""
+        array = index.array(tokens)
+        reach = index.longest(array)
+        first = 0
+        found = []
+        for place in range(1, len(tokens)):
+            while first < place and first + reach[first] < place:
+                first += 1
+            context = index.count(array[first:place]) if first < place else index.size
+            followed = first < place and first + reach[first] > place
+            with_next = index.count(array[first : place + 1]) if followed or first == place else 0
+            found.append((with_next / context, place - first))
+        probabilities, lengths = np.array(found).T
+        return cls(probabilities, lengths)
+
+    @property
+    def groups(self) -> Numbers:
+        return np.digitize(self.lengths, EDGES)
+
+
+@dataclass(frozen=True)
+class CountMixture:
+    """How much the counts weigh for each length of context; the network has the rest."""
+
+    index: TextIndex
+    weights: Numbers
+
+    @classmethod
+    def fit(cls, network: Network, index: TextIndex) -> "CountMixture":
+        """Weights under which the run's held-out text is likeliest, by expectation maximisation."""
+        weights = np.full(len(EDGES) + 1, 0.5)
+        stores = [Store.open(part.store.folder.parent / "valid") for part in index.parts]
+        tokens = [int(token) for store in stores for token in store.tokens[:FITTED]]
+        if len(tokens) < 2:
+            return cls(index, np.zeros_like(weights))
+        rows = score_windows(tokens, network.config.context, network.config.context // 2 or 1)
+        own = np.exp([p for some, _ in token_logprobs(network, rows) for p in some])
+        counted = Counted.of(index, tokens)
+        for _ in range(ROUNDS):
+            share = weights[counted.groups] * counted.probabilities
+            share = share / (share + (1 - weights[counted.groups]) * own)
+            sums = np.bincount(counted.groups, share, len(weights))
+            sizes = np.bincount(counted.groups, minlength=len(weights))
+            weights = (sums + 0.5) / (sizes + 1)  # a half where nothing was held out
+        return cls(index, weights)
+
+    def logprobs(self, tokens: list[int], own: list[float]) -> list[float]:
+        """The mixture's log-probabilities, from the network's own of every token but the first."""
+        counted = Counted.of(self.index, tokens)
+        weights = self.weights[counted.groups]
+        mixed = weights * counted.probabilities + (1 - weights) * np.exp(own)
+        found: list[float] = np.log(mixed).tolist()
+        return found

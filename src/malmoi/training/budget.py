@@ -22,7 +22,7 @@ from malmoi.model import Network, count_parameters
 from malmoi.system.machine import per_device, pick_device
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
 from malmoi.training.losses import objective
-from malmoi.training.losses.linear_xent import MAX_LOGITS
+from malmoi.training.losses.base import MAX_LOGITS
 from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.recipes import SIZED
 from malmoi.training.state import RunState

@@ -27,7 +27,6 @@ from malmoi.training.data.loader import (
     LMBatches,
     MaskedWindows,
     Masking,
-    SpanBatches,
 )
 from malmoi.training.data.pairs import LanguageRows, Pairs, PairUnits, TranslationBatches
 from malmoi.training.data.store import Store
@@ -217,9 +216,6 @@ def _feed(
     ]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     pad = words.specials.pad or 0
-    if recipe.samples == "span":
-        spans = SpanBatches(source, d.mask_rate, words.vocab_size, _end_of(words), pad, seed)
-        return PhaseFeed(spans, length, len(source))
     if recipe.causal:
         causal = LMBatches(source)
         if recipe.samples != "both":
@@ -299,7 +295,7 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
     if recipe.train.prompt:
         return recipe.train.prompt
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
-    if store is None or recipe.data.features or recipe.samples == "span":
+    if store is None or recipe.data.features:
         return ""
     if recipe.objective == "translation" and store.sentences is not None:
         return words.decode(store.tokens[: store.sentences[1]].tolist())

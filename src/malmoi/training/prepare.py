@@ -24,7 +24,6 @@ from malmoi.tokenizer.training import Special, first_texts
 from malmoi.training.budget import Budget
 from malmoi.training.data.captions import TextPerRow, open_features
 from malmoi.training.data.encode import Stores, build_stores, draw, open_stores
-from malmoi.training.data.loader import SENTINELS
 from malmoi.training.feed import PhaseFeed, make_feeds, prompt_of, samples_per_epoch
 from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
@@ -109,7 +108,7 @@ CHANGEABLE_SETTINGS = {
     *(f"train.{name}" for name in (*BUDGETS, *FREE)),
     *("about", "plugins", "data.fraction"),
 }
-SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad", "span": "pad"}  # by objective
+SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad"}  # by objective
 TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
 
 
@@ -166,9 +165,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     group.barrier()
     words = Tokenizer.load(out)
     if not origin.start:
-        # span corruption has embeddings of its own for the gaps
-        vocab = words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
-        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
+        recipe = replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
     if recipe.data.features:
         _, count, width = open_features(recipe.data.features).shape
         seen = (f"causal | prefix:{count}",)

@@ -5,14 +5,20 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.checkpoint import read_checkpoint
 from malmoi.errors import UsageError
-from malmoi.messages import StatusLog, plural
-from malmoi.system.files import folder_lock
-from malmoi.training.budget import estimate_run
+from malmoi.messages import StatusLog, msg, plural, translate
+from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
+from malmoi.report.console import format_duration
+from malmoi.report.page import machine_name, render
+from malmoi.system.files import folder_lock, write_text
+from malmoi.system.run_folder import read_metrics
+from malmoi.training.budget import estimate_run, verdict
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, RunSources, prepare_run
@@ -101,7 +107,6 @@ def discard_run(out: Path) -> None:
 
 
 def _report(trainer: Trainer) -> None:
-    from malmoi.training.report import write_report  # only at the end
 
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
@@ -176,3 +181,107 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
             minutes=plural(round(minutes), "minute"),
             minutes2=LONG_MINUTES,
         )
+
+
+# ------------------------------------------------------------------ the page of a run
+
+
+def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Chart of training and validation loss by tokens; single steps are faint behind their mean."""
+    steps: ChartPoints = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
+    valid: ChartPoints = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
+    training = translate("training")
+    lines: dict[str, ChartPoints | Line] = {
+        "steps": Line(steps, beside=training),
+        training: smooth_points(steps),
+        translate("validation"): valid,
+    }
+    return page_chart(lines, translate("tokens"), translate("loss"))
+
+
+def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Charts of the learning rate and the speed."""
+    rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
+    speeds: ChartPoints = [
+        (r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")
+    ]
+    both: dict[str, ChartPoints | Line] = {
+        "steps": Line(speeds, beside="speed"),
+        "speed": smooth_points(speeds),
+    }
+    return (
+        chart({"": rates}, translate("tokens"), translate("learning rate"), (400, 180)),
+        chart(both, translate("tokens"), translate("tokens per second"), (400, 180)),
+    )
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str]]:
+    """The run's final metrics."""
+    valid = [r for r in rows if "valid_loss" in r]
+    known = ("step", "tokens", "seconds", "sample")
+    final = valid[-1].items() if valid else ()
+    measures = [(k.replace("_", " "), f"{v:.4g}") for k, v in final if k not in known]
+    last: Mapping[str, Any] = rows[-1] if rows else {"step": 0, "tokens": 0, "seconds": 0.0}
+    return [
+        *measures,
+        ("steps", f"{last['step']:,}"),
+        ("tokens", short_number(last["tokens"])),
+        ("time", format_duration(last["seconds"])),
+        ("shape", f"{recipe.model.depth} × {recipe.model.width}"),
+        ("vocabulary", f"{recipe.model.vocab:,}"),
+    ]
+
+
+def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    """A warning if the run learned almost nothing."""
+    last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
+    if "guessing_loss" not in last:
+        return ""
+    training = next((r["loss"] for r in reversed(rows) if "loss" in r), math.inf)
+    losses = (last["valid_loss"], last["guessing_loss"], training)
+    return verdict(recipe, last["step"], *losses, last.get("epochs", 1.0))
+
+
+def _samples(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Samples from the whole run including the first and last, without repetitions."""
+    samples = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
+    fresh = samples[:1] + [now for before, now in pairwise(samples) if now[1] != before[1]]
+    last = len(fresh) - 1
+    count = min(len(fresh), 8)
+    return [fresh[round(i * last / max(1, count - 1))] for i in range(count)]
+
+
+def write_report(out: Path, recipe: Recipe, memory: object = None) -> None:
+    """Writes the report of a pre-training run from its metrics.jsonl, and from what is known of
+    its memory (`malmoi.tracing`).
+    """
+    rows = read_metrics(out / "metrics.jsonl")
+    page = render(
+        "report/run_page.jinja",
+        title=msg("A run of {recipe}", recipe=recipe.name),
+        lead=recipe.about,
+        numbers=_numbers(rows, recipe),
+        warning=_warning(rows, recipe),
+        loss=loss_chart(rows),
+        speeds=_speed_charts(rows),
+        samples=_samples(rows),
+        memory=memory,
+        facts=_facts(out, recipe),
+        settings=recipe.to_json(),
+    )
+    write_text(out / "report.html", page)
+
+
+def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
+    """The run's settings and provenance, shown beside its curves."""
+    c = recipe.train
+    budget = next(plural(getattr(c, n), n.removesuffix("s")) for n in BUDGETS if getattr(c, n))
+    return [
+        (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
+        (translate("folder"), str(out)),
+        (translate("learns by"), recipe.objective),
+        (translate("budget"), translate(budget)),
+        (translate("batch"), f"{c.batch} × {', '.join(str(n) for n, _ in recipe.phases)}"),
+        (translate("learning rate"), f"{c.lr:g} ({c.optimizer}, {c.schedule})"),
+        (translate("machine"), machine_name()),
+    ]

@@ -18,7 +18,7 @@ BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one
 _require = partial(require, "Invalid recipe")
 
 # objective → the one of ours whose samples it learns from; `malmoi.register_objective` adds to it
-OURS = ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation", "span")
+OURS = ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation")
 OBJECTIVE_SAMPLES: Registry[str] = Registry("objective", {name: name for name in OURS})
 
 
@@ -269,7 +269,7 @@ class Recipe(Config):
     model: ModelConfig
     objective: str = setting(
         "lm",
-        "What is learnt: lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, span, or a "
+        "What is learnt: lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, or a "
         "plugin's.",
     )
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -299,7 +299,7 @@ class Recipe(Config):
     @property
     def in_windows(self) -> bool:
         """Whether samples are windows of the text, across its sentences."""
-        return self.causal or self.samples == "span"
+        return self.causal
 
     @property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -355,9 +355,8 @@ class Recipe(Config):
 
     def _check_objective(self) -> None:
         _require(
-            bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
-            "the objectives translation and span, and an encoder (model.encoder_depth), belong "
-            "together.",
+            bool(self.model.encoder_depth) == (self.samples == "translation"),
+            "the objective translation and an encoder (model.encoder_depth) belong together.",
         )
         _require(
             all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),

@@ -13,11 +13,9 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
-from malmoi.server.api.limits import served_model
-from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
-from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
-from malmoi.server.executor import GenerationStream, IndexedChunk, unless_disconnected
+from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
+from malmoi.server.executor import GenerationStream, IndexedChunk, served_model, unless_disconnected
 from malmoi.server.model_registry import ServedModel
 
 router = APIRouter()
@@ -32,8 +30,7 @@ router = APIRouter()
 async def completions(ask: CompletionRequest, request: Request) -> Any:
     """Generates continuations of one or more prompts; with `stream`, as server-sent events.
 
-    A text ends at the end of the model's context at the latest. `best_of` ranks by the mean
-    log-probability per token.
+    A text ends at the end of the model's context at the latest.
     """
     served = served_model(request, ask)
     _check(ask, request)
@@ -62,21 +59,18 @@ def _check(ask: CompletionRequest, request: Request) -> None:
     check_length(ask, request)
     if ask.limit == 0 and not ask.echo:
         raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
-    if ask.best_of is not None and (ask.best_of < ask.n or (ask.stream and ask.best_of > ask.n)):
-        raise UsageError("best_of must be at least n, and cannot be streamed when it is larger.")
 
 
 def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
     """One job for each continuation of each prompt."""
-    compared = ask.best_of is not None and ask.best_of > ask.n
-    named = 0 if ask.logprobs is None and not compared else max(ask.logprobs or 0, 1)
+    named = 0 if ask.logprobs is None else max(ask.logprobs, 1)
     limit = 16 if ask.limit is None else max(ask.limit, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": limit}
     prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
         for prompt in prompts
-        for seed in ask.seeds(ask.best_of or ask.n)
+        for seed in ask.seeds(ask.n)
     ]
 
 
@@ -99,7 +93,6 @@ class GenerationReply(ABC):
         self.head: dict[str, Any] = dict(
             id=f"{self.prefix}-{uuid4().hex}", created=int(time()), model=served.name
         )
-        self.per_prompt = len(ask.seeds(getattr(ask, "best_of", None) or ask.n))
         self.written = 0
         self.begun = [False] * len(jobs)
         self.text_events: dict[int, TextEvent] = {}
@@ -152,7 +145,7 @@ class GenerationReply(ABC):
             yield [self.body([], self.usage())]
 
     def usage(self) -> Usage:
-        read = sum(len(job.prompt) for job in self.jobs[:: self.per_prompt])
+        read = sum(len(job.prompt) for job in self.jobs[:: self.ask.n])
         total = read + self.written
         return Usage(prompt_tokens=read, completion_tokens=self.written, total_tokens=total)
 
@@ -186,15 +179,15 @@ class CompletionReply(GenerationReply):
             if shown.text and self.is_text(shown):
                 found.append(self.text_event(index, shown.text, partial(_plain, index)))
             elif shown.text or shown.finish or (shown.tokens and self.ask.logprobs is not None):
-                found.append(self.body([self._choice(index, index, [shown])]))
+                found.append(self.body([self._choice(index, [shown])]))
         return found
 
     def whole(self, written: Sequence[Sequence[TextChunk]]) -> CompletionResponse:
-        shown = [
-            [self._shown(index, chunk) for chunk in chunks] for index, chunks in enumerate(written)
+        choices = [
+            self._choice(index, [self._shown(index, chunk) for chunk in chunks])
+            for index, chunks in enumerate(written)
         ]
-        best = enumerate(self._best(shown))
-        return self.body([self._choice(at, i, shown[i]) for at, i in best], self.usage())
+        return self.body(choices, self.usage())
 
     def body(
         self, choices: list[CompletionChoice], usage: Usage | None = None
@@ -210,26 +203,11 @@ class CompletionReply(GenerationReply):
         self.written += len(chunk.tokens) if new else 0
         return chunk
 
-    def _best(self, written: Sequence[Sequence[TextChunk]]) -> list[int]:
-        """The n likeliest continuations of each prompt, by mean log-probability per token."""
-        if self.per_prompt == self.ask.n:
-            return list(range(len(written)))
-        ranked = [
-            sorted(range(start, start + self.per_prompt), key=lambda i: -_mean(written[i]))
-            for start in range(0, len(written), self.per_prompt)
-        ]
-        return [i for some in ranked for i in some[: self.ask.n]]
-
-    def _choice(self, at: int, index: int, chunks: Sequence[TextChunk]) -> CompletionChoice:
+    def _choice(self, index: int, chunks: Sequence[TextChunk]) -> CompletionChoice:
         done = join_chunks(chunks)
         named = self.records[index].add(chunks) if self.ask.logprobs is not None else None
         finish = done.finish if chunks[-1].finish else None
-        return CompletionChoice(index=at, text=done.text, logprobs=named, finish_reason=finish)  # type: ignore[arg-type]
-
-
-def _mean(chunks: Sequence[TextChunk]) -> float:
-    values = [one.logprob for chunk in chunks for one in chunk.logprobs if one is not None]
-    return sum(values) / max(len(values), 1)
+        return CompletionChoice(index=index, text=done.text, logprobs=named, finish_reason=finish)  # type: ignore[arg-type]
 
 
 def _plain(index: int, text: str) -> CompletionChoice:

@@ -1,6 +1,7 @@
 """Endpoints of encoders and fine-tuned models: embed, fill, classify, tag, answer, score."""
 
 import base64
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import tanh
@@ -8,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
@@ -17,36 +18,47 @@ from malmoi.inference.engine import join_chunks
 from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HEADS, TaskHead
 from malmoi.inference.score import Score
 from malmoi.inference.zero_shot import label_prompts, question_prompt
+from malmoi.interpret.forward_pass import AttentionArray, attention, chosen_reader, lens
 from malmoi.messages import msg
 from malmoi.server.api.completions import prompts_of, too_long
-from malmoi.server.api.limits import (
-    beginnings,
-    check_reading,
-    count_reading,
-    require_characters,
-    served_model,
-)
 from malmoi.server.api.requests import (
     AnswerRequest,
+    AttentionRequest,
     ClassifyRequest,
     EmbeddingRequest,
     FillRequest,
+    LensRequest,
     NerRequest,
     RerankRequest,
     ScoreRequest,
+    TraceRequest,
 )
 from malmoi.server.api.responses import (
     AnswerResponse,
+    AttentionResponse,
     ClassifyResponse,
     EmbeddingList,
     EmbeddingVector,
     FillResponse,
+    LensResponse,
     NerResponse,
     RerankResponse,
     ScoreResponse,
+    TraceResponse,
     Usage,
 )
-from malmoi.server.executor import GenerationStream, checkpoint, run_on_model, unless_disconnected
+from malmoi.server.error_replies import ApiError
+from malmoi.server.executor import (
+    GenerationStream,
+    beginnings,
+    check_reading,
+    checkpoint,
+    count_reading,
+    require_characters,
+    run_on_model,
+    served_model,
+    unless_disconnected,
+)
 from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer import Encoding
 
@@ -357,3 +369,64 @@ def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
             instead=msg(instead),
             can=can,
         )
+
+
+# ------------------------------------------------------------------ looking inside
+
+ATTENTION_DIGITS = 6  # decimals of an attention weight
+
+
+@router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
+async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
+    """The attention of every head of every layer."""
+    served = served_model(request, ask)
+
+    def see() -> str:
+        seen = attention(chosen_reader(served.model, ask.reading), ask.text, ask.pair)
+        facts = {
+            "model": served.name,
+            "tokens": seen.tokens,
+            "words": seen.words,
+            "segments": seen.segments,
+        }
+        return f'{json.dumps(facts)[:-1]}, "attention": {_numbers(seen.weights)}}}'
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+def _numbers(weights: AttentionArray) -> str:
+    """A tensor [L, H, T, T] as JSON, head by head, so that other requests get their turn."""
+    rounded = weights.astype("float64").round(ATTENTION_DIGITS)
+    layers = []
+    for layer in rounded:
+        checkpoint()
+        layers.append(", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer))
+    return "[" + ", ".join(f"[{layer}]" for layer in layers) + "]"
+
+
+@router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
+async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
+    """Each layer's prediction at each position, as if it were the last layer."""
+    served = served_model(request, ask)
+
+    def see() -> str:
+        seen = lens(served.model, ask.text, ask.top, checkpoint)
+        found = LensResponse(model=served.name, tokens=seen.tokens, layers=seen.guesses)
+        return found.model_dump_json()
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+@router.post("/v1/trace", response_model=TraceResponse, tags=["Look inside"])
+async def trace_endpoint(ask: TraceRequest, request: Request) -> Any:
+    """The longest pieces of a text in the text that the model was trained on.
+
+    Other machines may read training text only if the server was started with --trace.
+    """
+    settings = request.app.state.settings
+    if not (settings.local or settings.trace):
+        raise ApiError(403, "This server shows no training text: start it with --trace.")
+    served = served_model(request, ask)
+    options = ask.model_dump(exclude={"model", "text"})
+    found = await run_on_model(request, served, lambda: served.model.trace(ask.text, **options))
+    return TraceResponse(model=served.name, trace=found)

@@ -60,6 +60,7 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "verbosity": ("medium",),
     "suffix": ("",),
+    "best_of": (1,),
     "previous_response_id": (),
     "conversation": (),
     "include": ([],),
@@ -291,9 +292,6 @@ class CompletionRequest(
         description="Number of top tokens to return for each.",
     )
     echo: bool = Field(default=False, description="Return the prompt too.")
-    best_of: int | None = Field(
-        default=None, ge=1, le=128, description="Generate this many and return the n most likely."
-    )
 
 
 class TextPart(BaseModel):

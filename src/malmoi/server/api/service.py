@@ -1,6 +1,5 @@
 """Which models are served, health and metrics; the page /docs."""
 
-import html
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from malmoi import __version__
-from malmoi.report.page import heading, html_page, html_table
+from malmoi.report.page import render
 from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList, VersionResponse
 from malmoi.server.model_registry import ModelRegistry, ServedModel
 from malmoi.tokenizer.chat_template import template_of
@@ -87,18 +86,20 @@ async def docs(request: Request) -> HTMLResponse:
     """Every endpoint with its fields and a curl line, without external resources."""
     schema = request.app.openapi()
     base = str(request.base_url).rstrip("/")
-    parts = [
+    endpoints = [
         _endpoint(method.upper(), path, one, schema, base)
         for path, methods in schema["paths"].items()
         if not path.startswith("/studio")
         for method, one in methods.items()
     ]
-    return HTMLResponse(html_page("Malmoi", LEAD, "".join(parts)))
+    page = render("server/api/docs.jinja", title="Malmoi", lead=LEAD, endpoints=endpoints)
+    return HTMLResponse(page)
 
 
 def _endpoint(
     method: str, path: str, one: Mapping[str, Any], schema: Mapping[str, Any], base: str
-) -> str:
+) -> tuple[str, str, str, list[tuple[str, ...]]]:
+    """Its name, what it is for, a curl line, and its fields."""
     body = one.get("requestBody", {}).get("content", {}).get("application/json", {})
     fields = _resolved(body.get("schema", {}), schema).get("properties", {})
     needed = _resolved(body.get("schema", {}), schema).get("required", [])
@@ -107,9 +108,7 @@ def _endpoint(
     if method == "POST":
         line += f" -H 'Content-Type: application/json' -d '{json.dumps(asked, ensure_ascii=False)}'"
     rows = [(name, *_described(field, needs=name in needed)) for name, field in fields.items()]
-    table = html_table(("field", "type", "default", "meaning"), rows) if rows else ""
-    about = html.escape(str(one.get("description", "")))
-    return f"{heading(f'{method} {path}')}<p>{about}</p><pre>{html.escape(line)}</pre>{table}"
+    return f"{method} {path}", str(one.get("description", "")), line, rows
 
 
 def _resolved(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from malmoi.model.heads import pool_tokens
 from malmoi.training.data.loader import IGNORE_LABEL
-from malmoi.training.losses.base import ForwardPass, Objective, Term
-from malmoi.training.losses.linear_xent import linear_cross_entropy
+from malmoi.training.losses.base import ForwardPass, Objective, Term, linear_cross_entropy
 
 ClassWeights = Sequence[float] | None  # one per class; rare classes can count more
 

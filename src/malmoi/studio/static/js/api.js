@@ -6,11 +6,6 @@ export class Refused extends Error {
   }
 }
 
-// Identifies the tab and its latest run: the server cancels requests of older runs.
-const TAB = crypto.getRandomValues(new Uint32Array(2)).join("-");
-let run = 0;
-export const newRun = () => (run += 1);
-
 export const get = (path, signal) => ask(path, { signal }).then((answer) => answer.json());
 export const post = (path, body, signal) => ask(path, sent(body, signal)).then((answer) => answer.json());
 
@@ -47,9 +42,8 @@ const sent = (body, signal) => ({
 
 async function ask(path, options) {
   const key = sessionStorage.getItem("malmoi.key");
-  const tab = options.signal ? { "X-Studio-Run": `${TAB}:${run}` } : {}; // what belongs to no run is not given up
   const language = { "Accept-Language": document.documentElement.lang }; // of refusals
-  const headers = { ...options.headers, ...language, ...tab, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const headers = { ...options.headers, ...language, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));

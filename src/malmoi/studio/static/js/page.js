@@ -1,5 +1,5 @@
 // The context of a view: its settings (kept in the URL), the models it may use, and one task at a time.
-import { Refused, get, newRun, post } from "./api.js";
+import { Refused, get, post } from "./api.js";
 import { h, put } from "./dom.js";
 import { comparable, modelsFor, sampleFor, state, usable, write } from "./state.js";
 import { refusal, t } from "./words.js";
@@ -151,7 +151,6 @@ export class Page {
     clearTimeout(this.timer);
     this.control.abort();
     const control = (this.control = new AbortController());
-    newRun();
     if (name === "work" && !quiet) this.outdate();
     else if (!quiet) this.say(t("busy"));
     const start = performance.now();
