@@ -20,6 +20,16 @@ from malmoi.messages import msg
 from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
 from malmoi.tokenizer import hf_files, pipeline
+from malmoi.tokenizer.call import (
+    TENSORS,
+    ArrayRows,
+    CallOptions,
+    Rows,
+    TensorRows,
+    as_arrays,
+    as_tensors,
+    pad_rows,
+)
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import (
     CHUNK_CHARACTERS,
@@ -33,16 +43,6 @@ from malmoi.tokenizer.chunks import (
     without_marks,
 )
 from malmoi.tokenizer.hf_settings import special_names, write_tokenizer
-from malmoi.tokenizer.padding import (
-    TENSORS,
-    ArrayRows,
-    CallOptions,
-    Rows,
-    TensorRows,
-    as_arrays,
-    as_tensors,
-    pad_rows,
-)
 from malmoi.tokenizer.sentencepiece_model import MarianPieces
 
 WORDS_PER_GROUP = 500  # short texts that one core encodes as one

@@ -2,18 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from malmoi.errors import UsageError
 from malmoi.system.machine import per_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_ROWS = 32  # sequences in a batch
 MAX_TOKENS = 16_384  # tokens in a batch, padding included
@@ -84,60 +79,3 @@ def length_batches(lengths: Sequence[int], most: BatchLimits | None = None) -> I
         group.append(i)
     if group:
         yield group
-
-
-# ------------------------------------------------------------------ padded rows
-
-Rows = dict[str, list[list[int]]]
-ArrayRows = dict[str, NDArray[np.int64]]
-TensorRows = dict[str, "Tensor"]
-TENSORS = (None, "np", "pt")
-
-
-class CallOptions(TypedDict, total=False):
-    """The options of a tokenizer that is called, named as transformers names them."""
-
-    padding: bool | Literal["longest", "max_length"]  # False; True: to the longest
-    truncation: bool  # False; True: to max_length, or else the model's
-    max_length: int | None
-    add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
-
-
-def pad_rows(
-    rows: Rows, padding: object, limit: int | None, pad: int | None, *, left: bool
-) -> Rows:
-    """The rows, each padded to the longest or to the limit."""
-    if padding not in (True, "longest", "max_length"):
-        raise UsageError(
-            "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
-        )
-    width = limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0)
-    if width is None:
-        raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
-    if pad is None:
-        raise UsageError(
-            "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."
-        )
-    found: Rows = {}
-    for name, some in rows.items():
-        fill = [pad if name == "input_ids" else 0]
-        more = [fill * (width - len(row)) for row in some]
-        found[name] = [b + a if left else a + b for a, b in zip(some, more, strict=True)]
-    return found
-
-
-def as_arrays(rows: Rows) -> ArrayRows:
-    """The rows as arrays; they must be of one length."""
-    for some in rows.values():
-        if len({len(row) for row in some}) > 1:
-            raise UsageError(
-                "Texts of different lengths cannot form an array: pass padding=True, and "
-                "truncation=True for long texts."
-            )
-    return {name: np.array(some, np.int64) for name, some in rows.items()}
-
-
-def as_tensors(rows: Rows) -> TensorRows:
-    import torch
-
-    return {name: torch.from_numpy(array) for name, array in as_arrays(rows).items()}
