@@ -60,6 +60,11 @@ def finetune_command(
     columns: dict[str, Any] = cli.options_of(ColumnOptions),
     changes: dict[str, Any] = cli.options_of(FinetuneConfig),
     settings: cli.Set = None,
+    dry_run: bool = cli.option(
+        False,
+        "Only compare the models at hand, by a linear layer on each frozen one.",
+        "--dry-run",
+    ),
     overwrite: cli.Overwrite = False,
     device: cli.Device = None,
     json: cli.Json = False,
@@ -87,6 +92,8 @@ def finetune_command(
     base = model or (GPT if head_kind(task).writes else BERT)
     if model is None:
         cli.note(introduction(base))
+    if dry_run:
+        return _compare_bases(base, task, rows, device)
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
@@ -101,6 +108,19 @@ def finetune_command(
     if not json:
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
+
+
+def _compare_bases(base: str, task: "Task", rows: Any, device: str | None) -> None:
+    """Prints what the models at hand are worth on some of the rows."""
+    cli.load_torch()
+    from malmoi.evaluation.tasks import metric_names
+    from malmoi.finetuning.bases import advice, models_at_hand, probe_bases
+    from malmoi.system.machine import pick_device
+
+    found = list(probe_bases(models_at_hand(base, BERT), task, rows, pick_device(device)))
+    columns = ("model", "weights", "rows/s", metric_names(task)[0], "beside the first", "note")
+    cli.print_table(columns, [one.table_row for one in found])
+    cli.note(advice(found))
 
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:

@@ -115,8 +115,7 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
 
     By the loss alone, few rows would choose a layer that always says the most frequent label.
     """
-    order = y.argsort(stable=True) if y.dim() == 1 else torch.arange(len(y))
-    held = order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]  # all labels in each fold
+    held = _folds_by_label(y)
 
     def errors(ridge: float) -> tuple[int, float]:
         scores = held_out_scores(x, y, held, classes, ridge / len(x), loss)
@@ -124,6 +123,21 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
         return int(wrong.sum()), float(loss(scores, y))
 
     return min(RIDGES, key=errors)
+
+
+def _folds_by_label(y: Tensor) -> Tensor:
+    """The rows that each fold holds out [F, n]: all labels in each."""
+    order = y.argsort(stable=True) if y.dim() == 1 else torch.arange(len(y))
+    return order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]
+
+
+def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Scores of every row [n, N] by a layer that did not see it; the ridge is chosen on all."""
+    x = x - x.mean(0)
+    x = x / x.norm(dim=1).mean().clamp(min=TINY)
+    x = x @ _own_axes(x).T
+    ridge = _best_ridge(x, y, classes, F.cross_entropy) / len(x)
+    return held_out_scores(x, y, _folds_by_label(y), classes, ridge)
 
 
 def held_out_scores(
