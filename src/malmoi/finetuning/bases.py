@@ -19,8 +19,14 @@ from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.candidates import Gain, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import cross_validated, frozen_model, item_vectors, label_outcome
-from malmoi.finetuning.task_data import FinetuneData, hold_out, load_data
+from malmoi.finetuning.few_labels import (
+    cross_validated,
+    frozen_model,
+    item_vectors,
+    label_outcome,
+    rows_by_label,
+)
+from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.text.rows import RowSource
@@ -77,20 +83,12 @@ def probe_bases(
             if start.network.config.both_ways:  # a label depends on the whole text
                 start = replace(start, network=start.network.masked())
             work = load_data(task, data, None, FinetuneConfig(), start, device)
-            found, outcome = _probe(name, some_rows(work), start, first)
+            found, outcome = _probe(name, rows_by_label(work, MAX_ROWS), start, first)
         except MalmoiError as problem:
             yield ProbedBase(name, problem=str(problem))
             continue
         first = first or outcome
         yield found
-
-
-def some_rows(work: FinetuneData) -> FinetuneData:
-    """At most `MAX_ROWS` rows, sorted by label, so that each fold has all of them."""
-    rows = work.train
-    if len(rows) > MAX_ROWS:
-        rows = hold_out(work.task, rows, MAX_ROWS, 0)[1]
-    return replace(work, held=tuple(sorted(rows, key=lambda row: str(row.label))))
 
 
 def _probe(

@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -58,15 +59,15 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Rival(ABC):
     """A finished model in a folder, which stays the result if it beats the one in training."""
 
     name: str
     folder: Path
 
+    @abstractmethod
     def beats(self, outcome: Outcome) -> bool:
         """Whether it is better than this outcome of the held-out rows; not without any."""
-        raise NotImplementedError
 
 
 def paired_gain(score: Score, base: Outcome, other: Outcome) -> Gain:

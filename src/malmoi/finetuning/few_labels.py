@@ -64,6 +64,14 @@ MAX_RIDGE_ROWS = 1000  # more change no choice
 TINY = 1e-12
 
 
+def rows_by_label(work: FinetuneData, most: int, seed: int = 0) -> FinetuneData:
+    """At most so many training rows to compare candidates on, so that folds have all labels."""
+    rows = work.train
+    if len(rows) > most:
+        rows = hold_out(work.task, rows, most, seed)[1]
+    return replace(work, held=tuple(sorted(rows, key=lambda row: str(row.label))))
+
+
 def frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     """The frozen model with a new layer on the means of all layers."""
     frozen = replace(settings, features=LAYERS, tune_features=True, lm=0.0, layers_transferred=None)
@@ -115,7 +123,7 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
 
     By the loss alone, few rows would choose a layer that always says the most frequent label.
     """
-    held = _folds_by_label(y)
+    held = folds_by_label(y)
 
     def errors(ridge: float) -> tuple[int, float]:
         scores = held_out_scores(x, y, held, classes, ridge / len(x), loss)
@@ -125,7 +133,7 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
     return min(RIDGES, key=errors)
 
 
-def _folds_by_label(y: Tensor) -> Tensor:
+def folds_by_label(y: Tensor) -> Tensor:
     """The rows that each fold holds out [F, n]: all labels in each."""
     order = y.argsort(stable=True) if y.dim() == 1 else torch.arange(len(y))
     return order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]
@@ -137,7 +145,7 @@ def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
     x = x / x.norm(dim=1).mean().clamp(min=TINY)
     x = x @ _own_axes(x).T
     ridge = _best_ridge(x, y, classes, F.cross_entropy) / len(x)
-    return held_out_scores(x, y, _folds_by_label(y), classes, ridge)
+    return held_out_scores(x, y, folds_by_label(y), classes, ridge)
 
 
 def held_out_scores(
@@ -318,11 +326,7 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     None if a new layer is clearly better, or if the words are not clearly better than the most
     frequent label: then the model does not know them.
     """
-    rows = work.train
-    if len(rows) > MAX_COMPARED_ROWS:
-        rows = hold_out(work.task, rows, MAX_COMPARED_ROWS, settings.seed)[1]
-    # sorted, so that folds have all labels alike
-    work = replace(work, held=tuple(sorted(rows, key=lambda row: str(row.label))))
+    work = rows_by_label(work, MAX_COMPARED_ROWS, settings.seed)
     prompts = _prompts(work)
     logger.info(
         msg(

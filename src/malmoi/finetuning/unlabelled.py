@@ -31,11 +31,12 @@ from malmoi.finetuning.candidates import (
 )
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
-    FOLDS,
+    folds_by_label,
     held_out_scores,
     item_vectors,
     label_name_items,
     label_outcome,
+    rows_by_label,
 )
 from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
@@ -155,7 +156,7 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
     network = checkpoint.network.eval()
     reading = work.predictor(checkpoint)
     view = FeatureView.of(reading, work.labels)
-    rows = replace(work, held=tuple(sorted(work.train, key=lambda row: str(row.label))))
+    rows = rows_by_label(work, MAX_FEW_ROWS)
     more = [replace(row, label=work.labels[0]) for row in work.unlabelled]  # which is not read
     with work.computing(settings):
         parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
@@ -171,7 +172,7 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
     found = fit_clouds(x, y, names, other, len(work.labels))
     if _compared(rows, compare_held_out(rows, out), (x, y, names, other)).clear_loss:
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
-        found = _layer(x, y, len(work.labels))
+        found = Clouds(*fit_linear(x, y, len(work.labels), RIDGE / len(x)))
     head = cast(LinearHead, network.heads["classify"]).linear
     with torch.no_grad():
         head.weight.copy_(found.weight.T / length)
@@ -188,16 +189,12 @@ def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     return checkpoint
 
 
-def _layer(x: Tensor, y: Tensor, classes: int) -> Clouds:
-    return Clouds(*fit_linear(x, y, classes, RIDGE / len(x)))
-
-
 def _compared(
     work: FinetuneData, comparison: Comparison, vectors: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> Gain:
     """The clouds' gain over a layer on the labelled rows alone."""
     x, y, names, other = vectors
-    folds = torch.arange(len(y))[None] % FOLDS == torch.arange(FOLDS)[:, None]
+    folds = folds_by_label(y)
     began = time.monotonic()
     scores = held_out_scores(x, y, folds, len(work.labels), RIDGE / len(y))
     layer = label_outcome(work, scores)
