@@ -102,8 +102,8 @@ def run_recorded(network: Network, lengths: list[int], *, fused: bool) -> list[T
     found = []
     for i in range(3):
         steps.last[:] = torch.arange(rows, device=DEVICE) + 3 + i
-        steps.run(rows, CAPACITY)
-        found.append(steps.logits.float().clone())
+        logits = steps.run(rows, CAPACITY)
+        found.append(logits.float().clone())
     return found
 
 

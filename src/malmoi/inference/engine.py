@@ -28,6 +28,8 @@ from malmoi.system.threads import ThreadTuner, inference_threads
 
 Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+# Preparing a request takes a tenth of it, reading a prompt alone several times it.
+GATHER_SECONDS = 0.0005
 COUNTERS = ("tokens", "prompt_tokens", "finished", "cancelled", "failed")
 
 
@@ -260,6 +262,7 @@ class Engine:
 
     def _work(self) -> None:
         try:
+            self.batch.steps.warm_up()
             while self._admit():
                 with inference_threads(self.model.network.device) as threads:
                     self._step(threads)
@@ -294,6 +297,7 @@ class Engine:
                 if self.closing:
                     return False
                 self.changed.wait()
+                self._gather()
             for request in (*self.active.values(), *self.waiting):
                 if request.cancelled:
                     self._leave(request, "cancelled")
@@ -306,6 +310,13 @@ class Engine:
                 self.counts["prompt_tokens"] += len(request.job.prompt)
         return True
 
+    def _gather(self) -> None:
+        """Waits until no more requests arrive, so that a burst is read and decoded together."""
+        arrived = 0
+        while arrived < len(self.waiting) < self.batch.rows:
+            arrived = len(self.waiting)
+            self.changed.wait(GATHER_SECONDS)
+
     def _next_request(self) -> TokenStream:
         """The next waiting request; slots are shared among clients, then a client's requests."""
         held = Counter(owner for request in self.active.values() for owner in request.owners)
@@ -315,7 +326,8 @@ class Engine:
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
         """Delivers new text and removes finished requests; a failure affects only one request."""
-        for written in results:
+        # from the last row on: what leaves is not moved into the row of another that leaves too
+        for written in sorted(results, key=lambda one: -one.sequence.row):
             request = self.active.get(written.sequence)
             if request is None:  # it left while these steps were in flight
                 continue

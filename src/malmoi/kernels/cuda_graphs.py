@@ -14,32 +14,34 @@ from torch import Tensor
 
 WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
 CACHE_WIDTHS = (128, 256, 512, 1024)
-GraphStep = Callable[[int, int], None]
+GraphStep = Callable[[int, int], Tensor]
 
 
 class GraphPool:
     """Runs a step of (rows, width): captured and replayed on a GPU, called directly elsewhere.
 
-    `state` holds the tensors that the step changes; they are restored after the warm-up.
+    `state` holds the tensors that the step changes; they are restored after the warm-up. What it
+    returns stays where it is until the same (rows, width) is run again.
     """
 
     def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:
         self.step = step
         self.state = state
         self.device = state[0].device
-        self.recorded: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def run(self, rows: int, width: int) -> None:
+    def run(self, rows: int, width: int) -> Tensor:
         if self.device.type != "cuda":
-            self.step(rows, width)
-            return
+            return self.step(rows, width)
         with torch.cuda.device(self.device):
             if (rows, width) not in self.recorded:
                 self.recorded[rows, width] = self._record(rows, width)
-            self.recorded[rows, width].replay()
+            graph, found = self.recorded[rows, width]
+            graph.replay()
+        return found
 
-    def _record(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+    def _record(self, rows: int, width: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         before = [tensor.clone() for tensor in self.state]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -50,8 +52,8 @@ class GraphPool:
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
         with record_graph(stream, self.pool) as graph:
-            self.step(rows, width)
-        return graph
+            found = self.step(rows, width)
+        return graph, found
 
 
 @contextmanager

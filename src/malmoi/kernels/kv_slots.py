@@ -7,6 +7,7 @@ S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width
 """
 
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -49,10 +50,16 @@ class KVSlots:
         c: ModelConfig = network.config
         self.rings = _rings(network, capacity, pass_tokens)  # places by layer
         sizes = [self.rings.get(layer, capacity) + 1 for layer in range(c.depth)]
-        shapes = [(rows, c.key_heads, size, c.cache_width) for size in sizes]
-        # of each layer
-        self.keys = [lazy_zeros(shape, network.dtype, network.device) for shape in shapes]
-        self.values = [lazy_zeros(shape, network.dtype, network.device) for shape in shapes]
+        # Keys and values of all layers with as many places: [2, layers, S, G, places, E]. A row
+        # is copied by one kernel; one for each layer takes the host longer than a decoding step.
+        self.held = {
+            size: lazy_zeros(
+                (2, layers, rows, c.key_heads, size, c.cache_width), network.dtype, network.device
+            )
+            for size, layers in Counter(sizes).items()
+        }
+        parts = {size: zip(*held, strict=True) for size, held in self.held.items()}
+        self.keys, self.values = zip(*(next(parts[size]) for size in sizes), strict=True)
         states = (c.depth, rows, c.state_size)  # of recurrent layers, instead of keys and values
         self.states = torch.zeros(states, dtype=network.dtype, device=network.device)
         self.places = torch.arange(capacity + 1, device=network.device)
@@ -66,13 +73,13 @@ class KVSlots:
     @property
     def max_bytes(self) -> int:
         """The memory of all places; on a CPU they take it as they are written."""
-        return sum(held.nbytes for held in (*self.keys, *self.values, self.states))
+        return sum(held.nbytes for held in (*self.held.values(), self.states))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first places of one row to another."""
         self.states[:, target] = self.states[:, source]
-        for held in (*self.keys, *self.values):
-            held[target, :, :length] = held[source, :, :length]
+        for held in self.held.values():
+            held[:, :, target, :, :length] = held[:, :, source, :, :length]
 
 
 def _rings(network: Network, capacity: int, pass_tokens: int) -> dict[int, int]:

@@ -1,12 +1,13 @@
-"""A decoding step of few rows in about five GPU kernels a layer; torch takes three times as many.
+"""A decoding step in five to seven GPU kernels a layer; torch takes twice to three times as many.
 
-For few rows a step is one reading of the weights, in kernels so short that starting them takes
-longer than running them. Here one kernel is a linear layer with the norm before it, its bias, the
+A step is one reading of the weights, in kernels so short that starting them takes longer than
+running them. Here one kernel is a linear layer with the norm before it, its bias, the
 activation, and the residual after it; attention also normalises and rotates queries and keys
 (`triton_attention.py`). Intermediate results are rounded where the modules round them.
 
-A program reads a few whole rows of the matrix, all of it in flight at once, and normalises its
-input itself: 768 numbers from the L2 cache cost less than another kernel.
+Of one or two rows, a program reads a few whole rows of the matrix, all of it in flight at once, and
+normalises its input itself: 768 numbers from the L2 cache cost less than another kernel. More rows
+are normalised by a kernel of their own and multiplied tile by tile on the tensor cores.
 B rows, D width, H heads, G key/value heads, E width of a head, K inputs, N outputs, V vocabulary.
 """
 
@@ -18,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from malmoi.kernels.kv_slots import KVSlots
-from malmoi.kernels.triton_attention import decode_step, normalised
+from malmoi.kernels.triton_attention import KERNEL_BLOCK, decode_step, normalised
 from malmoi.model import Network
 from malmoi.model.attention import Attention
 from malmoi.model.heads import LMHead
@@ -28,6 +29,11 @@ MAX_INPUTS = 16_384  # a program holds a whole row of the matrix in registers
 MAX_TILE = 16_384  # weights of a program: 128 per thread
 MIN_PROGRAMS = 4  # for each multiprocessor, of which an H200 has 132
 FEW_ROWS_BLOCK = 128  # cached places processed together by a head, which has no others to wait for
+FEW_ROWS = 2
+# of half precision; beyond it torch's products are faster (H200, 124M weights)
+MANY_ROWS = 128
+TILE_ROWS = 64
+MIN_DEPTH = 16  # of a tensor core's tile
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -105,6 +111,62 @@ def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Triton r
         tl.store(out + place, (found + before).to(kind), mask=valid)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Triton reads it
+    x, gain, shift, out, eps,
+    K: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The norm of one row."""
+    k = tl.arange(0, WIDE)
+    inside = k < K
+    place = tl.program_id(0).to(tl.int64) * K + k
+    gains = _load_or(gain, k, inside, 1.0)
+    shifts = _load_or(shift, k, inside, 0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    found = normalised(_load_or(x, place, inside, 0.0), inside, K, eps, NORM) * gains + shifts
+    tl.store(out + place, found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Triton reads it
+    x, weight, bias, residual, out, rows, outputs,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """BLOCK outputs of ROWS rows: activation(x · weightᵀ + bias) + residual."""
+    kind = out.dtype.element_ty
+    column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    valid = column < outputs
+    there = row < rows
+    biases = _load_or(bias, column, valid, 0.0)
+    products = tl.zeros((ROWS, BLOCK), tl.float32)
+    if GATED:
+        up_biases = _load_or(bias, column + outputs, valid, 0.0)
+        ups = tl.zeros((ROWS, BLOCK), tl.float32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, K, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        given = tl.load(x + row[:, None] * K + k[None, :], mask=there[:, None], other=0.0)
+        at = weight + column[None, :] * K + k[:, None]
+        weights = tl.load(at, mask=valid[None, :], other=0.0)
+        products = tl.dot(given, weights, products, input_precision="ieee")
+        if GATED:
+            weights = tl.load(at + outputs * K, mask=valid[None, :], other=0.0)
+            ups = tl.dot(given, weights, ups, input_precision="ieee")
+    found = _activated((products + biases).to(kind).to(tl.float32), ACTIVATION)
+    if GATED:
+        found = found.to(kind).to(tl.float32) * (ups + up_biases).to(kind).to(tl.float32)
+    place = row[:, None] * outputs + column[None, :]
+    whole = there[:, None] & valid[None, :]
+    before = _load_or(residual, place, whole, 0.0)
+    tl.store(out + place, (found + before).to(kind), mask=whole)
+
+
 @torch.library.custom_op("malmoi::fused_linear", mutates_args=())
 def fused_linear(  # noqa: PLR0913  # a custom operator takes tensors
     x: Tensor,
@@ -119,15 +181,32 @@ def fused_linear(  # noqa: PLR0913  # a custom operator takes tensors
     gated: bool,  # noqa: FBT001
     overlap: bool,  # noqa: FBT001
 ) -> Tensor:
-    """activation(norm(x) · weightᵀ + bias) + residual of few rows x [B, K], all contiguous: [B, N].
+    """activation(norm(x) · weightᵀ + bias) + residual of rows x [B, K], all contiguous: [B, N].
 
     `norm` is layer, rms or empty; `overlap` needs a GPU of compute capability 9 or later.
     """
     B, K = x.shape
     outputs = len(weight) // (2 if gated else 1)
     out = x.new_empty(B, outputs)
-    block = _outputs_per_program(outputs, K * (2 if gated else 1), x.device)
     options: dict[str, Any] = {"launch_pdl": True} if overlap else {}
+    depth = K & -K  # its largest power of two
+    if B > FEW_ROWS and depth >= MIN_DEPTH:
+        if norm:
+            given, x = x, torch.empty_like(x)
+            wide = triton.next_power_of_2(K)
+            _norm_kernel[(B,)](
+                given, gain, shift, x, eps, K=K, WIDE=wide, NORM=norm, OVERLAP=overlap, **options
+            )
+        size = min(TILE_ROWS, max(MIN_DEPTH, triton.next_power_of_2(B)))
+        block = 32 if outputs >= 16 * _processors(x.device) else 16
+        _tile_kernel[(triton.cdiv(outputs, block), triton.cdiv(B, size))](
+            x, weight, bias, residual, out, B, outputs,
+            K=K, ROWS=size, BLOCK=block, DEPTH=min(depth, 128 if block == 32 else 256),
+            ACTIVATION=activation, GATED=gated, OVERLAP=overlap,
+            num_stages=4, **options,
+        )  # fmt: skip
+        return out
+    block = _outputs_per_program(outputs, K * (2 if gated else 1), x.device)
     _linear_kernel[(triton.cdiv(outputs, block),)](
         x, gain, shift, weight, bias, residual, out, outputs, eps,
         ROWS=B, K=K, WIDE=triton.next_power_of_2(K), BLOCK=block,
@@ -156,12 +235,15 @@ def _(  # noqa: PLR0913
 
 def _outputs_per_program(outputs: int, inputs: int, device: torch.device) -> int:
     """As many rows of the matrix as fit into registers, if that leaves enough programs."""
-    cuda = device.type == "cuda"  # else Triton's interpreter, one program after the other
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
     block = max(1, MAX_TILE // int(triton.next_power_of_2(inputs)))
-    while block > 1 and outputs < MIN_PROGRAMS * processors * block:
+    while block > 1 and outputs < MIN_PROGRAMS * _processors(device) * block:
         block //= 2
     return block
+
+
+def _processors(device: torch.device) -> int:
+    cuda = device.type == "cuda"  # else Triton's interpreter, one program after the other
+    return torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
 
 
 class FusedStep:
@@ -179,6 +261,8 @@ class FusedStep:
         distinct = cast("list[Block]", list(network.trunk.blocks))
         self.blocks = [distinct[i * c.distinct // c.depth] for i in range(c.depth)]
         self.activation = GATES.get(c.activation, c.activation)
+        half = network.dtype.itemsize == 2
+        self.most_rows = MANY_ROWS if half else FEW_ROWS
         row_major(network)
 
     def __call__(self, tokens: Tensor, positions: Tensor, live: Tensor) -> Tensor:
@@ -262,7 +346,7 @@ class FusedStep:
             rotary=self.network.trunk.rotary,
             norm=c.norm_kind if c.qk_norm else "",
             eps=c.eps,
-            block=FEW_ROWS_BLOCK,
+            block=FEW_ROWS_BLOCK if len(qkv) <= FEW_ROWS else KERNEL_BLOCK,
             overlap=self.overlap,
         )  # fmt: skip
         return found.view(len(qkv), -1)

@@ -10,9 +10,9 @@ for Python. S rows, B rows of a pass, D width, V vocabulary.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ from malmoi.model import Network
 from malmoi.system.machine import per_device, this_machine
 from malmoi.tokenizer.padding import MAX_ROWS
 
+if TYPE_CHECKING:
+    from malmoi.kernels.triton_step import FusedStep
+
 # prompt tokens between two decoding steps, so that a long prompt does not stall other requests
 PREFILL_CHUNK_TOKENS = {"cpu": 128, "cuda": 4096}
 MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
@@ -49,9 +52,6 @@ STEPS_AHEAD = 8  # steps submitted together
 # plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
 # compiled: the same with compiled code, which takes up to a minute for each shape.
 StepMode = Literal["plain", "captured", "compiled"]
-# Each row adds its own arithmetic: on an H200 one row takes 0.39 to 0.51 of the modules' time and
-# eight take 1.3 to 1.9, which puts the break-even at three to five.
-MAX_GPU_FUSED_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,17 @@ class DecodeSteps:
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.at = torch.zeros_like(self.last)  # the token's position
         self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # rows that are generating
-        self.hidden = torch.zeros(
-            self.rows, network.config.width, dtype=network.dtype, device=self.device
-        )
-        self.logits = self.hidden.new_zeros(self.rows if self.captured else 0, network.config.vocab)
-        step = torch.compile(self._pass, dynamic=False) if mode == "compiled" else self._pass
+        compiled = mode == "compiled"
+        self.read = torch.compile(self._hidden, dynamic=False) if compiled else self._hidden
         # (rows, width): one step of the first rows, whose tokens see the first `width` places
-        self.run = GraphPool(step, (self.last, self.at)).run if self.captured else step
+        self.run = GraphPool(self._pass, (self.last, self.at)).run if self.captured else self._pass
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Records the graphs of every number of rows, where their shapes depend on it alone."""
+        if self.kernel and self.device.type == "cuda":
+            for rows in {bucket_rows(used, self.rows) for used in range(1, self.rows + 1)}:
+                self.run(rows, self.slots.capacity)
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
         """Marks these sequences as having read their prompts."""
@@ -113,12 +117,13 @@ class DecodeSteps:
 
     def run_one(self, sequences: Sequence[SequenceState], used: int) -> list[StepOutput]:
         """Runs one step of the first `used` rows."""
-        self.run(*self._shape(used, max(sequence.tokens_read for sequence in sequences) + 1))
+        longest = max(sequence.tokens_read for sequence in sequences)
+        found = self.run(*self._shape(used, longest + 1))
         for sequence in sequences:
             sequence.tokens_read += 1
         rows = self._numbers([sequence.row for sequence in sequences])
         choose = self.selector.select_from_logits if self.captured else self.selector.select
-        written = choose(sequences, self.logits[rows] if self.captured else self.hidden[rows])
+        written = choose(sequences, found[rows])
         self.feed(written)
         return written
 
@@ -136,8 +141,8 @@ class DecodeSteps:
         dice = BatchSampler(sequences, count, self.device)
         out = self.last.new_empty(count, self.rows)
         for step in range(count):
-            self.run(*shape)
-            dice.sample(step, self.logits, self.last)
+            logits = self.run(*shape)
+            dice.sample(step, logits, self.last)
             out[step] = self.last
         for sequence in sequences:
             sequence.tokens_read += count
@@ -156,21 +161,25 @@ class DecodeSteps:
             return bucket_rows(used, self.rows), most if self.kernel else bucket_width(width, most)
         return used, min(width, self.slots.capacity)
 
-    def _pass(self, rows: int, width: int) -> None:
-        """Runs one token of each of the first rows through the network; idle rows store no key."""
+    def _pass(self, rows: int, width: int) -> Tensor:
+        """Runs one token of each of the first rows through the network; idle rows store no key.
+
+        Returns logits, and makes the best the next tokens, or if nothing is captured hidden states.
+        """
         live = self.decoding[:rows]
         at = self.at[:rows]
         # a finished row keeps running until the submitted steps end
         positions = at.clamp(max=self.slots.capacity - 1)
-        if self.gpu_fused is not None and rows <= MAX_GPU_FUSED_ROWS:
-            self._write_logits(self.gpu_fused(self.last[:rows], positions, live))
+        if self.gpu_fused is not None and rows <= self.gpu_fused.most_rows:
+            found = self.gpu_fused(self.last[:rows], positions, live)
         else:
-            hidden = self._hidden(rows, width, positions, live)
+            found = self.read(rows, width, positions, live)
             if self.captured:
-                self._write_logits(self.network.read("lm", hidden))
-            else:
-                self.hidden[:rows] = hidden
+                found = self.network.read("lm", found)
+        if self.captured:
+            self.last[:rows] = found.argmax(-1)
         at += live
+        return found
 
     def _hidden(self, rows: int, width: int, positions: Tensor, live: Tensor) -> Tensor:
         if self.fused is not None and rows <= MAX_FUSED_ROWS:
@@ -184,19 +193,12 @@ class DecodeSteps:
         )
         return hidden[:, -1]
 
-    def _write_logits(self, logits: Tensor) -> None:
-        rows = len(logits)
-        self.logits[:rows] = logits
-        self.last[:rows] = self.logits[:rows].argmax(-1)
-
     def _numbers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
-def gpu_fused_step(
-    network: Network, slots: KVSlots
-) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """tokens, positions, live [B] → logits [B, V] in few kernels; None: torch's modules."""
+def gpu_fused_step(network: Network, slots: KVSlots) -> "FusedStep | None":
+    """Logits in few kernels; None: torch's modules."""
     if not this_machine().fused or not has_decode_kernel(network, slots.device):
         return None
     from malmoi.kernels.triton_step import FusedStep, supports

@@ -144,9 +144,9 @@ class Decoding:
 
     def drop(self, finished: Iterable[int]) -> None:
         """Removes finished requests."""
-        for i in finished:
-            if self.sequences[i] in self.batch.sequences:
-                self.batch.remove(self.sequences[i])
+        for sequence in sorted((self.sequences[i] for i in finished), key=lambda one: -one.row):
+            if sequence in self.batch.sequences:
+                self.batch.remove(sequence)
 
     def close(self) -> None:
         """Returns the batch to the pool."""

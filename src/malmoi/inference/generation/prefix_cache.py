@@ -50,8 +50,8 @@ class PrefixCache:
         if not blocks or slots.rings:
             return 0
         held = torch.cat(blocks, dim=3)
-        for target, found in zip((*slots.keys, *slots.values), held.flatten(0, 1), strict=True):
-            target[row, :, : found.size(1)] = found
+        (whole,) = slots.held.values()
+        whole[:, :, row, :, : held.size(3)] = held
         return held.size(3)
 
     def cached_length(self, tokens: Sequence[int]) -> int:
@@ -63,13 +63,12 @@ class PrefixCache:
         """Stores the complete blocks of these tokens from a row of the cache."""
         if not self.enabled or slots.rings:
             return
+        (whole,) = slots.held.values()
         with self.lock:
             path = self._path(tokens)
             before = self.blocks[path[-1]].number if path else 0
             for start, block in list(_blocks(tokens))[len(path) :]:
-                at = slice(start, start + BLOCK_TOKENS)
-                layers = [layer[row, :, at] for layer in (*slots.keys, *slots.values)]
-                held = torch.stack(layers).unflatten(0, (2, -1))
+                held = whole[:, :, row, :, start : start + BLOCK_TOKENS].clone()
                 path.append((before, block))
                 before = next(self.numbers)
                 self.blocks[path[-1]] = PrefixBlock(before, held)
