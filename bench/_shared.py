@@ -10,6 +10,7 @@ import queue
 import random
 import resource
 import shutil
+import statistics
 import subprocess
 import textwrap
 import threading
@@ -26,6 +27,8 @@ Clock = Callable[[], float]
 Result = TypeVar("Result")
 Prompts = list[tuple[int, ...]]
 SECONDS = ("s", "ms")  # units in which less is better
+RECORD = Path(__file__).with_name("recorded.json")  # headline figures by device and row
+LEAST_SPREAD = 0.03  # two runs of one commit differ by as much
 KOREAN = {  # longer phrases first
     "corpus: read, clean, filter, dedup, decontaminate": "코퍼스: 읽기, 정제, 필터, 중복·오염 제거",
     "near-duplicates, runs of words given": "비슷한 문서 찾기(n-gram은 이미 계산)",
@@ -159,6 +162,7 @@ class Row:
     theirs: float | None = None
     bound: str = ""  # MFU, MBU, a floor or a tolerance
     without: dict[str, float] = field(default_factory=dict)  # ours with something switched off
+    spread: float = 0.0  # of ours over its rounds: half of the range by the median
 
     @property
     def ratio(self) -> float | None:
@@ -185,6 +189,51 @@ class Row:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and half of the range as a share of it."""
+    median = statistics.median(values)
+    return median, (max(values) - min(values)) / 2 / median
+
+
+def slower_than_recorded(
+    machine: dict[str, Any], rows: Sequence[Row], path: Path = RECORD
+) -> list[str]:
+    """What is slower than the same row of this device by more than both spreads allow."""
+    kept = _record(path).get(machine["device"], {})
+    found = []
+    for row in rows:
+        if (before := kept.get(row.what)) is None:
+            continue
+        ratio = row.ours / before["ours"]
+        ratio = 1 / ratio if row.unit in SECONDS else ratio
+        if ratio < 1 - max(LEAST_SPREAD, before["spread"] + row.spread):
+            found.append(
+                f"slower than recorded: {row.what}: {number(row.ours)} {row.unit}, "
+                f"{number(before['ours'])} ± {before['spread']:.0%} at {before['commit']} "
+                f"({before['date']})"
+            )
+    return found
+
+
+def record_rows(machine: dict[str, Any], rows: Sequence[Row], path: Path = RECORD) -> None:
+    """Keeps these rows with their commit, in place of those before."""
+    git = [shutil.which("git") or "true", "rev-parse", "--short", "HEAD"]
+    said = subprocess.run(git, capture_output=True, text=True, check=False, cwd=path.parent)
+    commit = said.stdout.strip() or "no commit"
+    today = {"commit": commit, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    record = _record(path)
+    kept = record.setdefault(machine["device"], {})
+    for row in rows:
+        kept[row.what] = {
+            "ours": round(row.ours, 4), "unit": row.unit, "spread": round(row.spread, 3), **today
+        }  # fmt: skip
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
 def print_table(machine: dict[str, Any], rows: list[Row]) -> None:

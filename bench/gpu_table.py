@@ -37,8 +37,11 @@ from _shared import (
     drawn,
     generated,
     made_up_tokenizer,
+    middle,
     print_table,
+    record_rows,
     served,
+    slower_than_recorded,
     switches,
 )
 from malmoi.inference import Model, load
@@ -95,13 +98,19 @@ class Table:
         gc.collect()
         self.execution.free_cache()
 
+    def rates(self, work: Callable[[int], int], rounds: int) -> list[float]:
+        """Tokens a second of each round of `work(i)`, which returns its tokens."""
+        found = []
+        for i in range(rounds):
+            self.execution.synchronize()
+            began = time.perf_counter()
+            tokens = work(i)
+            self.execution.synchronize()
+            found.append(tokens / (time.perf_counter() - began))
+        return found
+
     def rate(self, work: Callable[[int], int], rounds: int) -> float:
-        """Tokens a second of `work(i)`, which returns its tokens."""
-        self.execution.synchronize()
-        began = time.perf_counter()
-        tokens = sum(work(i) for i in range(rounds))
-        self.execution.synchronize()
-        return tokens / (time.perf_counter() - began)
+        return middle(self.rates(work, rounds))[0]
 
 
 def documents(count: int) -> Iterator[str]:
@@ -244,7 +253,7 @@ def decode_rows(table: Table) -> Iterator[Row]:
         def theirs(i: int, batch: int = batch) -> int:
             return sum(map(len, generated(peer, drawn(batch, 32, i), count)))
 
-        rate = engine_rate(table, ours, batch, count)
+        rate, spread = engine_rate(table, ours, batch, count)
         table.rate(theirs, 1)
         used = size * rate / batch / table.bandwidth
         yield Row(
@@ -254,12 +263,18 @@ def decode_rows(table: Table) -> Iterator[Row]:
             "transformers, dynamic cache",
             table.rate(theirs, 1 if batch > 1 else 2),
             f"MBU {used:.0%}",
-            {off: engine_rate(table, ours, batch, count, off) for off in table.without},
+            {off: engine_rate(table, ours, batch, count, off)[0] for off in table.without},
+            spread,
         )
 
 
-def engine_rate(table: Table, model: Model, batch: int, count: int, off: str = "") -> float:
-    """Other prompts in every round: the prefix cache would know those of the last."""
+def engine_rate(
+    table: Table, model: Model, batch: int, count: int, off: str = ""
+) -> tuple[float, float]:
+    """Tokens a second, and their spread.
+
+    Other prompts in every round: the prefix cache would know those of the last.
+    """
     options: dict[str, Any] = {"slots": batch, "capacity": 512}
     if off == "graphs":
         options["mode"] = "plain"
@@ -275,7 +290,7 @@ def engine_rate(table: Table, model: Model, batch: int, count: int, off: str = "
             return sum(map(len, served(engine, drawn(batch, 32, i), count)))
 
         table.rate(work, 2)  # records the graphs
-        return table.rate(lambda i: work(2 + i), 3)
+        return middle(table.rates(lambda i: work(2 + i), 7))
 
 
 def large_decode_rows(table: Table) -> Iterator[Row]:
@@ -283,9 +298,13 @@ def large_decode_rows(table: Table) -> Iterator[Row]:
     shape = dict(n_embd=1600, n_layer=48, n_head=25)
     ours, _ = open_both(table, "xl", shape)
     count = 8 if table.tiny else 128
-    fused, modules = (engine_rate(table, ours, 1, count, off) for off in ("", "kernel"))
+    (fused, spread), (modules, _) = (
+        engine_rate(table, ours, 1, count, off) for off in ("", "kernel")
+    )
     used = sum(p.nbytes for p in ours.network.parameters()) * fused / table.bandwidth
-    yield Row("GPT-2 1.5B", "tok/s", fused, "torch's modules", modules, f"MBU {used:.0%}")
+    yield Row(
+        "GPT-2 1.5B", "tok/s", fused, "torch's modules", modules, f"MBU {used:.0%}", spread=spread
+    )
 
 
 def stream_rows(table: Table) -> Iterator[Row]:
@@ -323,6 +342,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="no row begins later")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=", ".join(SWITCHES))
+    parser.add_argument("--record", action="store_true", help="keep these figures as the record")
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     given = parser.parse_args()
     if not given.limit and not torch.cuda.is_available():
@@ -345,6 +365,10 @@ def main() -> None:
             table.free_memory()
             row.theirs = peer()
             row.peer = "transformers" if table.tiny else "transformers, compiled"
+        for line in slower_than_recorded(table.machine(), rows):
+            print(line)
+        if given.record:
+            record_rows(table.machine(), rows)
         print_table(table.machine(), rows)
         if given.out:
             given.out.mkdir(parents=True, exist_ok=True)

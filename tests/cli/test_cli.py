@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import csv
 import gzip
+import importlib
 import inspect
 import json
 import os
@@ -558,6 +559,26 @@ def test_the_table_of_benchmarks_knows_its_switches(capfd: pytest.CaptureFixture
     pytest.importorskip("accelerate", reason="the peers that benchmarks compare with")
     assert run_command(["bench", "--quick", "--without", "prefix,nothing"]) == 2
     assert "'nothing' is none of kernel, prefix, cache, screen, graphs" in capfd.readouterr().err
+
+
+def test_a_figure_slower_than_its_record_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    shared = importlib.import_module("_shared")
+
+    def rows(rate: float, seconds: float) -> list[Any]:
+        rated = shared.Row("decoding", "tok/s", rate, "", spread=0.04)
+        return [rated, shared.Row("loading", "s", seconds, "")]
+
+    machine = {"device": "one chip"}
+    kept = tmp_path / "recorded.json"
+    shared.record_rows(machine, rows(100.0, 1.0), kept)
+    assert shared.slower_than_recorded(machine, rows(93.0, 1.02), kept) == []  # within the spreads
+    first, second = shared.slower_than_recorded(machine, rows(90.0, 1.1), kept)
+    assert "decoding: 90 tok/s, 100 ± 4%" in first
+    assert "loading: 1.1 s" in second
+    assert shared.slower_than_recorded({"device": "another"}, rows(1.0, 9.0), kept) == []
 
 
 @pytest.mark.heavy

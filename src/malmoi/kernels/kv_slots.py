@@ -164,10 +164,9 @@ class FusedSlotView(SlotView, FusedDecodeCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from malmoi.kernels.triton_attention import decode_step
 
-        read: Tensor = decode_step(
+        return decode_step(
             q, k, v, self.slots.keys[layer], self.slots.values[layer], self.lengths, self.at[:, 0]
         )
-        return read
 
 
 def has_decode_kernel(network: Network, device: torch.device) -> bool:

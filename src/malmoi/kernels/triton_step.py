@@ -167,19 +167,19 @@ def _tile_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Triton rea
     tl.store(out + place, (found + before).to(kind), mask=whole)
 
 
-@torch.library.custom_op("malmoi::fused_linear", mutates_args=())
-def fused_linear(  # noqa: PLR0913  # a custom operator takes tensors
+def fused_linear(  # noqa: PLR0913  # what a kernel takes
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,
     residual: Tensor | None,
+    *,
     eps: float,
     norm: str,
     activation: str,
-    gated: bool,  # noqa: FBT001
-    overlap: bool,  # noqa: FBT001
+    gated: bool,
+    overlap: bool,
 ) -> Tensor:
     """activation(norm(x) · weightᵀ + bias) + residual of rows x [B, K], all contiguous: [B, N].
 
@@ -214,23 +214,6 @@ def fused_linear(  # noqa: PLR0913  # a custom operator takes tensors
         **options,
     )  # fmt: skip
     return out
-
-
-@fused_linear.register_fake
-def _(  # noqa: PLR0913
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gain: Tensor | None,
-    shift: Tensor | None,
-    residual: Tensor | None,
-    eps: float,
-    norm: str,
-    activation: str,
-    gated: bool,  # noqa: FBT001
-    overlap: bool,  # noqa: FBT001
-) -> Tensor:
-    return x.new_empty(len(x), len(weight) // (2 if gated else 1))
 
 
 def _outputs_per_program(outputs: int, inputs: int, device: torch.device) -> int:
@@ -315,18 +298,18 @@ class FusedStep:
         activation: str = "",
         gated: bool = False,
     ) -> Tensor:
-        weight = cast(Tensor, linear.weight)
+        weight, bias = cast(Tensor, linear.weight), cast("Tensor | None", linear.bias)
         gain = shift = None
         name = ""
         if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
             name = self.network.config.norm_kind
             gain = norm.weight
             shift = getattr(norm, "bias", None)
-        found: Tensor = fused_linear(
-            x, weight, linear.bias, gain, shift, residual,
-            self.network.config.eps, name, activation, gated, self.overlap,
+        return fused_linear(
+            x, weight, bias, gain, shift, residual,
+            eps=self.network.config.eps, norm=name, activation=activation,
+            gated=gated, overlap=self.overlap,
         )  # fmt: skip
-        return found
 
     def _attend(
         self,
@@ -340,10 +323,10 @@ class FusedStep:
         qkv, values = new
         heads = (c.heads, c.key_heads, c.key_heads)
         q, k, v = qkv.view(len(qkv), -1, 1, attend.size).split(heads, dim=1)
-        found: Tensor = decode_step(
+        found = decode_step(
             q, k, v, self.slots.keys[layer], self.slots.values[layer], *at,
             extra=values,
-            rotary=self.network.trunk.rotary,
+            rotary=cast("Tensor | None", self.network.trunk.rotary),
             norm=c.norm_kind if c.qk_norm else "",
             eps=c.eps,
             block=FEW_ROWS_BLOCK if len(qkv) <= FEW_ROWS else KERNEL_BLOCK,

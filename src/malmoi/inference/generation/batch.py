@@ -50,8 +50,7 @@ SINGLE_PASS_ROWS = 4  # multiplies the chunk while nothing is being decoded
 STEPS_AHEAD = 8  # steps submitted together
 
 # plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
-# compiled: the same with compiled code, which takes up to a minute for each shape.
-StepMode = Literal["plain", "captured", "compiled"]
+StepMode = Literal["plain", "captured"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,6 @@ class DecodeSteps:
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.at = torch.zeros_like(self.last)  # the token's position
         self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # rows that are generating
-        compiled = mode == "compiled"
-        self.read = torch.compile(self._hidden, dynamic=False) if compiled else self._hidden
         # (rows, width): one step of the first rows, whose tokens see the first `width` places
         self.run = GraphPool(self._pass, (self.last, self.at)).run if self.captured else self._pass
 
@@ -173,7 +170,7 @@ class DecodeSteps:
         if self.gpu_fused is not None and rows <= self.gpu_fused.most_rows:
             found = self.gpu_fused(self.last[:rows], positions, live)
         else:
-            found = self.read(rows, width, positions, live)
+            found = self._hidden(rows, width, positions, live)
             if self.captured:
                 found = self.network.read("lm", found)
         if self.captured:
