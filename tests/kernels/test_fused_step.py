@@ -136,14 +136,14 @@ def test_what_the_kernels_do_not_have_is_left_to_the_modules() -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 70])
 @pytest.mark.parametrize("name", ["gpt2", "gpt", "gpt for little text", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_fused_step_on_a_gpu_is_as_exact_as_the_modules(
     name: str, rows: int, dtype: torch.dtype
 ) -> None:
     """With and without CUDA graphs, and with kernels that overlap; the oracle is double."""
-    lengths = [131, 64][:rows]
+    lengths = [131, 64, *range(1, 69)][:rows]
     network = built(MODELS[name], dtype)
     exact = built(MODELS[name], dtype).double()
     recorded = [run_recorded(one, lengths, fused=False) for one in (network, exact)]
