@@ -21,7 +21,7 @@ class GraphPool:
     """Runs a step of (rows, width): captured and replayed on a GPU, called directly elsewhere.
 
     `state` holds the tensors that the step changes; they are restored after the warm-up. What it
-    returns stays where it is until the same (rows, width) is run again.
+    returns is overwritten by the next run, since graphs share their memory.
     """
 
     def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:

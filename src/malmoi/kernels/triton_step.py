@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from malmoi.kernels.kv_slots import KVSlots
-from malmoi.kernels.triton_attention import KERNEL_BLOCK, decode_step, normalised
+from malmoi.kernels.triton_attention import KERNEL_BLOCK, KERNEL_WARPS, decode_step, normalised
 from malmoi.model import Network
 from malmoi.model.attention import Attention
 from malmoi.model.heads import LMHead
@@ -29,8 +29,9 @@ MAX_INPUTS = 16_384  # a program holds a whole row of the matrix in registers
 MAX_TILE = 16_384  # weights of a program: 128 per thread
 MIN_PROGRAMS = 4  # for each multiprocessor, of which an H200 has 132
 FEW_ROWS_BLOCK = 128  # cached places processed together by a head, which has no others to wait for
+FEW_ROWS_WARPS = 8
 FEW_ROWS = 2
-# of half precision; beyond it torch's products are faster (H200, 124M weights)
+# of half precision; of more, torch's products are as fast (H200, 124M weights)
 MANY_ROWS = 128
 TILE_ROWS = 64
 MIN_DEPTH = 16  # of a tensor core's tile
@@ -321,6 +322,7 @@ class FusedStep:
         """What each head reads [B, H · E]; the new key and value are stored."""
         c = self.network.config
         qkv, values = new
+        few = len(qkv) <= FEW_ROWS
         heads = (c.heads, c.key_heads, c.key_heads)
         q, k, v = qkv.view(len(qkv), -1, 1, attend.size).split(heads, dim=1)
         found = decode_step(
@@ -329,7 +331,8 @@ class FusedStep:
             rotary=cast("Tensor | None", self.network.trunk.rotary),
             norm=c.norm_kind if c.qk_norm else "",
             eps=c.eps,
-            block=FEW_ROWS_BLOCK if len(qkv) <= FEW_ROWS else KERNEL_BLOCK,
+            block=FEW_ROWS_BLOCK if few else KERNEL_BLOCK,
+            warps=FEW_ROWS_WARPS if few else KERNEL_WARPS,
             overlap=self.overlap,
         )  # fmt: skip
         return found.view(len(qkv), -1)
