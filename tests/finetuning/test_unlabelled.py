@@ -99,6 +99,25 @@ def test_few_labels_and_many_rows(encoder: Path, more: str, tmp_path: Path) -> N
     assert malmoi.load(out).predict("warm").label in ("good", "bad")
 
 
+@pytest.mark.parametrize("kind", ["encoder", "bert"])
+def test_names_and_rows_without_labels(
+    kind: str, request: pytest.FixtureRequest, more: str, tmp_path: Path
+) -> None:
+    model: Path = request.getfixturevalue(kind)
+    options: dict[str, Any] = dict(labels="good, bad", unlabelled=more, device="cpu")
+    done = malmoi.finetune(model, out=tmp_path / "out", **options)
+    assert done.metrics == {}  # there is nothing to evaluate on
+    assert (done.protocol.judged_on, done.protocol.unlabelled) == (0, len(MORE))
+    said = {one.label for one in done.model.predict(MORE)}
+    assert said == {"good", "bad"}  # as many rows of each, or nearly
+    judged = malmoi.finetune(model, out=tmp_path / "judged", dev=ROWS, **options)
+    assert judged.metrics["accuracy"] == malmoi.evaluate(done.model, data=ROWS)["accuracy"]
+    with pytest.raises(UsageError, match="--unlabelled FILE"):
+        malmoi.finetune(model, out=tmp_path / "x", labels="good,bad")
+    with pytest.raises(UsageError, match="at least two labels"):
+        malmoi.finetune(model, out=tmp_path / "x", labels="good,", unlabelled=more)
+
+
 def test_a_teacher_and_its_student(bert: Path, more: str, tmp_path: Path) -> None:
     options: dict[str, Any] = dict(unlabelled=more, lr=3e-3, batch=8, epochs=15, device="cpu")
     done = malmoi.finetune(bert, "classification", ROWS * 4, tmp_path / "out", ROWS, **options)
