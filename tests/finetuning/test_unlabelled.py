@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.folder import SentencePooling
+from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.finetuning.unlabelled import fit_clouds
 from malmoi.model import Network, initialise, preset
@@ -116,6 +117,27 @@ def test_names_and_rows_without_labels(
         malmoi.finetune(model, out=tmp_path / "x", labels="good,bad")
     with pytest.raises(UsageError, match="at least two labels"):
         malmoi.finetune(model, out=tmp_path / "x", labels="good,", unlabelled=more)
+
+
+def test_the_command_names_its_folder_by_the_rows(
+    encoder: Path,
+    more: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ["finetune", "--labels", "good,bad", "-m", str(encoder), "--device", "cpu"]
+    run_command([*named, "--unlabelled", more])
+    assert "Evaluated on only 0 rows" in capsys.readouterr().err
+    assert malmoi.load("runs/more").predict("warm").label in ("good", "bad")
+    rows = "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
+    Path("rows.csv").write_text(f"text,label\n{rows}")
+    run_command(["finetune", "rows.csv", "-m", str(encoder), "--steps", "1", "--device", "cpu"])
+    assert malmoi.load("runs/rows").predict("warm").label in ("good", "bad")
+    for wrong, said in ((named, "--unlabelled FILE"), ([*named, "rows.csv"], "Give rows (malmoi")):
+        assert run_command(wrong) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_teacher_and_its_student(bert: Path, more: str, tmp_path: Path) -> None:

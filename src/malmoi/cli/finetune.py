@@ -95,7 +95,8 @@ def finetune_command(
         cli.note(introduction(base))
     if dry_run:
         return _compare_bases(base, task, rows, device)
-    folder = out or Path("runs") / Path([*files, *changes["unlabelled"]][0]).name.split(".")[0]
+    named = [*files, *map(Path, changes.get("unlabelled", ())), Path("labels")]
+    folder = out or Path("runs") / named[0].name.split(".")[0]
     if model is None or out is None:
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 

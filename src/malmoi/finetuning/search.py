@@ -72,8 +72,13 @@ def search_settings(
         shutil.rmtree(out / TRIALS, ignore_errors=True)
     if begin_run(out, work.record(settings), overwrite=overwrite):
         return load_finished(work, settings, out)
-    plain = replace(settings, best=False, minutes=0.0)
-    search = Search(work, plain, out / TRIALS, Comparison(work, out), 60 * settings.minutes)
+    search = Search(
+        work,
+        replace(settings, best=False, minutes=0.0),
+        out / TRIALS,
+        Comparison(work, out),
+        60 * settings.minutes,
+    )
     run = complete_run(work, replace(search.run(), settings=settings), out)
     shutil.rmtree(out / TRIALS)
     return run
