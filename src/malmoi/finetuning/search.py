@@ -145,17 +145,21 @@ class Search:
         return min(len(other_settings(self.settings)), int(runs) - 1)
 
     def _student(self, others: int, first: Outcome, deadline: float) -> tuple[FinishedRun, Outcome]:
-        """A network that the run of the defaults and so many others taught."""
+        """A network taught by the defaults' run and by so many others, if not clearly worse."""
         plain = replace(self.settings, frozen_first=False)
-        changed = other_settings(plain)[:others]
         names = [f"other-{i}" for i in range(1, others + 1)]
         costs = (others + 1) * (1 + READ_PER_TRAINED)  # as many runs would take as long
-        for i, (name, changes) in enumerate(zip(names, changed, strict=True)):
+        for i, (name, changes) in enumerate(zip(names, other_settings(plain), strict=False)):
             settings = replace(plain, seed=plain.seed + i + 1, **changes)
             seconds = TRAINING_TIME * (deadline - time.monotonic()) / (costs - i)
             train = partial(run_trial, self.work.labelled, settings, seconds=seconds)
             self._try(name, train, first, changes=changes, seed=settings.seed)
-        lesson = taught(self.work, plain, [self.folder / name for name in (DEFAULTS, *names)])
+        teachers = [
+            self.folder / name
+            for name in (DEFAULTS, *names)
+            if not ((gain := self.comparison.known[name].gain) and gain.clear_loss)
+        ]
+        lesson = taught(self.work, plain, teachers)
         seconds = TRAINING_TIME * (deadline - time.monotonic())
         return self._try("student", partial(run_trial, lesson, plain, seconds=seconds), first)
 
