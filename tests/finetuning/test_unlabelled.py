@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.folder import SentencePooling
+from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.finetuning.unlabelled import fit_clouds
 from malmoi.model import Network, initialise, preset
@@ -97,6 +98,46 @@ def test_few_labels_and_many_rows(encoder: Path, more: str, tmp_path: Path) -> N
     again = malmoi.finetune(encoder, "classification", ROWS, out, ROWS, **options)
     assert again.metrics == done.metrics
     assert malmoi.load(out).predict("warm").label in ("good", "bad")
+
+
+@pytest.mark.parametrize("kind", ["encoder", "bert"])
+def test_names_and_rows_without_labels(
+    kind: str, request: pytest.FixtureRequest, more: str, tmp_path: Path
+) -> None:
+    model: Path = request.getfixturevalue(kind)
+    options: dict[str, Any] = dict(labels="good, bad", unlabelled=more, device="cpu")
+    done = malmoi.finetune(model, out=tmp_path / "out", **options)
+    assert done.metrics == {}  # there is nothing to evaluate on
+    assert (done.protocol.judged_on, done.protocol.unlabelled) == (0, len(MORE))
+    said = {one.label for one in done.model.predict(MORE)}
+    assert said == {"good", "bad"}  # as many rows of each, or nearly
+    judged = malmoi.finetune(model, out=tmp_path / "judged", dev=ROWS, **options)
+    assert judged.metrics["accuracy"] == malmoi.evaluate(done.model, data=ROWS)["accuracy"]
+    with pytest.raises(UsageError, match="--unlabelled FILE"):
+        malmoi.finetune(model, out=tmp_path / "x", labels="good,bad")
+    with pytest.raises(UsageError, match="at least two labels"):
+        malmoi.finetune(model, out=tmp_path / "x", labels="good,", unlabelled=more)
+
+
+def test_the_command_names_its_folder_by_the_rows(
+    encoder: Path,
+    more: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ["finetune", "--labels", "good,bad", "-m", str(encoder), "--device", "cpu"]
+    run_command([*named, "--unlabelled", more])
+    assert "Evaluated on only 0 rows" in capsys.readouterr().err
+    assert malmoi.load("runs/more").predict("warm").label in ("good", "bad")
+    rows = "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
+    Path("rows.csv").write_text(f"text,label\n{rows}")
+    run_command(["finetune", "rows.csv", "-m", str(encoder), "--steps", "1", "--device", "cpu"])
+    assert malmoi.load("runs/rows").predict("warm").label in ("good", "bad")
+    for wrong, said in ((named, "--unlabelled FILE"), ([*named, "rows.csv"], "Give rows (malmoi")):
+        assert run_command(wrong) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_teacher_and_its_student(bert: Path, more: str, tmp_path: Path) -> None:

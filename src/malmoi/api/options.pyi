@@ -361,7 +361,7 @@ class FinetuneOptions(ColumnOptions, total=False):
     init_seed: int | None
     """Random seed of the new layer's weights."""
     best: bool
-    """Spend --minutes: train several times with different settings, and average."""
+    """Spend --minutes: train others, too, and keep their student if it is clearly better."""
     grid: bool
     """Search BERT's grid of learning rates, batches and epochs."""
     precision: Literal["auto", "fp32", "bf16"]
@@ -372,6 +372,8 @@ class FinetuneOptions(ColumnOptions, total=False):
     """Skip bad rows instead of stopping at the first."""
     unlabelled: str | Sequence[str]
     """Rows without labels to learn from, too: a table, or one text a line; repeatable."""
+    labels: str
+    """Learn these labels from their names and --unlabelled rows alone: positive,negative."""
     track: str | Sequence[str]
     """Also log the run to tensorboard, wandb, mlflow or trackio; repeatable."""
 

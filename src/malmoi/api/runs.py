@@ -117,21 +117,21 @@ def finetune(
         True
     """
     check_options("finetune", options, FinetuneOptions, "dev", "progress")
-    if data is None or out is None:
+    if (data is None and not options.get("labels")) or out is None:
         raise UsageError("finetune needs rows and a folder: data=… and out=….")
     from malmoi.finetuning.finetune import run_finetuning
 
     given: dict[str, Any] = merge_settings(options)
     chosen = _task(task, data, {name: given.pop(name, None) for name in COLUMNS})
     with listening(progress):
-        return run_finetuning(model, chosen, data, out, dev, **given)
+        return run_finetuning(model, chosen, () if data is None else data, out, dev, **given)
 
 
 COLUMNS = tuple(ColumnOptions.__annotations__)
 
 
 def _task(
-    task: "str | Task | None", data: "RowSource", columns: Mapping[str, object]
+    task: "str | Task | None", data: "RowSource | None", columns: Mapping[str, object]
 ) -> "str | Task":
     """Returns the task: as given, by its name, or detected from the rows."""
     from malmoi.evaluation.guess import guess_task

@@ -30,14 +30,14 @@ KNOWN_LOSS = 0.3  # share of the first loss below which the training rows are kn
 
 def finetune_command(
     arguments: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[TASK] FILE…",
             help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
             "tasks) or a kind such as classification; omit it to detect the kind.",
             autocompletion=cli.complete_tasks,
         ),
-    ],
+    ] = None,
     model: str | None = cli.option(
         None,
         "Model to start from: a folder, or a hub id.",
@@ -79,22 +79,24 @@ def finetune_command(
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
-    name, files = task_and_files(arguments, data)
-    if not files:
+    name, files = task_and_files(arguments or [], data)
+    if bool(files) == bool(changes.get("labels")):
         raise UsageError(
-            "The task {name} needs rows: malmoi finetune {name} train.csv --model DIR", name=name
+            "Give rows (malmoi finetune rows.csv), or the labels' names and rows without labels "
+            "(malmoi finetune --labels positive,negative --unlabelled texts.txt)."
         )
     rows = files[0] if len(files) == 1 else files
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind
 
-    task = announced(*guess_task(name or None, rows, **cli.parsed_columns(columns)))
+    task = announced(*guess_task(name or None, rows or None, **cli.parsed_columns(columns)))
     base = model or (GPT if head_kind(task).writes else BERT)
     if model is None:
         cli.note(introduction(base))
     if dry_run:
         return _compare_bases(base, task, rows, device)
-    folder = out or Path("runs") / files[0].name.split(".")[0]
+    named = [*files, *map(Path, changes.get("unlabelled", ())), Path("labels")]
+    folder = out or Path("runs") / named[0].name.split(".")[0]
     if model is None or out is None:
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 
@@ -106,6 +108,7 @@ def finetune_command(
     facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:
+        _show_trials(folder)
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
 
@@ -140,6 +143,15 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
         require_path(file)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
+
+
+def _show_trials(folder: Path) -> None:
+    """Prints what was compared, if anything was."""
+    from malmoi.finetuning.candidates import read_tried
+    from malmoi.report.task_page import TRIAL_COLUMNS
+
+    if tried := read_tried(folder):
+        cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
 
 
 def _next_lines(task: "Task", out: Path) -> None:

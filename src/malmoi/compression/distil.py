@@ -303,8 +303,7 @@ def _held_out(
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
-    stores = [open_stores(out / "data")]
-    _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
+    _, valid = make_feeds(recipe, [open_stores(out / "data")], Tokenizer.load(out), packed=False)
     if not valid:
         return []
     machine = choose_execution(device, recipe.train)

@@ -342,8 +342,7 @@ def analyse_errors(
         facts["labels"] = {name: asdict(score) for name, score in scores.items()}
     if kind.exclusive:
         names = list(facts["labels"])  # with those that only the judged rows have
-        table = confusion(*pair, names).tolist()
-        facts["confusion"] = {"labels": names, "rows": table}
+        facts["confusion"] = {"labels": names, "rows": confusion(*pair, names).tolist()}
     if kind.calibrated:
         facts["calibration"] = calibration(outcome, temperature)
     rows = [

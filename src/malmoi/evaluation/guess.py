@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.kinds import KINDS, RETRIEVAL, SIMILARITY, TAGGING, custom_task
+from malmoi.evaluation.kinds import (
+    CLASSIFICATION,
+    KINDS,
+    RETRIEVAL,
+    SIMILARITY,
+    TAGGING,
+    custom_task,
+)
 from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
 from malmoi.evaluation.tasks import TASKS, named_task
 from malmoi.evaluation.tasks.language_modelling import line_rows
@@ -59,9 +66,14 @@ def task_on_columns(name: str, **columns: Any) -> Task:
 
 
 def guess_task(
-    name: str | None, data: RowSource, **columns: Any
+    name: str | None, data: RowSource | None, **columns: Any
 ) -> tuple[Task, GuessedColumns | None]:
-    """Returns the named task, or one detected from the table, with the detected columns."""
+    """Returns the named task, or one detected from the table, with the detected columns.
+
+    Without a table it is a classification.
+    """
+    if data is None:
+        return task_on_columns(name or CLASSIFICATION.name, **columns), None
     folder = isinstance(data, str | Path) and Path(data).is_dir()
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)

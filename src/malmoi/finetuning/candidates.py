@@ -5,7 +5,7 @@
 | label words (few_labels.py) | few rows, a GPT or BERT | a reading | folds | search.json |
 | a new layer | beside label words | a reading | folds | search.json |
 | the frozen model (run.py) | no budget | a reading | held-out rows | train_state |
-| other settings (search.py) | `best` | its share of the time | held-out rows | search.json |
+| others' student (search.py) | `best` | the time left | held-out rows | search.json |
 
 Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
 Candidates are compared on the same rows, which they did not learn from: most are easy or hard for
@@ -18,8 +18,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,15 +154,17 @@ class Tried:
 
 @dataclass
 class Comparison:
-    """The candidates tried in a folder, each recorded as soon as it is fitted."""
+    """The candidates tried on held-out rows, each recorded in a folder as soon as it is fitted."""
 
+    work: FinetuneData
     out: Path
-    measure: str
-    gain: Callable[[Outcome, Outcome], Gain]  # of the second over the first
-    tried: list[Tried] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.known = read_tried(self.out)  # before the comparison was stopped
+
+    def gain(self, first: Outcome, other: Outcome) -> Gain:
+        """How much better the second is than the first."""
+        return paired_gain(held_out_score(self.work), first, other)
 
     def add(
         self, name: str, outcome: Outcome, began: float, first: Outcome | None = None, **facts: Any
@@ -172,23 +173,17 @@ class Comparison:
         tried = Tried(
             name=name,
             seconds=time.monotonic() - began,
-            value=outcome.metrics.get(self.measure),
+            value=outcome.metrics.get(self.work.primary_metric),
             gain=self.gain(first, outcome) if first is not None and first.said else None,
             **facts,
         )
         if tried.value is not None or tried.changes is not None:  # else there is nothing to say
-            tried.log(self.measure)
-        self.tried.append(tried)
+            tried.log(self.work.primary_metric)
         self.known[name] = tried
         rows = [asdict(one) for one in self.known.values()]
         self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
         return tried
-
-
-def compare_held_out(work: FinetuneData, out: Path) -> Comparison:
-    """A comparison on the held-out rows."""
-    return Comparison(out, work.primary_metric, partial(paired_gain, held_out_score(work)))
 
 
 def read_tried(out: Path) -> dict[str, Tried]:

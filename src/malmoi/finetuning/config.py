@@ -145,7 +145,7 @@ class FinetuneConfig(Config):
     )
     best: bool = option(
         False,
-        "Spend --minutes: train several times with different settings, and average.",
+        "Spend --minutes: train others, too, and keep their student if it is clearly better.",
     )
     grid: bool = option(False, "Search BERT's grid of learning rates, batches and epochs.")
     precision: Literal["auto", "fp32", "bf16"] = setting(
@@ -158,6 +158,11 @@ class FinetuneConfig(Config):
         "Rows without labels to learn from, too: a table, or one text a line; repeatable.",
         metavar="FILE",
         accepts="str | Sequence[str]",
+    )
+    labels: str = option(
+        "",
+        "Learn these labels from their names and --unlabelled rows alone: positive,negative.",
+        metavar="A,B…",
     )
     track: tuple[str, ...] = option(
         (),
@@ -192,7 +197,8 @@ class FinetuneConfig(Config):
 
     def describe_budget(self) -> str:
         """3 epochs, 100 steps or 5 minutes; and at most how many minutes."""
-        unit = next(name for name in BUDGET_FIELDS if getattr(self, name))
+        # with best, the minutes are those of all runs
+        unit = next(name for name in BUDGET_FIELDS[self.best :] if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
         if not self.max_minutes:
             return budget
@@ -242,6 +248,9 @@ def _conflicts(s: FinetuneConfig) -> dict[str, bool]:
         msg("features cannot be combined with lm or grid: both fine-tune the whole model."): bool(
             s.features and (s.lm or s.grid)
         ),
+        msg(
+            "labels are learnt from rows without labels: give these, too (--unlabelled FILE)."
+        ): bool(s.labels) > bool(s.unlabelled),
         msg("best needs a time budget: --best --minutes 10 (best=True, minutes=10)."): s.best
         and not s.minutes,
         msg(

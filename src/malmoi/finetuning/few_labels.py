@@ -21,7 +21,7 @@ from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.candidates import Comparison, Gain, compare_held_out
+from malmoi.finetuning.candidates import Comparison, Gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, hold_out
 from malmoi.finetuning.task_network import build_task_network, task_facts, task_verbalizer
@@ -133,10 +133,10 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
     return min(RIDGES, key=errors)
 
 
-def folds_by_label(y: Tensor) -> Tensor:
+def folds_by_label(y: Tensor, count: int = FOLDS) -> Tensor:
     """The rows that each fold holds out [F, n]: all labels in each."""
     order = y.argsort(stable=True) if y.dim() == 1 else torch.arange(len(y))
-    return order.argsort() % FOLDS == torch.arange(FOLDS)[:, None]
+    return order.argsort() % count == torch.arange(count)[:, None]
 
 
 def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -341,7 +341,7 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     # words that lose on a few rows already are dropped
     twice = settings.prompt is None and len(work.held) > FIRST_ROWS
     for some in (few, work) if twice else (work,):
-        words, (mean_gain, layer_gain) = _try_all(some, prompts, compare_held_out(some, out))
+        words, (mean_gain, layer_gain) = _try_all(some, prompts, Comparison(some, out))
         if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
             logger.info("A new layer is trained.")
             return None
@@ -387,8 +387,7 @@ def _try_all(
 
 def _prompts(work: FinetuneData) -> list[Verbalizer]:
     own = task_verbalizer(work.task, work.labels)
-    language = prompt_language(" ".join(row.text for row in work.held))
-    forms: tuple[str, ...] = PROMPTS[language]
+    forms: tuple[str, ...] = PROMPTS[prompt_language(" ".join(row.text for row in work.held))]
     if any(row.pair is not None for row in work.held):
         forms = tuple(form.replace("{text}", "{text}\n{pair}") for form in forms)
     return [replace(own, prompt=form) for form in dict.fromkeys((own.prompt, *forms))]
@@ -415,10 +414,8 @@ def _folds(labels: Tensor) -> Tensor:
 
     A row of each label at a time: without a row of one label, the others look too frequent.
     """
-    rows = len(labels)
-    count = max(2, min(rows // len(labels.unique()), MAX_FOLDS))
-    held = torch.arange(rows)[None] % count == torch.arange(count)[:, None]
-    return torch.cat((held, torch.zeros(1, rows, dtype=torch.bool)))
+    count = max(2, min(len(labels) // len(labels.unique()), MAX_FOLDS))
+    return F.pad(folds_by_label(labels, count), (0, 0, 0, 1))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.adapters.store import check_target, read_with_adapter
-from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
@@ -21,9 +21,15 @@ from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_con
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
-from malmoi.finetuning.search import search_settings
+from malmoi.finetuning.search import FIRST_TIME, search_settings
 from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
-from malmoi.finetuning.unlabelled import FOLDER, has_clouds, taught, teachers_settings
+from malmoi.finetuning.unlabelled import (
+    FOLDER,
+    has_clouds,
+    taught,
+    teachers_folders,
+    teachers_settings,
+)
 from malmoi.inference import Model
 from malmoi.messages import joined, msg
 from malmoi.metrics import goodness, mean_with_error
@@ -60,12 +66,12 @@ def run_finetuning(
 ) -> FinetuneResult:
     """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
-    `data` is the training rows: files, a folder with train and dev files, or a table in memory.
-    `dev` is only for evaluation; without it a tenth of the rows is held out. Everything that is
-    selected is selected on training rows. Options are `device`, `overwrite`, and fields of
-    `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's
-    defaults, other models from BERT's. The same call on the same folder resumes an unfinished run;
-    a finished one is not repeated unless `overwrite` is set.
+    `data` is the training rows: files, a folder with train and dev files, or a table in memory;
+    with `labels` it has none. `dev` is only for evaluation; without it a tenth of the rows is held
+    out. Everything that is selected is selected on training rows. Options are `device`,
+    `overwrite`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5…
+    A GPT starts from GPT-1's defaults, other models from BERT's. The same call on the same folder
+    resumes an unfinished run; a finished one is not repeated unless `overwrite` is set.
     """
     began = time.monotonic()
     overwrite = bool(options.pop("overwrite", False))
@@ -85,14 +91,14 @@ def run_finetuning(
     settings = replace(settings, unlabelled=tuple(Path(path).name for path in settings.unlabelled))
     if overwrite:
         (out / RECORD).unlink(missing_ok=True)
-    if has_clouds(work):
-        return run_all(work, replace(settings, frozen_first=False), out, overwrite=overwrite)
-    if work.unlabelled:
+    if has_clouds(work, settings):
+        settings = replace(_unsearched(settings), frozen_first=False)
+        return run_all(work, settings, out, overwrite=overwrite)
+    if work.unlabelled and not settings.best:
         lesson = teachers_settings(work, settings)
-        known = replace(work, unlabelled=())
-        known = replace(known, protocol=replace(work.protocol, unlabelled=0))
-        _learn(known, lesson, given, out / FOLDER, overwrite=overwrite, gpt=gpt)
-        work = taught(work, settings, out, lesson.seeds)
+        teacher = _learn(work.labelled, lesson, given, out / FOLDER, overwrite=overwrite, gpt=gpt)
+        write_checkpoint(teacher.model.checkpoint, out)  # usable, should the student be stopped
+        work = taught(work, settings, teachers_folders(lesson, out))
         settings = replace(settings, frozen_first=False)
     return _learn(work, settings, given, out, overwrite=overwrite, gpt=gpt)
 
@@ -109,14 +115,20 @@ def _learn(
     """Chooses the way and the settings that were not given, and runs them."""
     work, settings = choose_prompt(work, settings, given, out)
     settings = choose_contrast(work, settings, given)
-    if settings.best and (settings.contrastive or settings.prompt):
-        logger.info(
-            "There are too few rows to compare settings: best uses the defaults for few labels."
-        )
-        limit = settings.minutes
-        settings = replace(settings, best=False, minutes=0.0, max_minutes=limit)
+    if settings.contrastive or settings.prompt:
+        settings = _unsearched(settings)
     settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
+
+
+def _unsearched(settings: FinetuneConfig) -> FinetuneConfig:
+    """The settings for few labels, with which nothing is searched."""
+    if not settings.best:
+        return settings
+    logger.info(
+        "There are too few rows to compare settings: best uses the defaults for few labels."
+    )
+    return replace(settings, best=False, minutes=0.0)
 
 
 def run_all(
@@ -240,17 +252,26 @@ def default_budget(
     settings: FinetuneConfig, given: Collection[str], kind: HeadKind, device: str
 ) -> FinetuneConfig:
     """Limits a run without a budget, which begins with a frozen model if it can on a processor."""
-    alone = settings.seeds == 1 and not settings.grid
-    able = kind.head == "classify" and settings.trains_all and not settings.from_scratch and alone
+    able = _can_start_frozen(settings, kind)
     if settings.frozen_first and not able:
         raise UsageError(
             "frozen_first needs one run of full fine-tuning for classification, multilabel or "
             "regression: leave it out."
         )
+    if settings.best:  # minutes are the budget of all runs, not of one
+        limit = min(settings.max_minutes or math.inf, FIRST_TIME * settings.minutes)
+        settings = replace(settings, max_minutes=limit)
+        given = {*given} - {"minutes"}
     if not {*BUDGET_FIELDS, "max_minutes"}.isdisjoint(given):
         return settings
     first = settings.frozen_first if "frozen_first" in given else able and device != "cuda"
-    return replace(settings, max_minutes=per_device(MINUTES, device), frozen_first=first)
+    limit = settings.max_minutes or per_device(MINUTES, device)
+    return replace(settings, max_minutes=limit, frozen_first=first)
+
+
+def _can_start_frozen(settings: FinetuneConfig, kind: HeadKind) -> bool:
+    one = not (settings.from_scratch or settings.grid or settings.seeds > 1)
+    return one and kind.head == "classify" and settings.trains_all
 
 
 def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:

@@ -69,11 +69,10 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
         )
     model = start.network.config
     layers, weighted = _chosen(settings.features, model.depth)
-    recurrent = 0 if head in POOLED_HEADS else settings.recurrent
     return FeatureConfig(
         layers=layers,
         weighted=weighted,
-        recurrent=recurrent,
+        recurrent=0 if head in POOLED_HEADS else settings.recurrent,
         frozen=not settings.tune_features,
         normalized=model.norm == "pre",
     )

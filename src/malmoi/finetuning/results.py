@@ -90,7 +90,6 @@ class FinishedRun:
     steps: int
     held: dict[str, float]  # metrics on the held-out rows; empty: there are none
     completed: float = 1.0  # share of its steps; less if the time limit came first
-    per_row: float = 0.0  # seconds to evaluate a row, estimated from its steps
 
 
 def save_model(
@@ -132,7 +131,9 @@ def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
 
 
 def judge(work: FinetuneData, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
-    """Evaluates the judged rows with what was chosen on the held-out rows."""
+    """Evaluates the judged rows, if there are any, with what was chosen on the held-out rows."""
+    if not work.dev:
+        return Outcome({}, [], [])
     if not chosen:
         return predict_and_score(work.task, work.dev, reading)
     plain = predict_and_score(work.task, work.dev, _undecided(reading))
@@ -210,7 +211,7 @@ def write_results(
         "kind": work.task.kind,
         "metrics": done.metrics,
         "word_baseline": work.word_baseline,
-        **analyse_errors(work.task, work.labels, work.dev, done, temperature),
+        **(analyse_errors(work.task, work.labels, work.dev, done, temperature) if work.dev else {}),
         "settings": kept.settings.to_dict(),
         "steps": kept.steps,
         "protocol": work.protocol.to_dict(),

@@ -27,10 +27,10 @@ from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import Example, metric_names
 from malmoi.finetuning.candidates import (
+    Comparison,
     Gain,
     Rival,
     Tried,
-    compare_held_out,
     held_out_score,
     paired_gain,
 )
@@ -129,7 +129,7 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fir
     One reading of as many rows as fit into half a minute gives a model that is saved at once, to
     the run's folder too.
     """
-    comparison = compare_held_out(work, out / "train_state")
+    comparison = Comparison(work, out / "train_state")
     folder = comparison.out / "trials" / FROZEN
     if FROZEN in comparison.known:
         return FirstAnswer("the frozen model", folder, work, comparison.known[FROZEN])
@@ -282,7 +282,6 @@ def _places(count: int, per_row: float) -> list[int]:
 
 MAX_BASELINE_ROWS = 100  # rows evaluated before fine-tuning
 MIN_TRIAL_SECONDS = 0.1
-EVALUATED_PER_TRAINED = 2.0  # rows evaluated while one is trained on: about three, to be safe
 
 
 def run_once(
@@ -454,7 +453,6 @@ def run_trial(
         trainer.state.step,
         done.metrics,
         completed=min(1.0, trainer.state.step / trainer.steps),
-        per_row=trainer.clock.usual_step / settings.batch / EVALUATED_PER_TRAINED,
     )
     return complete_run(unjudged, run, out)
 

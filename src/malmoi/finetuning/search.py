@@ -1,58 +1,52 @@
-"""Search within a time budget: the mean of several runs on all rows.
+"""Search within a time budget: the run of the defaults, or a student of it and of others.
 
-The first run is that of the default settings. What is left of the budget trains again, with other
-settings, the same new layers and other orders of the rows; the result is the mean of all weights,
-which is worth more than the choice of one setting, and than rows held out to choose it
-(docs/lab.md). Where rows are held out anyway, a run that is clearly worse than the first, by more
-than the standard error of the difference, is left out. A run that reaches its time limit has
-decayed its rate by then. Finished runs are recorded in search.json and not repeated.
+The first candidate is the run of the same command without `best`. What is left of the budget trains
+others on the same rows, with other settings, new layers and orders of the rows, and all of them
+teach a new network of the same size. It is the result only if it is better than the first by more
+than the standard error of the difference on the held-out rows, and these are the ones that the
+defaults hold out. The evaluation rows choose nothing. Finished runs are recorded in search.json and
+not repeated.
 """
 
 import logging
 import math
-import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import copy_context
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from malmoi.checkpoint import Checkpoint
-from malmoi.evaluation.evaluate import predict_and_score
+from malmoi.checkpoint import write_checkpoint
+from malmoi.errors import UsageError
 from malmoi.evaluation.features import Outcome
-from malmoi.finetuning.candidates import Comparison, Tried, compare_held_out
+from malmoi.evaluation.kinds import head_kind
+from malmoi.finetuning.candidates import Comparison
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.results import (
     FinishedRun,
     begin_run,
     complete_run,
+    judge_held_out,
     judged_run,
     load_finished,
 )
-from malmoi.finetuning.run import run_trial
+from malmoi.finetuning.run import run_once, run_trial
 from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.unlabelled import taught
 from malmoi.messages import msg, plural
-from malmoi.metrics import goodness
-from malmoi.system.progress import Progress, listening, report_progress
 
 logger = logging.getLogger(__name__)
 
 FIRST_TIME = 0.9  # share of the budget for the first run, whose evaluation takes an unknown time
-MIN_RUN_TIME = 0.6  # of the first run: with less time left, no other is started
-UNCUT = 0.95  # share of the epochs of a run that is as good as whole
-MAX_JUDGING = 0.5  # of the budget; if the final evaluation takes longer, it is not part of it
-
-Changes = Mapping[str, Any]  # of the default settings
-Train = Callable[[FinetuneConfig, Path, float], FinishedRun]  # for at most so many seconds
+TRAINING_TIME = 0.9  # share of the time left that is trained for, the rest is for evaluations
+READ_PER_TRAINED = 1 / 3  # time of a row that is read by a teacher, of one that is trained on
+TRIALS = "trials"
+DEFAULTS = "defaults"  # the first candidate's name
 
 
-def other_settings(settings: FinetuneConfig) -> list[Changes]:
+def other_settings(settings: FinetuneConfig) -> list[Mapping[str, Any]]:
     """Changes of the default settings, the most promising first."""
     faster: dict[str, Any] = {"lr": 2 * settings.lr}
     return [
@@ -64,181 +58,124 @@ def other_settings(settings: FinetuneConfig) -> list[Changes]:
     ]
 
 
-@dataclass
-class Search:
-    """The runs of one fine-tuning in its folder."""
-
-    settings: FinetuneConfig
-    comparison: Comparison
-    train: Train
-    judged: int = 0  # rows of the final evaluation
-    setup: float = 0.0  # seconds of the budget that are over when the search starts
-
-    @property
-    def budget(self) -> float:
-        return 60 * self.settings.minutes
-
-    @property
-    def spent(self) -> float:
-        return self.setup + sum(one.seconds for one in self.comparison.tried)
-
-    @property
-    def left(self) -> float:
-        """Seconds left for training before the result is evaluated."""
-        judging = self.judged * max((one.per_row for one in self.comparison.tried), default=0.0)
-        return self.budget - self.spent - (judging if judging < MAX_JUDGING * self.budget else 0.0)
-
-    def run(self) -> list[FinishedRun]:
-        """The runs whose mean is the result; the first is that of the defaults."""
-        first, run = self._run(0, {}, FIRST_TIME * self.left)
-        if first.share < UNCUT:
-            self._explain_cut(first)
-            return [run]
-        members = [run]
-        for i, changes in enumerate(other_settings(self.settings), start=1):
-            if self.left > MIN_RUN_TIME * first.seconds:
-                tried, other = self._run(i, changes, self.left, run.outcome)
-                members += [] if tried.gain is not None and tried.gain.clear_loss else [other]
-        return members
-
-    def _explain_cut(self, first: Tried) -> None:
-        seconds = self.budget + first.seconds * (1 / max(first.share, 1e-6) - 1)
-        logger.warning(
-            msg(
-                "{minutes} ended after {share:.0%} of the epochs of a single run; --minutes "
-                "{ceil} would hold a whole one.",
-                minutes=plural(self.settings.minutes, "minute"),
-                share=first.share,
-                ceil=math.ceil(seconds / 60),
-            )
-        )
-
-    def _run(
-        self, number: int, changes: Changes, seconds: float, first: Outcome | None = None
-    ) -> tuple[Tried, FinishedRun]:
-        """Trains with other settings, and compares the result with the first."""
-        settings = replace(
-            self.settings,
-            best=False,
-            minutes=0.0,
-            seed=self.settings.seed + number,
-            init_seed=self.settings.seed,  # means of networks with different new layers are useless
-            **changes,
-        )
-        name = f"last-{number}"
-        known = self.comparison.known.get(name)
-        began = time.monotonic()
-        with self._overall_progress():
-            fitted = self.train(settings, self.comparison.out / "trials" / name, seconds)
-        if known is not None:
-            self.comparison.tried.append(known)
-            return known, fitted
-        facts: dict[str, Any] = {"changes": changes, "seed": settings.seed}
-        facts |= {"share": fitted.completed, "per_row": fitted.per_row}
-        return self.comparison.add(name, fitted.outcome, began, first, **facts), fitted
-
-    @contextmanager
-    def _overall_progress(self) -> Iterator[None]:
-        """Reports progress over the whole budget instead of each trial's steps."""
-        outside = copy_context()
-        began = time.monotonic()
-        before = self.spent
-
-        def tell(event: Progress) -> None:
-            spent = min(self.budget, before + time.monotonic() - began)
-            left = self.budget - spent
-            metrics = {"trial": len(self.comparison.tried) + 1, **event.metrics}
-            event = Progress("finetune", spent, self.budget, "seconds", metrics, left)
-            outside.run(report_progress, event)
-
-        with listening(tell):
-            yield
-
-
 def search_settings(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
 ) -> FinishedRun:
-    """Spends the time budget on runs of several settings, and evaluates their mean."""
+    """Spends the time budget, and completes the better of the defaults' run and the student."""
+    kind = head_kind(work.task)
+    if kind.sentence_objective is not None:
+        raise UsageError(
+            "best needs scores that a student can learn: {kind} has none.", kind=kind.name
+        )
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
-        shutil.rmtree(out / "trials", ignore_errors=True)
+        shutil.rmtree(out / TRIALS, ignore_errors=True)
     if begin_run(out, work.record(settings), overwrite=overwrite):
         return load_finished(work, settings, out)
-    logger.info(work.protocol.describe())
     search = Search(
-        settings,
-        compare_held_out(work, out),
-        partial(run_trial, work),
-        judged=len(work.dev) + len(work.held) + FIT_ROWS * (len(other_settings(settings)) + 2),
-        setup=time.monotonic() - work.began,
+        work,
+        replace(settings, best=False, minutes=0.0),
+        out / TRIALS,
+        Comparison(work, out),
+        60 * settings.minutes,
     )
-    runs = search.run()
-    with work.computing(settings):
-        checkpoint, members = mean_if_it_fits(work, [one.checkpoint for one in runs])
-    steps = sum(one.steps for one in runs)
-    run = complete_run(work, judged_run(work, settings, checkpoint, steps), out)
-    compared = len(search.comparison.tried)
-    logger.info(
-        msg(
-            "{runs} in {spent:.0f} s; the result is the mean of {runs2} on all training rows.",
-            runs=plural(compared, "run"),
-            spent=search.spent,
-            runs2=plural(members, "run"),
-        )
-    )
-    shutil.rmtree(out / "trials")
+    run = complete_run(work, replace(search.run(), settings=settings), out)
+    shutil.rmtree(out / TRIALS)
     return run
 
 
-# ------------------------------------------------------------------ the mean of several runs
+@dataclass(frozen=True)
+class Search:
+    """The candidates of one fine-tuning: the defaults, others, and the student of all."""
 
-FIT_ROWS = 100  # training rows
-WORST_FIT = 0.1  # of the first run's metric: if the mean loses more, the runs are apart
+    work: FinetuneData
+    settings: FinetuneConfig  # of the defaults
+    folder: Path
+    comparison: Comparison
+    budget: float  # in seconds
 
-
-def mean_if_it_fits(work: FinetuneData, runs: Sequence[Checkpoint]) -> tuple[Checkpoint, int]:
-    """The mean of the runs, or the first alone; returns also how many runs the result has.
-
-    Runs that start from the same weights mostly end in one basin of the loss, where the mean is
-    better than each (Wortsman et al. 2022). One that diverged, or ended in another basin, shows in
-    the rows that all have learnt, and is left out.
-    """
-    first, *others = runs
-    if not others:
-        return first, 1
-    fit = _fit(work, first)
-    least = fit - WORST_FIT * abs(fit)
-    members = [first, *(run for run in others if _fit(work, run) >= least)]
-    if len(members) == 1:
-        return first, 1
-    alone = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
-    if _fit(work, mean_weights(members)) >= least:
-        return first, len(members)
-    first.network.load_state_dict(alone)
-    logger.warning(
-        msg(
-            "The mean of {members} runs does not fit the training rows, as each of them does: "
-            "the first run is kept alone.",
-            members=len(members),
+    def run(self) -> FinishedRun:
+        """The run of the defaults, or the student if it is clearly better."""
+        spent = sum(
+            one.seconds for one in self.comparison.known.values() if one.changes is not None
         )
-    )
-    return first, 1
+        deadline = self.work.began + self.budget - spent  # by time.monotonic()
+        first, outcome = self._try(DEFAULTS, partial(run_once, self.work.labelled, self.settings))
+        # usable, should the rest be stopped
+        write_checkpoint(first.checkpoint, self.comparison.out)
+        others = self._others(self.comparison.known[DEFAULTS].seconds)
+        if others < 0:
+            return first
+        student, found = self._student(others, outcome, deadline)
+        gain = self.comparison.gain(outcome, found)
+        logger.info(
+            msg(
+                "On the held-out rows the student is {gain} beside the defaults: {won}.",
+                gain=gain,
+                won=msg("the student is the result" if gain.clear else "these are the result"),
+            )
+        )
+        return (
+            judged_run(self.work, self.settings, student.checkpoint, student.steps)
+            if gain.clear
+            else first
+        )
 
+    def _others(self, first: float) -> int:
+        """How many others the budget holds beside the student, −1 if not even that one.
 
-def mean_weights(runs: Sequence[Checkpoint]) -> Checkpoint:
-    """The first model with the mean of the weights of all."""
-    states = [run.network.state_dict() for run in runs]
-    mean = {
-        name: torch.stack([state[name].to(tensor) for state in states]).mean(0)
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in states[0].items()
-    }
-    runs[0].network.load_state_dict(mean)
-    return runs[0]
+        It follows from the seconds of the first, so that it is the same if the search goes on.
+        """
+        runs = (self.budget / first - 1) / (1 + READ_PER_TRAINED)  # a student has many teachers
+        if not self.work.held:
+            logger.warning(
+                "No rows are held out that could tell whether another model is better: the run of "
+                "the defaults is the result. --set holdout=0.1 holds some out."
+            )
+            return -1
+        if runs < 1:
+            logger.warning(
+                msg(
+                    "{minutes} hold the run of the defaults alone, which is the result; --minutes "
+                    "{ceil} would hold a student of it, too.",
+                    minutes=plural(self.budget / 60, "minute"),
+                    ceil=math.ceil((2 + READ_PER_TRAINED) * first / 60),
+                )
+            )
+        return min(len(other_settings(self.settings)), int(runs) - 1)
 
+    def _student(self, others: int, first: Outcome, deadline: float) -> tuple[FinishedRun, Outcome]:
+        """A network taught by the defaults' run and by so many others, if not clearly worse."""
+        plain = replace(self.settings, frozen_first=False)
+        names = [f"other-{i}" for i in range(1, others + 1)]
+        costs = (others + 1) * (1 + READ_PER_TRAINED)  # as many runs would take as long
+        for i, (name, changes) in enumerate(zip(names, other_settings(plain), strict=False)):
+            settings = replace(plain, seed=plain.seed + i + 1, **changes)
+            seconds = TRAINING_TIME * (deadline - time.monotonic()) / (costs - i)
+            train = partial(run_trial, self.work.labelled, settings, seconds=seconds)
+            self._try(name, train, first, changes=changes, seed=settings.seed)
+        teachers = [
+            self.folder / name
+            for name in (DEFAULTS, *names)
+            if not ((gain := self.comparison.known[name].gain) and gain.clear_loss)
+        ]
+        lesson = taught(self.work, plain, teachers)
+        seconds = TRAINING_TIME * (deadline - time.monotonic())
+        return self._try("student", partial(run_trial, lesson, plain, seconds=seconds), first)
 
-def _fit(work: FinetuneData, checkpoint: Checkpoint) -> float:
-    rows = random.Random(0).sample(work.train, min(FIT_ROWS, len(work.train)))
-    found = predict_and_score(work.task, rows, work.predictor(checkpoint)).metrics
-    return goodness(work.primary_metric, found[work.primary_metric])
+    def _try(
+        self,
+        name: str,
+        train: Callable[..., FinishedRun],
+        first: Outcome | None = None,
+        **facts: Any,
+    ) -> tuple[FinishedRun, Outcome]:
+        """Trains a candidate in its folder, and compares it with the first on the held-out rows."""
+        began = time.monotonic()
+        run = train(out=self.folder / name)
+        with self.work.computing(self.settings):
+            outcome = judge_held_out(self.work, self.work.predictor(run.checkpoint))
+        if name not in self.comparison.known:
+            facts = {"changes": {}, "seed": self.settings.seed, "share": run.completed, **facts}
+            self.comparison.add(name, outcome, began, first, **facts)
+        return run, outcome

@@ -27,11 +27,12 @@ from malmoi.evaluation.examples import (
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import HeadKind, encode_examples, head_kind
-from malmoi.evaluation.task import Example, Task, metric_names
+from malmoi.evaluation.task import Example, Task, metric_names, read_columns
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import hash_weights
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
+from malmoi.inference.zero_shot import label_words
 from malmoi.messages import joined, msg, plural
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import LABEL_HEADS
@@ -246,6 +247,13 @@ class FinetuneData:
         """The metric that selects the best checkpoint and the best run."""
         return metric_names(self.task)[0]
 
+    @property
+    def labelled(self) -> "FinetuneData":
+        """These data without the rows that have no label."""
+        if not self.unlabelled:
+            return self  # with what it has encoded
+        return replace(self, unlabelled=(), protocol=replace(self.protocol, unlabelled=0))
+
     def record(self, settings: FinetuneConfig) -> dict[str, Any]:
         """What identifies a run in its folder."""
         values = settings.to_dict()
@@ -261,7 +269,7 @@ class FinetuneData:
     def word_baseline(self) -> float | None:
         """The accuracy of naive Bayes on the tokens, where each row has one label."""
         words = self.start.tokenizer
-        if not head_kind(self.task).exclusive or words is None:
+        if not head_kind(self.task).exclusive or words is None or not self.dev:
             return None
         labelled = self.train[: self.protocol.trained_on]  # the others say what a teacher says
         return word_baseline(labelled, self.dev, self.labels, words)
@@ -297,10 +305,12 @@ def load_data(
     device: torch.device,
 ) -> FinetuneData:
     """Reads the examples, and holds out rows for selection and, without a file, evaluation."""
-    if dev is None and isinstance(data, str | Path):
+    if settings.labels:
+        task, data = _named_rows(task, settings.labels)
+    elif dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
     sources = [data] if dev is None else [data, dev]
-    given = [load_examples(task, files, skip_bad=settings.skip_bad) for files in sources]
+    given = [load_examples(task, some, skip_bad=settings.skip_bad) for some in sources]
     for note in (note for some in given for note in some.notes):
         logger.warning(note)
     every = [row for some in given for row in some.rows]
@@ -308,11 +318,13 @@ def load_data(
     _check_classes(task, every)
     task = _fit(task, every, start)
     rows = given[0].rows
-    if dev is None:
+    if dev is not None:
+        judged = given[1].rows
+    elif settings.labels:
+        judged = ()
+    else:
         count = max(1, round(len(rows) * (settings.holdout or JUDGED_SHARE)))
         rows, judged = hold_out(task, rows, count, settings.seed)
-    else:
-        judged = given[1].rows
     if twins := judged_twins(rows, judged):
         logger.warning(
             msg(
@@ -349,6 +361,13 @@ def load_data(
     )
 
 
+def _named_rows(task: Task, labels: str) -> tuple[Task, list[dict[str, str]]]:
+    """The task with these labels, whose names are the only rows that have one."""
+    names = label_words([name.strip() for name in labels.split(",")])
+    by = {"text": "text", "label": "label", **read_columns(task)}
+    return replace(task, labels=(*names,)), [{by["text"]: n, by["label"]: n} for n in names]
+
+
 def _hold_out_to_select(
     task: Task, rows: Rows, settings: FinetuneConfig
 ) -> tuple[Rows, Rows, tuple[str, ...]]:
@@ -357,6 +376,7 @@ def _hold_out_to_select(
     needs = {
         "setting": settings.grid,
         "epoch": settings.patience > 0,
+        "student or defaults": settings.best and settings.holdout > 0,
         "threshold": kind.thresholds(rows),
         "student or teacher": bool(settings.unlabelled) and len(rows) > MAX_FEW_ROWS,
     }

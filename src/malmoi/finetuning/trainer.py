@@ -413,8 +413,7 @@ def pack_answers(
 
     `labels` are only the answers' tokens, and `slots` the positions that predict them.
     """
-    longest = max(item.length for item in items)
-    width = _width(longest, context)
+    width = _width(max(item.length for item in items), context)
     sharing = width <= MAX_SHARED_TOKENS
     rows = _shared_rows(items, width) if sharing else [[item] for item in items]
     shape = (len(rows), width)

@@ -9,7 +9,9 @@ n rows, D width of a text's vector, N labels.
 """
 
 import logging
+import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -18,20 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.evaluation.features import FeatureView, Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
+from malmoi.evaluation.task import Example
 from malmoi.finetuning.candidates import (
     Comparison,
     Gain,
     Rival,
-    compare_held_out,
     held_out_score,
     paired_gain,
 )
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
+    TINY,
     folds_by_label,
+    frozen_model,
     held_out_scores,
     item_vectors,
     label_name_items,
@@ -41,6 +45,8 @@ from malmoi.finetuning.few_labels import (
 from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
 from malmoi.finetuning.task_network import build_task_network
+from malmoi.inference import Model
+from malmoi.inference.zero_shot import classify
 from malmoi.interpret.probe import fit_linear
 from malmoi.model.heads import LinearHead
 from malmoi.system.machine import per_device
@@ -58,15 +64,17 @@ SHARPNESS = 1.5  # of the first guess, whose scores have a spread of 1
 RIDGE = 0.05  # of the layer that guesses first: C = 10
 SHRINKAGE = 1e-3  # of the covariance towards equal spread
 BALANCING = 20
+WORD_ROWS = 300  # whose labels are said by words, where there is no other guess: more are no better
 
 
-def has_clouds(work: FinetuneData) -> bool:
+def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether clouds tell more than fine-tuning: few labels, and vectors made to be compared.
 
-    The directions of other models' vectors say little of a label (docs/lab.md).
+    The directions of other models' vectors say little beside labels (docs/lab.md), but more than
+    the labels' names alone.
     """
     few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
-    return bool(work.unlabelled) and few and work.start.sentence is not None
+    return bool(settings.labels or (work.unlabelled and few and work.start.sentence is not None))
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,18 @@ class Clouds:
         return x @ self.weight + self.bias
 
 
-def fit_clouds(x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int) -> Clouds:
-    """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others."""
+def fit_clouds(
+    x: Tensor,
+    y: Tensor,
+    names: Tensor,
+    other: Tensor,
+    classes: int,
+    said: Tensor | None = None,
+) -> Clouds:
+    """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others.
+
+    `said` are the labels' scores of the first of the others: then these alone are the first guess.
+    """
     middle = other.mean(0)
     named = names.any(1)  # others are 0
     x, names, other = x - middle, names - middle, other - middle
@@ -92,7 +110,12 @@ def fit_clouds(x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int)
     known = torch.cat((x, names[named]))
     labels = torch.cat((y, torch.arange(classes)[named]))
     names = names if named.all() else names[:0]
-    guess = _first_guess(known, labels, names, other, prior)
+    if said is None:
+        guess = _first_guess(known, labels, names, other, prior)
+    else:
+        known, labels = known[:0], labels[:0]
+        guess = torch.zeros(len(other), classes).to(other)
+        guess[: len(said)] = _balanced([said], prior)
     axes = _directions(other, max(DIRECTIONS, PER_LABEL * classes))
     weight, bias = _em(known @ axes, labels, other @ axes, guess, prior)
     weight = axes @ weight * scale
@@ -107,8 +130,13 @@ def _first_guess(
     parts = [other @ weight + bias]
     if len(names):
         parts.append(other @ names.T)
-    scores = torch.stack([_spread_of_one(part) for part in parts]).mean(0) * len(parts) * SHARPNESS
-    for _ in range(BALANCING):  # as many rows of each label as the labelled rows say
+    return _balanced(parts, prior)
+
+
+def _balanced(parts: Sequence[Tensor], prior: Tensor) -> Tensor:
+    """The chances by several scores, with as many rows of each label as the prior says."""
+    scores = torch.stack([_spread_of_one(part) for part in parts]).sum(0) * SHARPNESS
+    for _ in range(BALANCING):
         scores = scores + (prior / scores.softmax(-1).mean(0)).log()
     return scores.softmax(-1)
 
@@ -131,7 +159,7 @@ def _em(
     known: Tensor, labels: Tensor, other: Tensor, chances: Tensor, prior: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Alternates between the clouds' shapes and each row's chances; returns [D, N] and [N]."""
-    share = LABELLED_SHARE * len(other) / len(known)
+    share = LABELLED_SHARE * len(other) / max(1, len(known))
     fixed = F.one_hot(labels, len(prior)).to(other) * share
     every = torch.cat((other, known))
     spread = every.var(0).mean() * SHRINKAGE * torch.eye(every.size(1)).to(every)
@@ -150,14 +178,16 @@ def _em(
 def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Checkpoint:
     """A layer on the frozen model that tells the clouds apart; without them if they clearly lose.
 
-    Both are compared on the labelled rows, by cross-validation.
+    Both are compared on the labelled rows, by cross-validation. If there are only names, a sentence
+    encoder's clouds start from these, and another model's from what it says of some rows.
     """
     checkpoint = _reader(work, settings)
     network = checkpoint.network.eval()
     reading = work.predictor(checkpoint)
     view = FeatureView.of(reading, work.labels)
     rows = rows_by_label(work, MAX_FEW_ROWS)
-    more = [replace(row, label=work.labels[0]) for row in work.unlabelled]  # which is not read
+    mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
+    more = [replace(row, label=work.labels[0]) for row in mixed]  # which is not read
     with work.computing(settings):
         parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
         named = label_name_items(work, reading)
@@ -169,8 +199,12 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
             names[item.label] += F.normalize(item_vectors(network, [item]).double(), dim=1)[0]
     names = F.normalize(names, dim=1)
     y = torch.tensor([item.label for item in parts[0]])
-    found = fit_clouds(x, y, names, other, len(work.labels))
-    if _compared(rows, compare_held_out(rows, out), (x, y, names, other)).clear_loss:
+    said = _word_scores(work, mixed[:WORD_ROWS]) if work.start.sentence is None else None
+    found = fit_clouds(x, y, names, other, len(work.labels), said)
+    if (
+        not settings.labels
+        and _compared(rows, Comparison(rows, out), (x, y, names, other)).clear_loss
+    ):
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
         found = Clouds(*fit_linear(x, y, len(work.labels), RIDGE / len(x)))
     head = cast(LinearHead, network.heads["classify"]).linear
@@ -182,11 +216,19 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
 
 
 def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
-    """The frozen sentence encoder with a layer on its vector."""
+    """The frozen sentence encoder with a layer on its vector; else on the means of all layers."""
+    if work.start.sentence is None:
+        return frozen_model(work, settings)
     plain = replace(settings, lm=0.0, layers_transferred=None, contrastive=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, plain)
     checkpoint.network.to(work.device)
     return checkpoint
+
+
+def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
+    """log P of the labels by their words after each text [n, N]."""
+    found = classify(Model(work.start), [row.text for row in rows], work.labels, None, ())
+    return torch.tensor([[*one.scores.values()] for one in found]).double().clamp(min=TINY).log()
 
 
 def _compared(
@@ -233,10 +275,14 @@ def teachers_settings(work: FinetuneData, settings: FinetuneConfig) -> FinetuneC
     return replace(settings, seeds=count, frozen_first=settings.frozen_first and count == 1)
 
 
-def taught(work: FinetuneData, settings: FinetuneConfig, out: Path, seeds: int) -> FinetuneData:
+def teachers_folders(settings: FinetuneConfig, out: Path) -> list[Path]:
+    """Where the teachers with these settings are."""
+    names = [f"seed-{one.seed}" for one in settings.variants()]
+    return [out / FOLDER / name for name in names] if len(names) > 1 else [out / FOLDER]
+
+
+def taught(work: FinetuneData, settings: FinetuneConfig, folders: Sequence[Path]) -> FinetuneData:
     """The data of a student: all rows, those without labels as the first teacher reads them."""
-    folders = [out / FOLDER / f"seed-{settings.seed + i}" for i in range(seeds)]
-    folders = folders if seeds > 1 else [out / FOLDER]
     first, *others = (read_checkpoint(folder, device=work.device) for folder in folders)
     reading = work.predictor(first)
     with work.computing(settings):
@@ -244,12 +290,10 @@ def taught(work: FinetuneData, settings: FinetuneConfig, out: Path, seeds: int) 
         held = judge_held_out(work, reading)
     labels = (tuple(one) if isinstance(one, list) else one for one in (s.prediction for s in said))
     rows = [replace(row, label=one) for row, one in zip(work.unlabelled, labels, strict=True)]
-    write_checkpoint(first, out)  # usable, should the student be stopped
-    teaching = Distillation(first.network, others=tuple(one.network for one in others))
     return replace(
         work,
         train=(*work.train, *rows),
         unlabelled=(),
-        teaching=teaching,
+        teaching=Distillation(first.network, others=tuple(one.network for one in others)),
         rival=Teacher("the teacher", folders[0], work, held),
     )
