@@ -323,7 +323,7 @@ def draw(
     What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
     """
     for number, (text, valid) in enumerate(documents):
-        key = permutation_key(seed, number, DRAW)
+        key = permutation_key(seed, number, DRAW) if fraction < 1 else 0
         if valid or fraction >= 1:
             yield text, valid
         elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:
