@@ -282,8 +282,8 @@ def made_up_tokenizer() -> Any:
     from tokenizers import Tokenizer as Rust
     from tokenizers import decoders, models, pre_tokenizers
 
-    from malmoi.inference.generation.token_bytes import byte_alphabet
     from malmoi.tokenizer import Tokenizer
+    from malmoi.tokenizer.pipeline import byte_alphabet
 
     letters = list(byte_alphabet())
     words = [a + b for a in letters for b in letters[:190]]

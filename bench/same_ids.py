@@ -20,7 +20,6 @@ import tokenizers
 
 from _shared import benchmark_parser, timed
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.cached_encoder import make_encoder
 
 PIECE = 20_000  # characters
 BATCH = 64  # pieces
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=1000)
     parser.add_argument("--seconds", type=float, default=3600, help="compares no longer")
     given = parser.parse_args()
-    encoder = make_encoder(Tokenizer.load(given.tokenizer))
+    tokenizer = Tokenizer.load(given.tokenizer)
     oracle = tokenizers.Tokenizer.from_file(f"{given.tokenizer}/tokenizer.json")
     oracle.encode_special_tokens = True
     end = time.monotonic() + given.seconds
@@ -61,7 +60,7 @@ def main() -> None:
         batch = list(islice(found, BATCH))
         if not batch:
             break
-        spent, (ids, lengths) = timed(partial(encoder.encode, batch))
+        spent, (ids, lengths) = timed(partial(tokenizer.encode_texts, batch))
         seconds["malmoi"] += spent
         ours = np.split(ids, np.cumsum(lengths)[:-1])
         fast = partial(oracle.encode_batch_fast, batch, add_special_tokens=False)

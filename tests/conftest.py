@@ -120,10 +120,9 @@ def few_letters() -> Iterator[tuple[object, object]]:
     """Tokenizers number Latin letters, signs and Hangul before they learn, not all of Unicode's
     letters: the same vocabulary in a tenth of a second instead of half a second, hundreds of times.
     """
-    from malmoi.tokenizer import training
-    from malmoi.training.data import cached_encoder
+    from malmoi.tokenizer import training, word_cache
 
-    before = training.joinable, cached_encoder._SIDES
+    before = training.joinable, word_cache._SIDES
     letters = [
         letter
         for letter in training.joinable()
@@ -131,7 +130,7 @@ def few_letters() -> Iterator[tuple[object, object]]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "joinable", lambda: letters)
-        patch.setattr(cached_encoder, "_SIDES", [*"a.가"])
+        patch.setattr(word_cache, "_SIDES", [*"a.가"])
         yield before
 
 
@@ -141,7 +140,7 @@ def every_letter(few_letters: tuple[object, object]) -> Iterator[None]:
     joinable, sides = few_letters
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("malmoi.tokenizer.training.joinable", joinable)
-        patch.setattr("malmoi.training.data.cached_encoder._SIDES", sides)
+        patch.setattr("malmoi.tokenizer.word_cache._SIDES", sides)
         yield
 
 

@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, truncated
-from malmoi.training.data.cached_encoder import make_encoder
+from malmoi.tokenizer import Tokenizer, core, train_tokenizer
+from malmoi.tokenizer.chunks import truncated
 
 pytestmark = pytest.mark.usefixtures("every_letter")
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -306,16 +305,13 @@ def test_rows_are_encodings_without_the_rest(
 def test_long_texts_in_pieces_are_the_same_tokens(kind: str, parts: list[str], times: int) -> None:
     mine, text = (
         trained(kind),
-        ("".join([" the dog 학교에\n", "漢字。かな、学校", *parts]) * times)[
-            : 3 * CHUNK_CHARACTERS
-        ],
+        ("".join([" the dog 학교에\n", "漢字。かな、学校", *parts]) * times)[:24_000],
     )
     whole = mine._rust.encode(text, add_special_tokens=False).ids
-    assert mine.ids([text, "the end", text[:50]]) == [
-        whole,
-        *mine.ids(["the end"]),
-        *mine.ids([text[:50]]),
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "MANY_CHARACTERS", 1000)
+        found = mine.ids([text, "the end", text[:50]])
+    assert found == [whole, *mine.ids(["the end"]), *mine.ids([text[:50]])]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
@@ -453,11 +449,6 @@ def any_tokenizer(name: str) -> Tokenizer:
 awkward_cached = cache(awkward)
 
 
-@cache
-def fast_coder(name: str) -> Any:
-    return make_encoder(any_tokenizer(name))
-
-
 ALL = ["wordpiece", "bpe", "byte-bpe", "char", "unigram", "words", "merging", "whole"]
 
 
@@ -472,7 +463,7 @@ def test_text_never_becomes_a_control_token(name: str, data: st.DataObject) -> N
     assert not any(encoded.specials)
     assert [row.tokens.tolist() for row in mine.rows([text])] == [mine.encode(text).tokens]
     assert mine.ids([text]) == [encoded.tokens]
-    for_corpora, _ = fast_coder(name).encode([text, "the [SEP]", text])
+    for_corpora, _ = mine.encode_texts([text, "the [SEP]", text])
     assert for_corpora.tolist() == [
         id for some in mine.ids([text, "the [SEP]", text]) for id in some
     ]

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, pairwise, product
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,10 @@ from hypothesis import strategies as st
 
 from conftest import exit_code_of
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.system.machine import parse_machine, pretend
 from malmoi.system.progress import listening
-from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.data import cached_encoder, encode
+from malmoi.tokenizer import Tokenizer, word_cache
+from malmoi.training.data import encode
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.cached_encoder import PythonWordNumbers, make_encoder, word_numbers
 from malmoi.training.data.encode import Stores, assign, build_stores, cut, draw
 from malmoi.training.data.loader import IGNORE_LABEL, BertBatches, Masking, mask
 from malmoi.training.data.pairs import Pairs, Spans, truncate
@@ -69,6 +67,9 @@ class Words:
     def ids(self, texts: list[str]) -> list[list[int]]:
         self.seen += texts
         return [[int(word[1:]) for word in text.split()] for text in texts]
+
+    def encode_texts(self, texts: list[str]) -> word_cache.EncodedTexts:
+        return word_cache.encode_plainly(self.ids, texts)
 
     def fingerprint(self) -> str:
         return f"words{self.vocab_size}"
@@ -301,91 +302,12 @@ def _tokenizers() -> list[Tokenizer]:
     ]
 
 
-@pytest.mark.usefixtures("every_letter")
-@pytest.mark.parametrize("described", ["", "no-compiler"])
-def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, described: str) -> None:
-    monkeypatch.setattr(cached_encoder, "MAX_CACHED_WORDS", 40)  # forgets now and then, too
-    letters = [
-        train_tokenizer(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low)
-        for low in (False, True)
-    ]
-    learnt = [
-        train_tokenizer(["aZ1 the can't 가다.é\n"], kind=kind, vocab=300)
-        for kind in ("wordpiece", "bpe", "byte-bpe")
-    ]
-    with pretend(parse_machine(described)):
-        coders = [
-            (tokenizer, make_encoder(tokenizer))
-            for tokenizer in [*_tokenizers(), *learnt, *letters]
-        ]
-    assert all(isinstance(way, cached_encoder.CachedWords) for _, way in coders)
-    alphabet = st.sampled_from(
-        [
-            *"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301\u1100\u1161\u11a8👍;:)\"",
-            " the",
-            "can't",
-            "가다.",
-            "  ",
-        ]
-    )
-    pieces = st.lists(
-        st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join),
-        max_size=5,
-    )
-
-    @given(pieces)
-    @settings(max_examples=60, deadline=None)
-    def equal(texts: list[str]) -> None:
-        for tokenizer, way in coders:
-            wanted = tokenizer.ids(texts)
-            ids, lengths = way.encode(texts)
-            assert lengths.tolist() == [len(one) for one in wanted]
-            assert ids.tolist() == [id for one in wanted for id in one]
-
-    equal()
-
-
-def test_words_are_cut_in_c_as_in_python() -> None:
-    """Every kind of character before and after every other, and full tables."""
-    sides = [
-        *"aZ9.,'(가힣ㄱé中👍\x1c\x00",
-        *" \n\t\r\x0b\x0c\x85\xa0\u1680\u2007\u2028\u202f\u205f\u3000",
-    ]
-    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000), *range(0x1F600, 0x1F650)]))
-    texts = ["", every, *("".join(three) for three in product(sides, repeat=3))]
-    found = word_numbers(1 << 17, 1 << 20).number(texts)
-    wanted = PythonWordNumbers(1 << 17, 1 << 20).number(texts)
-    assert found is not None
-    assert wanted is not None
-    assert found.counts.tolist() == wanted.counts.tolist()
-    by_number = [[one.new[n] for n in one.numbers] for one in (found, wanted)]
-    assert by_number[0] == by_number[1]
-    assert word_numbers(3, 1 << 20).number(["a b c d"]) is None
-    assert word_numbers(9, 3).number(["a b c d"]) is None
-
-
 def test_long_documents_encode_as_a_whole() -> None:
     text = "The  quick brown fox,\n\n didn't jump\t over 1,234 dogs. " * 60
     for tokenizer in _tokenizers():
         pieces = cut(text, most=300)
         assert len(pieces) > 5
         assert [id for piece in tokenizer.ids(pieces) for id in piece] == tokenizer.ids([text])[0]
-
-
-def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
-    class Joining(Words):
-        kind = "bpe"
-        specials = Specials(sep=None)
-
-        def ids(self, texts: list[str]) -> list[list[int]]:
-            return [[len(text)] for text in texts]
-
-        def ids_of_words(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
-            groups = [words[i : i + 500] for i in range(0, len(words), 500)]
-            return [([len(word) for word in group], [*range(len(group))]) for group in groups]
-
-    assert isinstance(make_encoder(Joining()), cached_encoder.CachedTexts)
-    assert isinstance(make_encoder(Words()), cached_encoder.CachedTexts)
 
 
 @pytest.mark.heavy

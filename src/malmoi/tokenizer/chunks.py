@@ -1,5 +1,5 @@
-"""Where texts are cut: to fit a number of tokens, into chunks that encode independently, and Korean
-words into morphemes before the vocabulary sees them; and where tokens lie in their texts.
+"""Where texts are cut: to fit a number of tokens, and Korean words into morphemes before the
+vocabulary sees them; and where tokens lie in their texts.
 
 Kiwi finds the morphemes. A mark, which no text has, is written between those of each run of Hangul,
 and the vocabulary's pipeline splits at it and drops it. Cuts fall between syllables (갔다 → 갔|다),
@@ -9,22 +9,13 @@ so that the tokens are still the text. A run is cut alike wherever it occurs.
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Literal
 
 from malmoi.system.packages import optional_package
-
-# characters of a long text encoded at once; larger chunks neither spread over the cores nor stay in
-# cache
-CHUNK_CHARACTERS = 8_192
-# Where every family starts a new token regardless of what precedes: at a space after a non-space
-# and, for text without spaces, at an ideographic stop after a letter. (A space belongs to the token
-# after it, so it must stay with that token.)
-STOP_CHARACTERS = " \n。、，！？"
-SAFE_CUT = re.compile(r"(?<=\S)(?=[ \n])|(?<=[A-Za-z0-9ぁ-ゖァ-ヺー一-龥가-힣])(?=[。、，！？])")
 
 
 def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int]:
@@ -50,18 +41,6 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
         short = room // 2
         long = room - room // 2
     return (long, short) if first > second else (short, long)
-
-
-def split_long_text(text: str) -> Iterator[str]:
-    """Splits into chunks of about CHUNK_CHARACTERS characters where that cannot change a token."""
-    start = 0
-    while len(text) - start > 2 * CHUNK_CHARACTERS:
-        cut = SAFE_CUT.search(text, start + CHUNK_CHARACTERS)
-        if cut is None or cut.start() == len(text):
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:] if start else text
 
 
 # ------------------------------------------------------------------ offsets

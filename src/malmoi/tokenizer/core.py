@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -32,20 +32,19 @@ from malmoi.tokenizer.call import (
 )
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import (
-    CHUNK_CHARACTERS,
     Offsets,
     load_kiwi,
     mark_morphemes,
     moved_offsets,
-    split_long_text,
     truncate_to_tokens,
     widened,
     without_marks,
 )
 from malmoi.tokenizer.hf_settings import special_names, write_tokenizer
 from malmoi.tokenizer.sentencepiece_model import MarianPieces
+from malmoi.tokenizer.word_cache import EncodedTexts, TextEncoder, make_encoder
 
-WORDS_PER_GROUP = 500  # short texts that one core encodes as one
+MANY_CHARACTERS = 1 << 17  # of all texts; a cache of words pays for its start from here on
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
 COUNTED_CHARACTERS = 65_536  # of a text, counted at once
 LONGEST_UNKNOWN_WORD = 100  # characters; WordPiece's limit for a word that it splits
@@ -132,7 +131,6 @@ class Tokenizer:
             )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
-        self._splits = pipeline.splits_safely(state)
         self.morphemes = pipeline.cuts_morphemes(state)
         if self.morphemes:
             load_kiwi()
@@ -215,7 +213,7 @@ class Tokenizer:
             firsts = self._marked(texts, parse_special=parse_special)
             seconds = None if pairs is None else self._marked(pairs, parse_special=parse_special)
             # avoids waking the thread pool; but no other thread runs meanwhile
-            if len(texts) == 1 and len(texts[0]) <= CHUNK_CHARACTERS:
+            if len(texts) == 1 and len(texts[0]) <= 8_192:
                 pair = seconds[0] if seconds else None
                 encoded = [rust.encode(firsts[0], pair, add_special_tokens=specials)]
             else:
@@ -301,22 +299,27 @@ class Tokenizer:
         return found
 
     def ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
-        """Only the tokens of many texts, without specials: the fastest way, on all cores.
-
-        Long texts are split where that cannot change a token, so that one book keeps every core
-        busy.
-        """
+        """Only the tokens of many texts, without specials: the fastest way, on all cores."""
         check_texts(texts, "texts")
+        if parse_special or sum(map(len, texts)) < MANY_CHARACTERS:
+            return self._library_ids(texts, parse_special=parse_special)
+        flat, lengths = self.encode_texts(texts)
+        return [row.tolist() for row in np.split(flat, np.cumsum(lengths)[:-1])]
+
+    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        """The `ids` of many texts as one array, and how many each has; words are cached."""
+        with encoding_explained(texts):
+            return self._words(texts)
+
+    @cached_property
+    def _words(self) -> TextEncoder:
+        return make_encoder(self._library_ids, self.kind, pipeline.parse_pipeline(self._text_only))
+
+    def _library_ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
         rust = self._parsing if parse_special else self._text_only
         with encoding_explained(texts):
             marked = self._marked(texts, parse_special=parse_special)
-            pieces = [list(split_long_text(text)) if self._splits else [text] for text in marked]
-            flat = [piece for some in pieces for piece in some]
-            encoded = rust.encode_batch_fast(flat, add_special_tokens=False)
-        if len(flat) == len(texts):
-            return [one.ids for one in encoded]
-        bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))
-        return [[token for one in encoded[start:end] for token in one.ids] for start, end in bounds]
+            return [one.ids for one in rust.encode_batch_fast(marked, add_special_tokens=False)]
 
     def count(self, text: str, most: int) -> int:
         """How many tokens a text has, special ones included, counted up to `most`.
@@ -335,21 +338,6 @@ class Tokenizer:
     def longest_token(self) -> int:
         """The most characters of a text that become one token."""
         return max(LONGEST_UNKNOWN_WORD, *map(len, self._vocab))
-
-    def ids_of_words(self, words: list[str]) -> list[tuple[list[int], list[int | None]]]:
-        """`ids` of many short texts, in groups: their tokens, and for each its text in the group.
-
-        Groups have `WORDS_PER_GROUP` texts. It takes 0.8 of the time of `ids`.
-        """
-        check_texts(words, "words")
-        words = list(self._marked(words))
-        groups = [words[i : i + WORDS_PER_GROUP] for i in range(0, len(words), WORDS_PER_GROUP)]
-        with encoding_explained(words):
-            # the fast method does not say which word a token belongs to
-            encoded = self._text_only.encode_batch(
-                groups, is_pretokenized=True, add_special_tokens=False
-            )
-        return [(one.ids, one.word_ids) for one in encoded]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
         """The text of some token ids (a list, an array or a tensor of integers)."""

@@ -11,13 +11,14 @@ import re
 import secrets
 import string
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
-from malmoi.tokenizer.chunks import MARK, STOP_CHARACTERS
+from malmoi.tokenizer.chunks import MARK
 
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
@@ -131,6 +132,14 @@ def gpt2_pipeline(
         pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=prefix_space),
         decoder=decoders.ByteLevel(),
     )
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for the 256 bytes: printable ones are themselves, others start at 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def with_ends(rust: Rust, first: str | None, last: str | None) -> None:
@@ -285,28 +294,6 @@ def kind(state: State) -> str:
         return "byte-bpe"
     bare = not model["merges"] and state["pre_tokenizer"] is None
     return "char" if bare and has_type(state["decoder"], "Fuse") else "bpe"
-
-
-def splits_safely(state: State) -> bool:
-    """Whether splitting a text at `chunks.SAFE_CUT` cannot change its tokens.
-
-    True of BERT's and GPT-1's pipelines (spaces only separate), of GPT-2's (a space starts the next
-    token) and of characters, unless an added token could contain a cut or take the spaces after it.
-    """
-    normalizer = normalizer_of(state)
-    pre = state["pre_tokenizer"]
-    if normalizer is not None and normalizer["type"] not in ("BertNormalizer", "Lowercase"):
-        return False
-    if any(
-        token["rstrip"] or set(STOP_CHARACTERS).intersection(token["content"])
-        for token in state["added_tokens"]
-    ):
-        return False
-    if pre is None:
-        return kind(state) == "char"
-    return bool(pre["type"] == "BertPreTokenizer") or (
-        pre["type"] == "ByteLevel" and pre.get("use_regex", True)
-    )
 
 
 def parse_pipeline(rust: Rust) -> State:

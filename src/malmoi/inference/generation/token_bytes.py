@@ -1,20 +1,13 @@
 """The bytes of every token of a vocabulary."""
 
 import re
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.pipeline import byte_alphabet
 
 # a byte-fallback token of a SentencePiece vocabulary
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones are themselves, others start at 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class TokenBytes(dict[int, bytes]):

@@ -20,7 +20,6 @@ from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
-from malmoi.training.data.cached_encoder import CachedTexts, CachedWords, make_encoder
 from malmoi.training.data.permute import permutation_key
 from malmoi.training.data.store import (
     STORE_FORMAT,
@@ -175,13 +174,12 @@ def _encode_all(plan: EncodePlan, state: _State) -> None:
     began = time.monotonic()
     for part in state.parts:
         (plan.out / part / "store.json").unlink(missing_ok=True)
-    coder = make_encoder(plan.tokenizer)
     train = plan.appender("train", state.train)
     valid = plan.appender("valid", state.valid)
     with train, valid, prefetched(_batches(plan, state.done), ahead=2) as batches:
         state.save(plan.out)
         for batch in batches:
-            encoded = _encode(batch, coder, plan.end)
+            encoded = _encode(batch, plan.tokenizer, plan.end)
             held_out = np.array([item.valid for item in batch])
             for appender, chosen in ((train, ~held_out), (valid, held_out)):
                 appender.append(*encoded.chunk(chosen, sentences=plan.sentences is not None))
@@ -239,13 +237,13 @@ class _Encoded:
         return ids, documents[chosen], pieces, int(self.bytes[chosen].sum())
 
 
-def _encode(batch: list[_Item], coder: CachedWords | CachedTexts, end: int | None) -> _Encoded:
+def _encode(batch: list[_Item], tokenizer: Tokenizer, end: int | None) -> _Encoded:
     """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
     pieces = [piece for item in batch for piece in item.pieces]
     sizes = np.array([len(piece) for piece in pieces], np.int64)
     calls = np.flatnonzero(np.diff(np.cumsum(sizes) // TOKENIZER_CHARACTERS_PER_CALL)) + 1
     edges = [0, *calls.tolist(), len(pieces)]
-    parts = [coder.encode(pieces[a:b]) for a, b in pairwise(edges)]
+    parts = [tokenizer.encode_texts(pieces[a:b]) for a, b in pairwise(edges)]
     ids, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
     encoded = _Encoded(ids, owners, lengths, np.array([item.bytes for item in batch]))
@@ -325,7 +323,7 @@ def draw(
     What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
     """
     for number, (text, valid) in enumerate(documents):
-        key = permutation_key(seed, number, DRAW)
+        key = permutation_key(seed, number, DRAW) if fraction < 1 else 0
         if valid or fraction >= 1:
             yield text, valid
         elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:

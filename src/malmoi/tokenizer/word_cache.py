@@ -1,0 +1,277 @@
+"""Fast encoding of many texts: every word is encoded once and cached.
+
+WordPiece, GPT-1's BPE, byte-level BPE and characters never merge across words, so the ids of a text
+are those of its words, each with its preceding space. A few thousand words cover most of a corpus.
+Where there is a compiler, new words of plain letters are encoded in C too (word_cache.c).
+"""
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, pairwise, product
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.system.machine import this_machine
+from malmoi.system.native import native_functions
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.pipeline import byte_alphabet
+
+# A word begins where a letter or sign is followed by a plain space, and where a plain word is
+# followed by the sign that ends a phrase, so that "word" and "word," share an entry. Other kinds of
+# space do not separate words in every tokenizer (BERT's drops some as control characters), and only
+# Python counts \x1c-\x1f as spaces.
+SPACE = r"[^\S\x1c-\x1f]"
+SOLID = r"[\S\x1c-\x1f]"
+MORE = rf"(?:[^\S\x1c-\x1f \t\n\r]{SPACE}*{SOLID}*)*"
+WORD = re.compile(
+    rf"{SPACE}*(?:[A-Za-z0-9가-힣]+(?:(?=[.,!?;:\"')])|{SOLID}*{MORE})|{SOLID}+{MORE})|{SPACE}+"
+)
+# cached words take about 100 MB (200 without a compiler); beyond a limit the cache is cleared
+MAX_CACHED_WORDS = 1 << 20
+MAX_CACHED_BYTES = 1 << 25
+_SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
+_BETWEEN = [
+    *(*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "),
+    *(".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n"),
+]
+
+EncodedTexts = tuple[NDArray[Any], NDArray[Any]]  # all ids, and how many each text has
+LibraryIds = Callable[[list[str]], list[list[int]]]
+TextEncoder = Callable[[Sequence[str]], EncodedTexts]
+
+
+def make_encoder(ids: LibraryIds, kind: str, state: pipeline.State) -> TextEncoder:
+    """Caches words if the tokenizer keeps them apart, else encodes text by text.
+
+    `ids` and `state` are those of the tokenizer that finds no control tokens in text.
+    """
+    plain, quick = partial(encode_plainly, ids), CachedWords(empty_caches(ids, state))
+    known = kind in ("wordpiece", "bpe", "byte-bpe", "char")
+    return quick if known and _alike(quick, plain) else plain
+
+
+def encode_plainly(ids: LibraryIds, texts: Sequence[str]) -> EncodedTexts:
+    """The ids of all texts, concatenated, and the number of ids of each text."""
+    return _joined(ids(list(texts)))
+
+
+def empty_caches(ids: LibraryIds, state: pipeline.State) -> "list[NativeWords | PythonWords]":
+    """One cache a core in C, or without a compiler one in Python."""
+    machine = this_machine()
+    calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, machine)
+    if calls is None:
+        return [PythonWords(ids)]
+    algorithm = by_merges(state) or by_pieces(state) or Algorithm(0)
+    count = min(machine.cores, 4)
+    return [NativeWords(ids, algorithm, count, calls) for _ in range(count)]
+
+
+def _alike(one: TextEncoder, other: TextEncoder) -> bool:
+    """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
+    texts = ["".join(parts) for parts in product(_SIDES, _BETWEEN, _SIDES)] + _BETWEEN
+    return all(map(np.array_equal, one(texts), other(texts)))
+
+
+def _joined(rows: Sequence[Sequence[int]]) -> EncodedTexts:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
+
+
+@dataclass(frozen=True)
+class CachedWords:
+    """The tokenizer with caches of words that share the texts. Thread-safe."""
+
+    caches: "list[NativeWords | PythonWords]"
+    _lock: Lock = field(default_factory=Lock)
+
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
+        cuts = np.linspace(0, len(texts), len(self.caches) + 1).astype(int).tolist()
+        parts = [texts[start:end] for start, end in pairwise(cuts)]
+        with self._lock, ThreadPoolExecutor(len(parts)) as pool:
+            found = pool.map(lambda cache, part: cache.encode(part), self.caches, parts)
+            columns = zip(*found, strict=True)
+            return np.concatenate(next(columns)), np.concatenate(next(columns))
+
+
+@dataclass
+class PythonWords:
+    """A cache in a dict."""
+
+    ids: LibraryIds
+    _known: dict[str, list[int]] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        found = [WORD.findall(text) for text in texts]
+        new = list(set(chain.from_iterable(found)).difference(self._known))
+        self._bytes += sum(map(len, new))
+        if len(self._known) + len(new) > MAX_CACHED_WORDS or self._bytes > MAX_CACHED_BYTES:
+            self._known, self._bytes = {}, 0
+            return encode_plainly(self.ids, texts)
+        self._known |= zip(new, self.ids(new), strict=True)
+        return _joined([[id for word in words for id in self._known[word]] for words in found])
+
+
+# ------------------------------------------------------------------ how C encodes new words
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Not at all (0), by merges of bytes (1) or as the longest pieces (2); see word_cache.c."""
+
+    kind: int
+    lowercase: bool = False
+    hangul: bool = True
+    letters: Sequence[int] = ()
+    merges: Sequence[tuple[int, int, int]] = ()
+    pieces: Sequence[str] = ()
+
+
+def by_merges(state: pipeline.State) -> Algorithm | None:
+    """The algorithm of GPT-2's pipeline, lowercased or not; None of others."""
+    model, vocab, alphabet = state["model"], state["model"]["vocab"], byte_alphabet()
+    normalizer = pipeline.normalizer_of(state)
+    made = _is_made_of(state, {"type": "ByteLevel", "use_regex": True}, {"type": "BPE"})
+    if not made or normalizer not in (None, {"type": "Lowercase"}) or alphabet.keys() - vocab:
+        return None
+    letters = [vocab[letter] for letter in sorted(alphabet, key=alphabet.__getitem__)]
+    merges = [(vocab[left], vocab[right], vocab[left + right]) for left, right in model["merges"]]
+    return Algorithm(1, normalizer is not None, letters=letters, merges=merges)
+
+
+def by_pieces(state: pipeline.State) -> Algorithm | None:
+    """The algorithm of BERT's pipeline; None of others."""
+    vocab, unknown = state["model"]["vocab"], state["model"].get("unk_token")
+    model = {
+        "type": "WordPiece",
+        "unk_token": unknown,
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+    }
+    made = _is_made_of(state, {"type": "BertPreTokenizer"}, model) and unknown in vocab
+    normalizer = pipeline.normalizer_of(state) or {"type": None}
+    if not made or normalizer["type"] != "BertNormalizer":
+        return None
+    lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
+    # stripping accents, which lowercasing does by default, takes syllables apart
+    whole = not (lowercase if strips is None else strips)
+    return Algorithm(2, lowercase, whole, [*vocab.values(), vocab[unknown]], pieces=list(vocab))
+
+
+def _is_made_of(state: pipeline.State, *parts: dict[str, Any]) -> bool:
+    """Whether the pre_tokenizer and the model are these, and all added tokens are special."""
+    given = (state["pre_tokenizer"] or {}, state["model"] | {"vocab": None, "merges": None})
+    settings = [{k: v for k, v in one.items() if v and k != "trim_offsets"} for one in given]
+    return settings == [*parts] and all(token["special"] for token in state["added_tokens"])
+
+
+# ------------------------------------------------------------------ in C
+
+
+class _Strings(ctypes.Structure):
+    """`Strings` in word_cache.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("slots", "starts", "bytes")),
+        *((name, ctypes.c_int64) for name in ("mask", "count", "max_count", "max_bytes")),
+    )
+
+
+class _Cache(ctypes.Structure):
+    """`Cache` in word_cache.c."""
+
+    _fields_ = (
+        ("words", _Strings),
+        *((name, ctypes.c_void_p) for name in ("places", "sizes", "ids")),
+        *((name, ctypes.c_int64) for name in ("used", "max_ids", "kind", "lowercase", "hangul")),
+        *((name, ctypes.c_void_p) for name in ("letters", "merges", "pairs")),
+        ("pair_mask", ctypes.c_int64),
+        ("pieces", _Strings),
+    )
+
+
+_CALLS = (
+    ("malmoi_number_words", 6),
+    ("malmoi_gather_ids", 5),
+    ("malmoi_learn_vocabulary", 5),
+)
+
+
+@dataclass
+class NativeWords:
+    """A cache in C."""
+
+    ids: LibraryIds
+    algorithm: Algorithm
+    caches: int  # that share the limits
+    calls: tuple[Callable[..., int], ...]
+
+    def __post_init__(self) -> None:
+        words, size = MAX_CACHED_WORDS // self.caches, MAX_CACHED_BYTES // self.caches
+        how, (data, ends) = self.algorithm, _bytes(self.algorithm.pieces)
+        self._words, self._pieces = _tables(words, size), _tables(len(ends), len(data))
+        # pages that are not written take no memory
+        self._places, self._sizes = np.empty(words, np.int64), np.empty(words, np.int32)
+        self._ids = np.empty(size, np.int32)
+        pairs = np.zeros(1 << (2 * len(how.merges)).bit_length(), np.int32)  # at most half full
+        self._model = np.array(how.letters, np.int32), np.array(how.merges, np.int32), pairs
+        self._cache = _Cache(
+            _Strings(*_addresses(*self._words), 0, 0, words, size),
+            *_addresses(self._places, self._sizes, self._ids),
+            *(0, size, how.kind, how.lowercase, how.hangul),
+            *_addresses(*self._model),
+            len(pairs) - 1,
+            _Strings(*_addresses(*self._pieces), 0, 0, len(ends), len(data)),
+        )
+        self._number, self._gather, learn = (
+            partial(call, ctypes.addressof(self._cache)) for call in self.calls
+        )
+        learn(len(how.merges), data, *_addresses(ends), len(ends))
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        data, ends = _bytes(texts)
+        numbers, counts = np.empty(len(data), np.int32), np.empty(len(ends), np.int64)
+        before = self._cache.words.count
+        found = self._number(data, *_addresses(ends), len(ends), *_addresses(numbers, counts))
+        if found < 0 or not self._learn(before):
+            self.__post_init__()  # the cache is full: it starts anew
+            return encode_plainly(self.ids, texts)
+        ids = np.empty(int(self._sizes[numbers[:found]].sum(dtype=np.int64)), np.int32)
+        self._gather(*_addresses(numbers, counts), len(ends), *_addresses(ids))
+        return ids, counts
+
+    def _learn(self, first: int) -> bool:
+        """Encodes the words from this one on that C left out; returns whether there was room."""
+        cache, (_, starts, data) = self._cache, self._words
+        numbers = first + np.flatnonzero(self._sizes[first : cache.words.count] < 0)
+        ids, sizes = _joined(
+            self.ids([data[starts[n] : starts[n + 1]].tobytes().decode() for n in numbers.tolist()])
+        )
+        start, cache.used = cache.used, cache.used + len(ids)
+        if room := bool(cache.used <= cache.max_ids):
+            self._ids[start : cache.used] = ids
+            self._places[numbers], self._sizes[numbers] = start + np.cumsum(sizes) - sizes, sizes
+        return room
+
+
+def _bytes(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    """The texts as UTF-8, one after another, and where each ends."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(encoded), np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+
+
+def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
+    return tuple(array.ctypes.data for array in arrays)
+
+
+def _tables(count: int, size: int) -> tuple[NDArray[Any], ...]:
+    """Room for so many strings and bytes: slots, of which half stay free, starts and bytes."""
+    slots = np.zeros(1 << (2 * count).bit_length(), np.uint64)
+    return slots, np.zeros(count + 1, np.int64), np.empty(size, np.uint8)
