@@ -172,7 +172,8 @@ class DecodeSteps:
         else:
             found = self._hidden(rows, width, positions, live)
             if self.captured:
-                found = self.network.read("lm", found)
+                # a GPU may write them by columns, whose argmax takes longer than a copy
+                found = self.network.read("lm", found).contiguous()
         if self.captured:
             self.last[:rows] = found.argmax(-1)
         at += live
