@@ -104,12 +104,11 @@ class Setting:
         least = -math.inf if self.ge is None else self.ge
         low = f"[{least:g}" if self.gt is None else f"({self.gt:g}"
         if self.le is not None or self.lt is not None:
-            high = f"{self.le:g}]" if self.le is not None else f"{self.lt:g})"
             return msg(
                 "{name} must lie in {begin}, {end}, not {value}.",
                 name=name,
                 begin=low,
-                end=high,
+                end=f"{self.le:g}]" if self.le is not None else f"{self.lt:g})",
                 value=value,
             )
         if self.gt == 0:
@@ -291,13 +290,12 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     if origin is Literal:
         if value not in args:
             choices = ", ".join(map(repr, args))
-            hint = nearest(str(value), map(str, args))
             raise UsageError(
                 "{where} must be one of {choices}, not {value}.{hint}",
                 where=where,
                 choices=choices,
                 value=shown(value),
-                hint=hint,
+                hint=nearest(str(value), map(str, args)),
             )
         return value
     if origin in (Union, UnionType):

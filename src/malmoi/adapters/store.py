@@ -290,11 +290,10 @@ def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None)
     rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
     weight = rules.get(f"heads.{head}.linear.weight", "")
     if head is None or weight not in new or not new[weight].dim():
-        first = next(iter(new), "nothing new")
         raise MalmoiError(
             "{folder} holds {first}, which the task {task} does not use.",
             folder=found.folder / ADAPTER_WEIGHTS,
-            first=first,
+            first=next(iter(new), "nothing new"),
             task=shown(task),
         )
     return {head: new[weight].size(0)}

@@ -203,9 +203,8 @@ def _program(graph: OnnxModel) -> Any:
     }
     shapes = tuple({i: limits[name] for i, name in enumerate(graph.shape)} for _ in example)
     try:
-        traced = torch.export.export(graph, example, dynamic_shapes=shapes)
         return torch.onnx.export(
-            traced,
+            torch.export.export(graph, example, dynamic_shapes=shapes),
             dynamo=True,
             opset_version=OPSET,
             input_names=graph.inputs,

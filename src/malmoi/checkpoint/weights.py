@@ -171,8 +171,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
     if count > 1:
         total = sum(t.nbytes for t in tensors.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_json(folder / WEIGHTS_INDEX, index)
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": where})
         keep.add(folder / WEIGHTS_INDEX)
     others = (folder / name for name in (WEIGHTS_INDEX, TORCH_FILE, TORCH_INDEX))
     for old in {*folder.glob("model*.safetensors"), *others} - keep:

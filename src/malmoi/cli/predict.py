@@ -153,5 +153,4 @@ def _names_file(text: str) -> bool:
     """Whether a text is a file name: an existing file, or one word with a known suffix."""
     from malmoi.text.rows import has_rows
 
-    path = Path(text)
-    return names_file(text) or (len(text.split()) == 1 and has_rows(path))
+    return names_file(text) or (len(text.split()) == 1 and has_rows(Path(text)))

@@ -134,8 +134,7 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
 
 def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
     """A copy of the teacher with only some of its layers, by default half."""
-    chosen = _chosen(teacher.network.config.depth, layers)
-    network = deepcopy(with_layers(teacher.network, chosen))
+    network = deepcopy(with_layers(teacher.network, _chosen(teacher.network.config.depth, layers)))
     return replace(teacher, network=network, source=None, notes=())
 
 
@@ -234,12 +233,11 @@ def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     """The teacher's labels in its order; the rows may use fewer of them, but no others."""
     others = [label for label in work.labels if label not in teacher.labels]
     if others:
-        known = ", ".join(teacher.labels) or msg("none")
         raise UsageError(
             "The rows have the label {others!r}, which the teacher does not have (it has: "
             "{known}).",
             others=others[0],
-            known=known,
+            known=", ".join(teacher.labels) or msg("none"),
         )
     return teacher.labels if work.labels else ()
 
@@ -303,8 +301,7 @@ def _held_out(
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
-    stores = [open_stores(out / "data")]
-    _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
+    _, valid = make_feeds(recipe, [open_stores(out / "data")], Tokenizer.load(out), packed=False)
     if not valid:
         return []
     machine = choose_execution(device, recipe.train)

@@ -203,11 +203,10 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
         for step, stage in STEP_FILES.items()
     }
     told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
-    control = total_control_names(plan.work.account(n, "final")["control"] for n in shards)
     return {
         "bad": about["bad"],
         "steps": told,
-        "control": control,
+        "control": total_control_names(plan.work.account(n, "final")["control"] for n in shards),
         "mix": _mix(plan, shards, steps),
     }
 

@@ -96,10 +96,9 @@ def evaluate_model(
     done = predict_and_score(chosen, examples, reading)
     facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
     if contamination is not None:
-        overlaps = contamination([item_texts(example) for example in examples])
         facts["contamination"] = contamination_report(
             examples,
-            overlaps,
+            contamination([item_texts(example) for example in examples]),
             done.metrics,
             lambda some: predict_and_score(chosen, [examples[i] for i in some], reading).metrics,
         )
@@ -197,12 +196,11 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
         ours = ", ".join(task.labels)
-        theirs = ", ".join(reading.labels) or msg("none")
         raise UsageError(
             "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
             task=task.name,
             ours=ours,
-            theirs=theirs,
+            theirs=", ".join(reading.labels) or msg("none"),
         )
 
 
@@ -342,8 +340,7 @@ def analyse_errors(
         facts["labels"] = {name: asdict(score) for name, score in scores.items()}
     if kind.exclusive:
         names = list(facts["labels"])  # with those that only the judged rows have
-        table = confusion(*pair, names).tolist()
-        facts["confusion"] = {"labels": names, "rows": table}
+        facts["confusion"] = {"labels": names, "rows": confusion(*pair, names).tolist()}
     if kind.calibrated:
         facts["calibration"] = calibration(outcome, temperature)
     rows = [

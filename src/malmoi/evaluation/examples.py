@@ -211,12 +211,11 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        shown = msg("the label {label!r:.60}", label=label) if label != () else msg("no label")
         raise MalmoiError(
             "All {examples:,} rows (from {place} on) have {shown}: there is nothing to learn.",
             examples=len(examples),
             place=examples[0].place,
-            shown=shown,
+            shown=msg("the label {label!r:.60}", label=label) if label != () else msg("no label"),
         )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 

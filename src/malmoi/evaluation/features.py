@@ -313,14 +313,13 @@ def predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[Exam
 
 def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Predicts label sets; the score is that of the least certain label."""
-    found = predict.label_texts(reading, [e.input for e in examples])
     return [
         ExamplePrediction(
             one.labels,
             min(p if name in one.labels else 1 - p for name, p in one.scores.items()),
             one.scores,
         )
-        for one in found
+        for one in predict.label_texts(reading, [e.input for e in examples])
     ]
 
 

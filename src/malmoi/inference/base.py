@@ -113,13 +113,12 @@ class LoadedModel:
         self._require_text_input(verb)
         if head not in self.network.heads:
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
-            heads = ", ".join(self.network.heads) or msg("none")
             raise UsageError(
                 "This model cannot {verb}: it has no {head} head (its heads: {heads}). It "
                 "can: {can}.",
                 verb=verb,
                 head=head,
-                heads=heads,
+                heads=", ".join(self.network.heads) or msg("none"),
                 can=can,
             )
 

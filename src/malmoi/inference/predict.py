@@ -220,11 +220,10 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
     choices = row_choices(row, columns)
     for name in names:
         if not isinstance(row.get(name), str):
-            had = ", ".join(map(str, row))
             raise UsageError(
                 "A row has no text in column {name!r}, which this model reads; it has: {had}.",
                 name=name,
-                had=had,
+                had=", ".join(map(str, row)),
             )
     texts = tuple(row[name] for name in names)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)

@@ -144,8 +144,7 @@ class Ticker:
     def _draw(self) -> None:
         while not self._done.wait(SECONDS_BETWEEN_TICKS):
             seconds = int(time.monotonic() - self._began)
-            line = f"\r\033[K{self._text}{seconds}{self._unit}"
-            print(line, end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._text}{seconds}{self._unit}", end="", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         self._done.set()

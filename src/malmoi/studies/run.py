@@ -102,12 +102,11 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
-        first = failed[0].rstrip(".")
         raise MalmoiError(
             "{failed} cells failed, the first with: {first}. The report shows the others; the "
             "same command retries the failed ones.",
             failed=len(failed),
-            first=first,
+            first=failed[0].rstrip("."),
         )
     return StudyResult(study.name, out, facts)
 
@@ -198,9 +197,8 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
     folder = kept / "tokenizers" / _digest(made_of)
     with folder_lock(folder, wait=True):
         if not (folder / "tokenizer.json").is_file():
-            texts = (document.text for document in read_documents(cell.text))
             trained = train_tokenizer(
-                texts,
+                (document.text for document in read_documents(cell.text)),
                 kind=wanted.kind,
                 vocab=wanted.vocab,
                 lowercase=wanted.lowercase,
@@ -224,8 +222,7 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
 
 def measure_cell(cell: Cell, kept: Path, device: str | None) -> None:
     """Computes the numbers of a cell and saves them."""
-    key = cell_key(cell)
-    scratch = kept / "scratch" / key
+    scratch = kept / "scratch" / cell_key(cell)
     scratch.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     folder = scratch if cell.recipe is None else _model_folder(cell, kept)

@@ -158,8 +158,7 @@ class Machine:
         if kind == "cuda":
             return True
         x86 = self.architecture == "x86_64"
-        cpp = (self.compiler or "").endswith("++")
-        return kind == "cpu" and x86 and cpp and seconds >= 600
+        return kind == "cpu" and x86 and (self.compiler or "").endswith("++") and seconds >= 600
 
 
 # ------------------------------------------------------------------ which machine
@@ -323,8 +322,7 @@ def _cuda() -> tuple[Accelerator, ...]:
         return ()
     about = torch.cuda.get_device_properties(0)
     bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
-    count = torch.cuda.device_count()
-    return (Accelerator("cuda", about.name, count, about.total_memory, bf16),)
+    return (Accelerator("cuda", about.name, torch.cuda.device_count(), about.total_memory, bf16),)
 
 
 def _mps() -> tuple[Accelerator, ...]:

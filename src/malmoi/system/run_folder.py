@@ -79,8 +79,7 @@ class RunFolder:
         )
 
     def _restart(self) -> str:
-        restart = msg(", or start over with --overwrite (overwrite=True)")
-        return restart if self.can_restart else ""
+        return msg(", or start over with --overwrite (overwrite=True)") if self.can_restart else ""
 
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]

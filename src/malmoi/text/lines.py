@@ -65,10 +65,9 @@ def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
         raise
     except Exception as error:  # every format has a library, and each has errors of its own
         kind = uncompressed_name(path).suffix
-        place = f"{path}:{count + 1}" if count else str(path)
         raise MalmoiError(
             "{place} is damaged, or no {kind} file ({error}); fetch it again.",
-            place=place,
+            place=f"{path}:{count + 1}" if count else str(path),
             kind=kind,
             error=first_line(error),
         ) from error

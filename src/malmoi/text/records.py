@@ -353,8 +353,7 @@ def _arrow_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records
     pyarrow = import_pyarrow(path)
     with open_bytes(path) as stream:
         reader = pyarrow.ipc.open_stream(stream)
-        names = _read_columns(f"{path}:1", reader.schema.names, wanted)
-        yield from _batch_records(reader, names)
+        yield from _batch_records(reader, _read_columns(f"{path}:1", reader.schema.names, wanted))
 
 
 def _batch_records(batches: Iterable[Any], names: list[str]) -> Records:

@@ -247,8 +247,7 @@ def main_text(name: str, page: bytes) -> tuple[str, str]:
     if tree is None:
         return "", ""
     links = tree.xpath(_CANONICAL)
-    text = trafilatura.extract(tree, include_comments=False)
-    return text or "", str(links[0]) if links else ""
+    return trafilatura.extract(tree, include_comments=False) or "", str(links[0]) if links else ""
 
 
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:

@@ -174,12 +174,11 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
     3.2M, and in proportion between.
     """
     batch = batch_tokens // context
-    ramp = 4e9 + 8e9 * (batch_tokens - _HALF) / (_LARGEST - _HALF)
     return TrainConfig(
         tokens=300_000_000_000,
         batch=batch,
         batch_start=min(batch, 32_768 // context),
-        batch_ramp=ramp / 300e9,
+        batch_ramp=(4e9 + 8e9 * (batch_tokens - _HALF) / (_LARGEST - _HALF)) / 300e9,
         lr=lr,
         betas=(0.9, 0.95),
         decay=0.1,
@@ -193,13 +192,12 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 def gpt2_recipe(name: str, lr: float) -> Recipe:
     """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
     changes: dict[str, Any] = dict(batch_start=0, batch_ramp=0.0, decay_until=1.0, warmup=0.01)
-    train = replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes)
     return Recipe(
         name=name,
         about="LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)",
         model=preset(name),
         tokenizer=GPT2_BPE,
-        train=train,
+        train=replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes),
     )
 
 
@@ -260,13 +258,12 @@ def transformer_xl_recipe(name: str) -> Recipe:
             steps=4_000_000, batch=128, lr=2.5e-4, warmup=0.0, warmup_steps=16_000
         ),
     }
-    train = TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name])
     return Recipe(
         name=name,
         about="LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)",
         model=model,
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
-        train=train,
+        train=TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name]),
     )
 
 
