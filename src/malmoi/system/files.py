@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from typing import IO
 from zlib import crc32
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.messages import msg
 
 LOCK_NAME = ".lock"
@@ -208,12 +208,13 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    try:
+    with explained(
+        (FileExistsError, NotADirectoryError),
+        "{folder} is a file, or lies inside one; give a folder.",
+        raises=UsageError,
+        folder=folder,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(
-            "{folder} is a file, or lies inside one; give a folder.", folder=folder
-        ) from error
 
 
 @contextmanager
@@ -245,13 +246,12 @@ def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     from filelock import FileLock, Timeout  # imports much
 
     lock = FileLock(path)
-    try:
+    with explained(
+        Timeout,
+        "Another process is using {parent}: wait for it to finish, or choose another folder.",
+        parent=path.parent,
+    ):
         lock.acquire(timeout=-1 if wait else 0)
-    except Timeout as error:
-        raise MalmoiError(
-            "Another process is using {parent}: wait for it to finish, or choose another folder.",
-            parent=path.parent,
-        ) from error
     try:
         yield
     finally:
