@@ -230,8 +230,7 @@ class Config:
                     hint=nearest(name, field_types(cls)),
                 )
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
-        missing = [name for name in field_types(cls) if name not in optional | values.keys()]
-        if missing:
+        if missing := [name for name in field_types(cls) if name not in optional | values.keys()]:
             raise UsageError(
                 "{type} needs a value for {missing}.", type=cls.__name__, missing=", ".join(missing)
             )

@@ -65,8 +65,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     """What differs between two fingerprints, in words; empty if they are equal."""
     model = then.object("model")
     weights = then.object("weights")
-    fields = [k for k, v in model.items() if now["model"].get(k) != v]
-    if fields:
+    if fields := [k for k, v in model.items() if now["model"].get(k) != v]:
         name = fields[0]
         return msg(
             "its {name} is {model} and was {model2}",
@@ -74,8 +73,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
             model=shown(now["model"].get(name)),
             model2=shown(model[name]),
         )
-    changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
-    if changed:
+    if changed := [k for k, v in weights.items() if now["weights"].get(k) != v]:
         more = msg(" and {count} more tensors", count=len(changed) - 1) if changed[1:] else ""
         return msg("{name}{more} changed", name=shown(changed[0]), more=more)
     return ""

@@ -290,8 +290,7 @@ def bits_of(settings: Any, folder: Path) -> int:
 
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     names = [prefix + part for part in PART_SUFFIXES]
-    missing = [name for name in names if name not in tensors]
-    if missing:
+    if missing := [name for name in names if name not in tensors]:
         raise MalmoiError(
             "{folder}: {missing} is missing, so {prefix}.weight cannot be dequantised.",
             folder=folder,

@@ -272,8 +272,7 @@ def fill_network(
     """Loads tensors into a network on the meta device; a head without weights is initialised."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
-    lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
-    if lost:
+    if lost := [theirs.get(k, k) for k in missing if k.startswith("trunk.")]:
         raise MalmoiError(
             "{folder}: {lost} weights of the model are missing, starting with {first}; it "
             "cannot be used.",

@@ -89,8 +89,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = read_object(index).map_of("weight_map", str)
     names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
-    missing = [name for name in names if name not in present]
-    if missing:
+    if missing := [name for name in names if name not in present]:
         raise MalmoiError(
             "{index} names {missing}, which is not in the folder: the download or copy is "
             "incomplete.",

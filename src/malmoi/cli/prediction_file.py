@@ -198,8 +198,7 @@ def _tell(found: Mapping[str, str], first: list[Row], given: Mapping[str, str]) 
     """Says which columns are read, and whether rows lack a text."""
     if "text" not in given:
         cli.say(", ".join(f"{name} = {column}" for name, column in found.items()))
-    empty = sum(not _has_text(row.get(found["text"])) for row in first)
-    if empty:
+    if empty := sum(not _has_text(row.get(found["text"])) for row in first):
         cli.note(
             "{empty:,} of the first {first:,} rows have no text and get no prediction.",
             empty=empty,

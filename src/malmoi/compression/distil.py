@@ -231,8 +231,7 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
 
 def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     """The teacher's labels in its order; the rows may use fewer of them, but no others."""
-    others = [label for label in work.labels if label not in teacher.labels]
-    if others:
+    if others := [label for label in work.labels if label not in teacher.labels]:
         raise UsageError(
             "The rows have the label {others!r}, which the teacher does not have (it has: "
             "{known}).",

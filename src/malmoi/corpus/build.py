@@ -215,8 +215,7 @@ def _work_on_part(plan: CorpusPlan) -> None:
     """Processes this part's shards up to the next step that needs the other parts."""
     shards = range(_read(plan)["shards"])
     for step, do_next in (("cleaned", _filter), ("filtered", _finalize)):
-        left = sum(not plan.work.is_done(n, step) for n in shards)
-        if left:
+        if left := sum(not plan.work.is_done(n, step) for n in shards):
             logger.info(
                 "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
                 "all parts have ended, run them again.",

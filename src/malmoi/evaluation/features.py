@@ -215,8 +215,7 @@ def answer_row(example: Example, view: FeatureView) -> AnswerRow:
 
 def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: int) -> None:
     many = f"{len(rows):,}"
-    prompts = sum(row.prompt_cut for row in rows)
-    if prompts:
+    if prompts := sum(row.prompt_cut for row in rows):
         logger.warning(
             msg(
                 "{prompts:,} of {many} prompts do not fit with their answers into {length} "
@@ -226,8 +225,7 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
                 length=length,
             )
         )
-    answers = sum(row.answer_cut and bool(row.spans) for row in rows)
-    if answers:
+    if answers := sum(row.answer_cut and bool(row.spans) for row in rows):
         logger.warning(
             msg(
                 "{answers:,} of {many} answers do not fit into {length} tokens and are "
@@ -237,8 +235,7 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
                 length=length,
             )
         )
-    lost = [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]
-    if lost:
+    if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
         logger.warning(
             msg(
                 "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "

@@ -219,8 +219,7 @@ def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
                 type=TEMPLATE_FIELDS[field].__name__,
             )
     answers = given.get("answers", task.answers)
-    missing = [label for label in task.labels if label not in answers]
-    if missing:
+    if missing := [label for label in task.labels if label not in answers]:
         raise UsageError(
             "The template {name} has no answer for the label {missing!r}.",
             name=name,

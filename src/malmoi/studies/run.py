@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -23,7 +23,7 @@ from typing import Any
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import StatusLog, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -315,7 +315,7 @@ def _outcomes(
     if workers <= 1:
         for cell in cells:
             try:
-                with _quietly(), listening(lambda event: None):
+                with quiet_logs(), listening(lambda event: None):  # a study has many runs
                     outcome: int | BaseException = _do(job, cell, kept, device)
             except Exception as error:
                 outcome = error
@@ -357,17 +357,6 @@ def _do_apart(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
         raise
     except Exception as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences the logs of single runs, of which a study has many."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _worker_ready(threads: int) -> None:

@@ -621,14 +621,12 @@ def sides(subject: Subject) -> Claim:
     """Who finds the right word likelier: a GPT from the left, or a BERT from both sides."""
     shares = {}
     for name, place in (("middle", None), ("last", -1)):
-        wins = []
         parts = [_split(text, place) for text in sentences(subject.language)]
         bert = subject.second
         both = pseudo_scores(bert.network, bert.tokenizer, parts, together=True)
         spaced = [f" {one.middle}" for one in parts]
         left = subject.model.score([one.before.rstrip() for one in parts], spaced)
-        for one, other in zip(both, left, strict=True):
-            wins.append(one.logprob > other.logprob)
+        wins = [one.logprob > other.logprob for one, other in zip(both, left, strict=True)]
         shares[name] = float(np.mean(wins))
     answer = binned(shares["middle"], {"gpt": 0.4, "even": 0.6}, "bert")
     return Claim(answer=answer, values=shares | {"items": len(sentences(subject.language))})

@@ -84,8 +84,7 @@ class RunFolder:
     ) -> None:
         old = dict(flat_settings(before))
         now = flat_settings(json.loads(json.dumps(settings)))
-        changed = [name for name, value in now if name not in free and old.get(name) != value]
-        if changed:
+        if changed := [name for name, value in now if name not in free and old.get(name) != value]:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
             words = [
                 self.unreadable.get(name) or msg("{name} was {value}", name=name, value=was[name])

@@ -231,8 +231,7 @@ def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
             yield FoundDocument("", record.number, record.url, body)
         elif kind == "text/plain":
             # undecodable bytes become U+FFFD
-            text = decode_sample(body)[1].replace("\r\n", "\n").strip()
-            if text:
+            if text := decode_sample(body)[1].replace("\r\n", "\n").strip():
                 yield FoundDocument(text, record.number, record.url)
             else:
                 want.on_bad_line(record.number, NO_TEXT)

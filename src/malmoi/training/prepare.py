@@ -362,8 +362,7 @@ def _about(reader: DocumentReader) -> list[str]:
         msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
         for rule, count in Counter(reader.rules.values()).items()
     ]
-    problems = list(reader.problems.values())
-    if problems:
+    if problems := list(reader.problems.values()):
         lines = plural(sum(problem.count for problem in problems), "bad line")
         first = problems[0].first[0]
         sentences.append(msg("{bad_lines} skipped, first {first}.", bad_lines=lines, first=first))

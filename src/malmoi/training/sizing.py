@@ -632,8 +632,7 @@ def _reasons(
             minutes2=c.minutes,
             most=c.max_epochs,
         )
-    own = ", ".join(sorted(given - {"train.minutes"}))
-    if own:
+    if own := ", ".join(sorted(given - {"train.minutes"})):
         yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
