@@ -288,11 +288,10 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     args = get_args(kind)
     if origin is Literal:
         if value not in args:
-            choices = ", ".join(map(repr, args))
             raise UsageError(
                 "{where} must be one of {choices}, not {value}.{hint}",
                 where=where,
-                choices=choices,
+                choices=", ".join(map(repr, args)),
                 value=shown(value),
                 hint=nearest(str(value), map(str, args)),
             )

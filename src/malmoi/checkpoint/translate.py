@@ -467,12 +467,11 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     ]
     if not unknown:
         return ()
-    hint = nearest(unknown[0], table.known)
     return (
         msg(
             "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
             model_type=table.model_type,
             names=", ".join(unknown[:4]),
-            hint=hint,
+            hint=nearest(unknown[0], table.known),
         ),
     )

@@ -195,11 +195,10 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
             task=task.name,
         )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
-        ours = ", ".join(task.labels)
         raise UsageError(
             "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
             task=task.name,
-            ours=ours,
+            ours=", ".join(task.labels),
             theirs=", ".join(reading.labels) or msg("none"),
         )
 

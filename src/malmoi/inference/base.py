@@ -112,14 +112,13 @@ class LoadedModel:
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
-            can = ", ".join(verb for verb in self.abilities if verb != "stream")
             raise UsageError(
                 "This model cannot {verb}: it has no {head} head (its heads: {heads}). It "
                 "can: {can}.",
                 verb=verb,
                 head=head,
                 heads=", ".join(self.network.heads) or msg("none"),
-                can=can,
+                can=", ".join(verb for verb in self.abilities if verb != "stream"),
             )
 
     @property

@@ -62,7 +62,6 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
     if refusal is None:
         return None
     reason, advice = refusal
-    where = getattr(error, "filename", None) or what
     failed = (
         "could not be read or written" if _errno(error) == errno.EIO else "could not be written"
     )
@@ -70,7 +69,7 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
         "{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
         "is kept.",
         reason=msg(reason),
-        where=where,
+        where=getattr(error, "filename", None) or what,
         failed=msg(failed),
         advice=msg(advice),
     )

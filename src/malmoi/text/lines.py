@@ -64,11 +64,10 @@ def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
     except MalmoiError:
         raise
     except Exception as error:  # every format has a library, and each has errors of its own
-        kind = uncompressed_name(path).suffix
         raise MalmoiError(
             "{place} is damaged, or no {kind} file ({error}); fetch it again.",
             place=f"{path}:{count + 1}" if count else str(path),
-            kind=kind,
+            kind=uncompressed_name(path).suffix,
             error=first_line(error),
         ) from error
 

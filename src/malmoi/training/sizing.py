@@ -553,7 +553,6 @@ def _reasons(
             minutes=plural(c.minutes, "minute"),
         )
     kind = "bf16" if speed.half else "fp32"
-    flops = size.minutes * 60 * speed.reached(m.width)
     peak = f"{speed.flops / 1e9:,.0f}"
     known = (
         msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
@@ -564,7 +563,7 @@ def _reasons(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,
         known=known,
-        flops=flops,
+        flops=size.minutes * 60 * speed.reached(m.width),
         minutes=plural(size.minutes, "minute"),
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
