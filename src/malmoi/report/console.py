@@ -192,12 +192,11 @@ def _cells(text: str) -> int:
 
 
 def _amount(event: Progress) -> str:
-    if event.unit == "seconds":  # the bar and the time left say it
-        return translate(event.verb)
-    if event.total is None and not event.unit:  # work that cannot be counted
-        return translate(event.verb)
-    total = "" if event.total is None else f"/{event.total:,.0f}"
     verb = translate(event.verb)
+    # the bar and the time left say it, or the work cannot be counted
+    if event.unit == "seconds" or (event.total is None and not event.unit):
+        return verb
+    total = "" if event.total is None else f"/{event.total:,.0f}"
     if language() == "ko":
         return f"{verb} {event.done:,.0f}{total}{translate(event.unit)}"
     one = (event.total if event.total is not None else event.done) == 1
