@@ -1,6 +1,7 @@
 """Errors for users: one sentence with what is wrong, where, and what to do."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 
@@ -53,6 +54,22 @@ def require_known(name: str, known: Collection[str], sentence: str, /, **values:
     """Raises a sentence about an unknown {name}, with the nearest known one as its {hint}."""
     if name not in known:
         raise UsageError(msg(sentence, name=name, hint=nearest(name, known), **values))
+
+
+@contextmanager
+def explained(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    sentence: str,
+    /,
+    *,
+    raises: type[MalmoiError] = MalmoiError,
+    **values: object,
+) -> Iterator[None]:
+    """Turns errors of these kinds into a sentence, whose {error} is what they said."""
+    try:
+        yield
+    except kinds as error:
+        raise raises(sentence, error=error, **values) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

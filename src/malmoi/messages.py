@@ -7,7 +7,8 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -68,6 +69,17 @@ class StatusLog:
 
     def warning(self, sentence: str, /, **values: object) -> None:
         self._logger.warning(msg(sentence, **values))
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Silences what is logged within the context."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def joined(separator: str, parts: Iterable[str]) -> Message:

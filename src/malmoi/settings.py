@@ -104,12 +104,11 @@ class Setting:
         least = -math.inf if self.ge is None else self.ge
         low = f"[{least:g}" if self.gt is None else f"({self.gt:g}"
         if self.le is not None or self.lt is not None:
-            high = f"{self.le:g}]" if self.le is not None else f"{self.lt:g})"
             return msg(
                 "{name} must lie in {begin}, {end}, not {value}.",
                 name=name,
                 begin=low,
-                end=high,
+                end=f"{self.le:g}]" if self.le is not None else f"{self.lt:g})",
                 value=value,
             )
         if self.gt == 0:
@@ -231,8 +230,7 @@ class Config:
                     hint=nearest(name, field_types(cls)),
                 )
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
-        missing = [name for name in field_types(cls) if name not in optional | values.keys()]
-        if missing:
+        if missing := [name for name in field_types(cls) if name not in optional | values.keys()]:
             raise UsageError(
                 "{type} needs a value for {missing}.", type=cls.__name__, missing=", ".join(missing)
             )
@@ -290,14 +288,12 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     args = get_args(kind)
     if origin is Literal:
         if value not in args:
-            choices = ", ".join(map(repr, args))
-            hint = nearest(str(value), map(str, args))
             raise UsageError(
                 "{where} must be one of {choices}, not {value}.{hint}",
                 where=where,
-                choices=choices,
+                choices=", ".join(map(repr, args)),
                 value=shown(value),
-                hint=hint,
+                hint=nearest(str(value), map(str, args)),
             )
         return value
     if origin in (Union, UnionType):

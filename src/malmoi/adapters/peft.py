@@ -143,8 +143,7 @@ def put_lora(
 ) -> set[str]:
     """Adds patches from a file's tensors and returns the names that were used."""
     usual = REQUIRED_DEFAULTS.items()
-    changed = [name for name, plain in usual if config.get(name, plain) != plain]
-    if changed:
+    if changed := [name for name, plain in usual if config.get(name, plain) != plain]:
         raise MalmoiError(
             "This LoRA has {changed}={config}, which Malmoi does not support.",
             changed=changed[0],

@@ -31,7 +31,7 @@ from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
 from malmoi.checkpoint.weights import read_file, write_tensors
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, explained, nearest
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
@@ -40,7 +40,6 @@ from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.result import plain
 from malmoi.system.untrusted import JsonObject
-from malmoi.system.untrusted import named as explained
 from malmoi.tokenizer import Tokenizer
 
 # Fingerprint of a base model: its shape, and a checksum of each tensor
@@ -66,8 +65,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     """What differs between two fingerprints, in words; empty if they are equal."""
     model = then.object("model")
     weights = then.object("weights")
-    fields = [k for k, v in model.items() if now["model"].get(k) != v]
-    if fields:
+    if fields := [k for k, v in model.items() if now["model"].get(k) != v]:
         name = fields[0]
         return msg(
             "its {name} is {model} and was {model2}",
@@ -75,8 +73,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
             model=shown(now["model"].get(name)),
             model2=shown(model[name]),
         )
-    changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
-    if changed:
+    if changed := [k for k, v in weights.items() if now["weights"].get(k) != v]:
         more = msg(" and {count} more tensors", count=len(changed) - 1) if changed[1:] else ""
         return msg("{name}{more} changed", name=shown(changed[0]), more=more)
     return ""
@@ -222,16 +219,14 @@ def _base(found: AdapterFolder) -> Checkpoint:
             folder=found.folder,
             mend=mend,
         )
-    try:
+    with explained(
+        MalmoiError,
+        "{folder} is an adapter of {named}, which cannot be opened: {error} {mend}",
+        folder=found.folder,
+        named=named,
+        mend=mend,
+    ):
         base = read_checkpoint(where)
-    except MalmoiError as error:
-        raise MalmoiError(
-            "{folder} is an adapter of {named}, which cannot be opened: {error} {mend}",
-            folder=found.folder,
-            named=named,
-            error=error,
-            mend=mend,
-        ) from error
     then = found.record.object("base", default={})
     base = _as_trained(base, then)
     changed = difference(then, base_fingerprint(base)) if then else ""
@@ -268,7 +263,7 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     if new or "heads" in found.record:
         heads = found.record.object("heads", default={})
         classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
-        with explained(found.record.where):
+        with explained(UsageError, "{where}: {error}", where=found.record.where):
             _replace_heads(network, classes or _heads(found, new, table))
     weights = our_weights(network, new, table)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
@@ -290,11 +285,10 @@ def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None)
     rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
     weight = rules.get(f"heads.{head}.linear.weight", "")
     if head is None or weight not in new or not new[weight].dim():
-        first = next(iter(new), "nothing new")
         raise MalmoiError(
             "{folder} holds {first}, which the task {task} does not use.",
             folder=found.folder / ADAPTER_WEIGHTS,
-            first=first,
+            first=next(iter(new), "nothing new"),
             task=shown(task),
         )
     return {head: new[weight].size(0)}

@@ -50,12 +50,11 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         self.checkpoint = checkpoint or Checkpoint(_new_network(config))
         self.network = self.checkpoint.network
         if self.needs_head and self.needs_head not in self._reader.heads:
-            have = ", ".join(self.network.heads) or msg("none")
             raise UsageError(
                 "{type} needs a {needs_head} head, and this folder has: {have}.",
                 type=type(self).__name__,
                 needs_head=self.needs_head,
-                have=have,
+                have=", ".join(self.network.heads) or msg("none"),
             )
 
     @property

@@ -108,12 +108,11 @@ def _kind(network: Network) -> str:
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     if apart[near]:
-        fields = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
         raise UsageError(
             "llama.cpp does not support this model, which differs from {near}: {fields}. "
             "Export it to ONNX.",
             near=near,
-            fields=fields,
+            fields=", ".join(f"{field} = {value!r}" for field, value in apart[near].items()),
         )
     return near
 

@@ -4,7 +4,6 @@ B batch, C choices, T tokens, I inputs of an LSTM.
 """
 
 import json
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch.export import Dim
 from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, first_line, require_known
 from malmoi.kernels.int8 import is_quantized
+from malmoi.messages import quiet_logs
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, POOLED_HEADS
 from malmoi.model.trunks import BiLSTM
@@ -183,13 +183,8 @@ def _exporter() -> Iterator[None]:
     """Silences the exporter, and explains which package is missing if any is."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         optional_package(name, "An ONNX file", "onnx onnxscript onnxruntime")
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
+    with quiet_logs(), warnings.catch_warnings(action="ignore"):
+        yield
 
 
 def _program(graph: OnnxModel) -> Any:
@@ -203,9 +198,8 @@ def _program(graph: OnnxModel) -> Any:
     }
     shapes = tuple({i: limits[name] for i, name in enumerate(graph.shape)} for _ in example)
     try:
-        traced = torch.export.export(graph, example, dynamic_shapes=shapes)
         return torch.onnx.export(
-            traced,
+            torch.export.export(graph, example, dynamic_shapes=shapes),
             dynamo=True,
             opset_version=OPSET,
             input_names=graph.inputs,

@@ -216,12 +216,11 @@ def read_checkpoint(
     config = read_model_json(folder / "config.json")
     kind = config.text("model_type", default="")
     if kind != OWN_MODEL_TYPE and kind not in FAMILY_TABLES:
-        hint = nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE])
         raise MalmoiError(
             "{where} says model_type {kind}, which Malmoi does not know.{hint}",
             where=config.where,
             kind=shown(kind),
-            hint=hint,
+            hint=nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE]),
         )
     tensors = read_weights(folder)
     weights: dict[str, Weight] = {**tensors}

@@ -304,8 +304,7 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
         for key, value in file.metadata.items()
         if key.startswith("llama.")
     }
-    missing = [name for name in GGUF_FIELDS if name not in meta]
-    if missing:
+    if missing := [name for name in GGUF_FIELDS if name not in meta]:
         raise MalmoiError(
             "{path} does not say llama.{missing}, which is needed to build the model.",
             path=file.path,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -260,16 +260,16 @@ def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
 def bits_of(settings: Any, folder: Path) -> int:
     """Bits per packed weight; refuses any other quantization with an explanation."""
     where = msg("{folder} says that the weights are quantised", folder=folder / "config.json")
-    try:
+    with explained(
+        (AttributeError, KeyError, TypeError),
+        "{where}, but not how: its quantization_config is not understood.",
+        where=where,
+    ):
         method = settings.get("quant_method")
         kind = settings.get("format")
         bits = {
             group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()
         }
-    except (AttributeError, KeyError, TypeError) as error:
-        raise MalmoiError(
-            "{where}, but not how: its quantization_config is not understood.", where=where
-        ) from error
     if (method, kind) != (QUANT_METHOD, PACK_FORMAT):
         raise MalmoiError(
             "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
@@ -290,8 +290,7 @@ def bits_of(settings: Any, folder: Path) -> int:
 
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     names = [prefix + part for part in PART_SUFFIXES]
-    missing = [name for name in names if name not in tensors]
-    if missing:
+    if missing := [name for name in names if name not in tensors]:
         raise MalmoiError(
             "{folder}: {missing} is missing, so {prefix}.weight cannot be dequantised.",
             folder=folder,

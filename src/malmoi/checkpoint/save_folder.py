@@ -134,9 +134,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         values |= {"features": network.features.to_dict()} if network.features else {}
     else:
         like = checkpoint.source_config.get("architectures", ())
-        architecture = table.architecture(set(network.heads), network.config, like)
         values = {
-            "architectures": [architecture],
+            "architectures": [table.architecture(set(network.heads), network.config, like)],
             "model_type": table.model_type,
             **table.write_config(network.config),
         }

@@ -258,10 +258,9 @@ def _computed(module: nn.Module) -> dict[str, Tensor]:
 
     Malmoi's own name their device, so that there are none; a new module need not know that rule.
     """
-    tensors = {**module._buffers, **vars(module)}
     return {
         name: tensor
-        for name, tensor in tensors.items()
+        for name, tensor in {**module._buffers, **vars(module)}.items()
         if isinstance(tensor, Tensor) and tensor.is_meta
         if name not in module._buffers or name in module._non_persistent_buffers_set
     }
@@ -273,8 +272,7 @@ def fill_network(
     """Loads tensors into a network on the meta device; a head without weights is initialised."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
-    lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
-    if lost:
+    if lost := [theirs.get(k, k) for k in missing if k.startswith("trunk.")]:
         raise MalmoiError(
             "{folder}: {lost} weights of the model are missing, starting with {first}; it "
             "cannot be used.",
@@ -469,13 +467,11 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     ]
     if not unknown:
         return ()
-    hint = nearest(unknown[0], table.known)
-    names = ", ".join(unknown[:4])
     return (
         msg(
             "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
             model_type=table.model_type,
-            names=names,
-            hint=hint,
+            names=", ".join(unknown[:4]),
+            hint=nearest(unknown[0], table.known),
         ),
     )

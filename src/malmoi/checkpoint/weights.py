@@ -89,8 +89,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = read_object(index).map_of("weight_map", str)
     names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
-    missing = [name for name in names if name not in present]
-    if missing:
+    if missing := [name for name in names if name not in present]:
         raise MalmoiError(
             "{index} names {missing}, which is not in the folder: the download or copy is "
             "incomplete.",
@@ -171,8 +170,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
     if count > 1:
         total = sum(t.nbytes for t in tensors.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_json(folder / WEIGHTS_INDEX, index)
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": where})
         keep.add(folder / WEIGHTS_INDEX)
     others = (folder / name for name in (WEIGHTS_INDEX, TORCH_FILE, TORCH_INDEX))
     for old in {*folder.glob("model*.safetensors"), *others} - keep:

@@ -59,8 +59,7 @@ def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
         ("source", "documents read", "times", "documents written", "characters", "share"),
         _shares(finished["mix"]["shares"]),
     )
-    shards = finished["mix"]["shards"]
-    cli.print_result(f"{out}: " + plural(shards, "shard"))
+    cli.print_result(f"{out}: " + plural(finished["mix"]["shards"], "shard"))
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

@@ -103,11 +103,10 @@ def _int8(machine: Machine) -> str:
 def _compiler(machine: Machine, kind: str) -> str:
     if machine.compiler is None:
         return "none; torch.compile is not used on the processor"
-    pays = machine.compile_pays(kind, math.inf)
     return msg(
         "{compiler}; torch.compile is {runs}",
         compiler=machine.compiler,
-        runs=msg("used in long runs" if pays else "not used"),
+        runs=msg("used in long runs" if machine.compile_pays(kind, math.inf) else "not used"),
     )
 
 

@@ -115,11 +115,10 @@ def _task(
     from malmoi.evaluation.kinds import by_metric
 
     if not name and tuned_task(model) is None:
-        folder = model.checkpoint.source
         raise UsageError(
             "Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
             "classification rows.csv --model {folder}.",
-            folder=folder,
+            folder=model.checkpoint.source,
         )
     task = announced(*evaluated_task(model, name or None, rows, columns))
     return by_metric(task, metric or "")
@@ -180,13 +179,12 @@ def _item(result: "InContextResult", number: int) -> dict[str, Any]:
     question = result.questions[number]
     prediction = result.verdict.predictions[number]
     prompt = question.prompt
-    right = None if prompt.gold is None else prompt.choices[prompt.gold]
     return {
         "place": question.example.place,
         "shots": question.shots,
         "prompt": question.before,
         "choices": list(prompt.choices),
         "ending": prompt.ending,
-        "right": right,
+        "right": None if prompt.gold is None else prompt.choices[prompt.gold],
         "said": prompt.choices[prediction] if type(prediction) is int else prediction,
     }

@@ -185,5 +185,4 @@ def _row(one: "MemoryUse", room: float) -> list[str]:
     name += msg(", checkpointed") if one.gradient_checkpointing else ""
     model = sum(getattr(one, part) for part in MEMORY_PARTS)
     fits = "yes" if one.total <= room else "no"
-    sizes = (model, one.activations, one.total)
-    return [name, *map(format_size, sizes), str(one.micro), fits]
+    return [name, *map(format_size, (model, one.activations, one.total)), str(one.micro), fits]

@@ -8,21 +8,21 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from malmoi.cli import shared as cli
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, explained, require_known
 from malmoi.system.files import atomic_write, write_text
+from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.lines import uncompressed_name
+from malmoi.text.rows import BadRow, DataRow, any_rows
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
-    from malmoi.text.rows import DataRow
 
 Row = Mapping[str, Any]
 ROWS_AT_ONCE = 1000  # predicted together, sorted by length; an interruption loses at most these
@@ -60,17 +60,7 @@ def partial_file(out: Path) -> Path:
     return out.with_name(out.name + PARTIAL)
 
 
-@contextmanager
-def _bad_rows_explained() -> Iterator[None]:
-    from malmoi.text.rows import BadRow
-
-    try:
-        yield
-    except BadRow as error:
-        raise MalmoiError("{error}.", error=error) from error
-
-
-@_bad_rows_explained()
+@explained(BadRow, "{error}.")
 def predict_file(
     model: "Model",
     data: Path,
@@ -128,8 +118,8 @@ def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
 class RowSource(NamedTuple):
     """The rows of a file, and the model's input of each; None if it has no text."""
 
-    rows: Callable[[], Iterator["DataRow"]]
-    ask: Callable[["DataRow"], Any]
+    rows: Callable[[], Iterator[DataRow]]
+    ask: Callable[[DataRow], Any]
     names: tuple[str, ...]  # of the columns or the format that are read
 
 
@@ -148,7 +138,7 @@ def _source(model: "Model", data: Path, given: Mapping[str, str]) -> RowSource:
     )
 
 
-def _checked(rows: Iterable["DataRow"]) -> Iterator["DataRow"]:
+def _checked(rows: Iterable[DataRow]) -> Iterator[DataRow]:
     for row in rows:
         _ = row.checked  # says what is wrong with it
         yield row
@@ -156,11 +146,9 @@ def _checked(rows: Iterable["DataRow"]) -> Iterator["DataRow"]:
 
 def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]) -> RowSource:
     """The rows of a table, by the columns that are given, known, or likely."""
-    from malmoi.text.rows import any_rows
-
     named = (*known.values(), *given.values())
 
-    def rows() -> Iterator["DataRow"]:
+    def rows() -> Iterator[DataRow]:
         return _checked(any_rows(data, named))
 
     first = [row.values for row in islice(rows(), ROWS_AT_ONCE)]
@@ -210,8 +198,7 @@ def _tell(found: Mapping[str, str], first: list[Row], given: Mapping[str, str]) 
     """Says which columns are read, and whether rows lack a text."""
     if "text" not in given:
         cli.say(", ".join(f"{name} = {column}" for name, column in found.items()))
-    empty = sum(not _has_text(row.get(found["text"])) for row in first)
-    if empty:
+    if empty := sum(not _has_text(row.get(found["text"])) for row in first):
         cli.note(
             "{empty:,} of the first {first:,} rows have no text and get no prediction.",
             empty=empty,
@@ -342,12 +329,8 @@ def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
 
 
 def _write_excel(file: IO[bytes], rows: Iterable[Row]) -> None:
-    try:
-        from openpyxl import Workbook
-    except ImportError as error:
-        raise MalmoiError("Excel needs the package openpyxl: pip install openpyxl.") from error
     names, flat = _table(rows)
-    book = Workbook(write_only=True)
+    book = optional_package("openpyxl", "Excel").Workbook(write_only=True)
     sheet = book.create_sheet()
     sheet.append(names)
     for row in flat:

@@ -216,12 +216,11 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
     smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
     useful = FEW_UPDATES * smallest_batch(recipe) * recipe.mean_length
     if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:
-        minutes = plural(recipe.train.minutes, "minute")
         cli.say(
             "That is too little to learn from: malmoi pretrain {smaller} chooses a size "
             "for {minutes}.",
             smaller=smaller,
-            minutes=minutes,
+            minutes=plural(recipe.train.minutes, "minute"),
         )
 
 

@@ -123,5 +123,4 @@ def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]
             yield from _settings(value, f"{prefix}{field.name}.")
         elif prefix or field.name == "objective":
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            name = f"{prefix}{field.name}"
-            yield name, shown, translate(known[field.name].help)
+            yield f"{prefix}{field.name}", shown, translate(known[field.name].help)

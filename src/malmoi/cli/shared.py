@@ -301,12 +301,11 @@ def _standard_input() -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
         raise UsageError(
             "Standard input is not UTF-8: byte 0x{content:02x} in line {line}; convert it "
             "first, for example with: iconv -f EUC-KR -t UTF-8",
             content=content[error.start],
-            line=line,
+            line=content[: error.start].count(b"\n") + 1,
         ) from error
 
 

@@ -134,8 +134,7 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
 
 def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
     """A copy of the teacher with only some of its layers, by default half."""
-    chosen = _chosen(teacher.network.config.depth, layers)
-    network = deepcopy(with_layers(teacher.network, chosen))
+    network = deepcopy(with_layers(teacher.network, _chosen(teacher.network.config.depth, layers)))
     return replace(teacher, network=network, source=None, notes=())
 
 
@@ -232,14 +231,12 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
 
 def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     """The teacher's labels in its order; the rows may use fewer of them, but no others."""
-    others = [label for label in work.labels if label not in teacher.labels]
-    if others:
-        known = ", ".join(teacher.labels) or msg("none")
+    if others := [label for label in work.labels if label not in teacher.labels]:
         raise UsageError(
             "The rows have the label {others!r}, which the teacher does not have (it has: "
             "{known}).",
             others=others[0],
-            known=known,
+            known=", ".join(teacher.labels) or msg("none"),
         )
     return teacher.labels if work.labels else ()
 

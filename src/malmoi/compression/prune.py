@@ -399,8 +399,7 @@ def _of_rows(
         )
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(examples)
-    view = FeatureView.of(reading, reading.labels)
-    items = encode_examples(task, examples, view)
+    items = encode_examples(task, examples, FeatureView.of(reading, reading.labels))
     batches = (
         collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
         for i in range(0, len(items), ROWS_PER_BATCH)

@@ -203,11 +203,10 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
         for step, stage in STEP_FILES.items()
     }
     told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
-    control = total_control_names(plan.work.account(n, "final")["control"] for n in shards)
     return {
         "bad": about["bad"],
         "steps": told,
-        "control": control,
+        "control": total_control_names(plan.work.account(n, "final")["control"] for n in shards),
         "mix": _mix(plan, shards, steps),
     }
 
@@ -216,8 +215,7 @@ def _work_on_part(plan: CorpusPlan) -> None:
     """Processes this part's shards up to the next step that needs the other parts."""
     shards = range(_read(plan)["shards"])
     for step, do_next in (("cleaned", _filter), ("filtered", _finalize)):
-        left = sum(not plan.work.is_done(n, step) for n in shards)
-        if left:
+        if left := sum(not plan.work.is_done(n, step) for n in shards):
             logger.info(
                 "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
                 "all parts have ended, run them again.",

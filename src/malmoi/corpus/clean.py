@@ -75,11 +75,10 @@ def _plain() -> NDArray[np.bool_]:
 
     NFC may compose marks and parts of Korean syllables with what is before them.
     """
-    signs = map(chr, range(LAST_CODE + 1))
     plain = np.array(
         [
             c.isprintable() and c != "<" and category(c)[0] != "M" and is_normalized("NFC", c)
-            for c in signs
+            for c in map(chr, range(LAST_CODE + 1))
         ]
     )
     plain[0x1100:0x1200] = False  # the parts of syllables

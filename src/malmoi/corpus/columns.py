@@ -178,8 +178,7 @@ class Shard:
         for row, documents in changes.items():
             copies[row] = len(documents)
         rows = np.repeat(np.arange(len(self)), copies)
-        is_new = np.isin(rows, list(changes))
-        rows[is_new] = np.arange(len(self), len(self) + len(new))
+        rows[np.isin(rows, list(changes))] = np.arange(len(self), len(self) + len(new))
         places = rows.tolist()
         both = (a + b for a, b in zip(self._about, new._about, strict=True))
         about = ([column[place] for place in places] for column in both)
@@ -320,10 +319,9 @@ def control_sentence(found: Mapping[str, Any]) -> str:
     if not found.get("documents"):
         return ""
     names = [f"{name} {count:,}" for name, count in found["names"].items()]
-    more = ", …" if len(names) > SHOWN else ""
     return msg(
         "Names of control tokens in {documents} ({names}{more}); they will be encoded as text.",
         documents=plural(found["documents"], "document"),
         names=", ".join(names[:SHOWN]),
-        more=more,
+        more=", …" if len(names) > SHOWN else "",
     )

@@ -50,8 +50,7 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
         parts = (group.part(row).hashes for row in range(len(group)))
         exact[:] = [_polynomial(hashes) for hashes in parts]
     else:
-        words = group.words.hashes
-        native["hash_texts"](len(group), BASE, words, group.firsts, group.lasts, exact)
+        native["hash_texts"](len(group), BASE, group.words.hashes, group.firsts, group.lasts, exact)
     for row in np.flatnonzero(group.firsts == group.lasts).tolist():
         exact[row] = seeded_hash(group.texts[row], 0)
     return exact

@@ -310,8 +310,7 @@ def _step(
     weights: NDArray[np.float64], seen: NDArray[np.float64], row: HashedFeatures, label: int
 ) -> None:
     at = np.append(row[0], 2**FEATURE_BITS)
-    values = np.append(row[1], 1.0)
-    slope = (_chance(weights, row) - label) * values
+    slope = (_chance(weights, row) - label) * np.append(row[1], 1.0)
     seen[at] += slope**2
     weights[at] -= LEARNING_RATE * slope / np.sqrt(seen[at])
 
@@ -325,8 +324,7 @@ def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig)
     """Keeps good texts, and some others: those with pareto(9) > 1 − score; "quality": dropped."""
     draws = (pareto_draw(text, config.pareto, config.seed) for text in texts.texts)
     found = zip(draws, map(scorer, texts.texts), strict=True)
-    reasons = ["" if draw > 1 - score else "quality" for draw, score in found]
-    return np.array(reasons, object)
+    return np.array(["" if draw > 1 - score else "quality" for draw, score in found], object)
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:

@@ -106,8 +106,7 @@ def _run(story: Story, name: str, loss: str) -> dict[str, Any]:
 def _name(story: Story, name: str) -> str:
     """A row's name, with the range of its seeds."""
     runs = story.runs.get(name)
-    shown = f" ({min(runs):.0%}–{max(runs):.0%})" if runs else ""
-    return translate(name) + shown
+    return translate(name) + (f" ({min(runs):.0%}–{max(runs):.0%})" if runs else "")
 
 
 logger = logging.getLogger(__name__)

@@ -96,10 +96,9 @@ def evaluate_model(
     done = predict_and_score(chosen, examples, reading)
     facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
     if contamination is not None:
-        overlaps = contamination([item_texts(example) for example in examples])
         facts["contamination"] = contamination_report(
             examples,
-            overlaps,
+            contamination([item_texts(example) for example in examples]),
             done.metrics,
             lambda some: predict_and_score(chosen, [examples[i] for i in some], reading).metrics,
         )
@@ -196,13 +195,11 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
             task=task.name,
         )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
-        ours = ", ".join(task.labels)
-        theirs = ", ".join(reading.labels) or msg("none")
         raise UsageError(
             "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
             task=task.name,
-            ours=ours,
-            theirs=theirs,
+            ours=", ".join(task.labels),
+            theirs=", ".join(reading.labels) or msg("none"),
         )
 
 

@@ -111,8 +111,7 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
         yield msg(
             "{bad_rows} skipped, such as {bad}.", bad_rows=plural(len(bad), "bad row"), bad=bad[0]
         )
-    empty = [e.place for e in found if not e.text.strip()]
-    if empty:
+    if empty := [e.place for e in found if not e.text.strip()]:
         yield msg(
             "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
         )
@@ -154,8 +153,7 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
     first: dict[tuple[str, str | None], Example] = {}
     for example in found:
         first.setdefault((example.text, example.pair), example)
-    others = [e for e in found if first[e.text, e.pair].label != e.label]
-    if others:
+    if others := [e for e in found if first[e.text, e.pair].label != e.label]:
         before = first[others[0].text, others[0].pair]
         yield msg(
             "{texts} with a different label: {place} says {shown}, {place2} {shown2}.",
@@ -191,8 +189,7 @@ def _misspelt(counts: Counter[str]) -> Iterable[str]:
 
 def require_labels(examples: Sequence[Example]) -> None:
     """Raises an error if an example has no label, which training and evaluation need."""
-    missing = [e.place for e in examples if e.label is None]
-    if missing:
+    if missing := [e.place for e in examples if e.label is None]:
         raise MalmoiError(
             "{missing} has no label ({missing2:,} such rows in all), so it cannot be learnt "
             "or scored. malmoi predict reads rows without labels; --label (label=…) names the "
@@ -211,12 +208,11 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        shown = msg("the label {label!r:.60}", label=label) if label != () else msg("no label")
         raise MalmoiError(
             "All {examples:,} rows (from {place} on) have {shown}: there is nothing to learn.",
             examples=len(examples),
             place=examples[0].place,
-            shown=shown,
+            shown=msg("the label {label!r:.60}", label=label) if label != () else msg("no label"),
         )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 

@@ -215,8 +215,7 @@ def answer_row(example: Example, view: FeatureView) -> AnswerRow:
 
 def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: int) -> None:
     many = f"{len(rows):,}"
-    prompts = sum(row.prompt_cut for row in rows)
-    if prompts:
+    if prompts := sum(row.prompt_cut for row in rows):
         logger.warning(
             msg(
                 "{prompts:,} of {many} prompts do not fit with their answers into {length} "
@@ -226,8 +225,7 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
                 length=length,
             )
         )
-    answers = sum(row.answer_cut and bool(row.spans) for row in rows)
-    if answers:
+    if answers := sum(row.answer_cut and bool(row.spans) for row in rows):
         logger.warning(
             msg(
                 "{answers:,} of {many} answers do not fit into {length} tokens and are "
@@ -237,8 +235,7 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
                 length=length,
             )
         )
-    lost = [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]
-    if lost:
+    if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
         logger.warning(
             msg(
                 "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "
@@ -313,14 +310,13 @@ def predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[Exam
 
 def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Predicts label sets; the score is that of the least certain label."""
-    found = predict.label_texts(reading, [e.input for e in examples])
     return [
         ExamplePrediction(
             one.labels,
             min(p if name in one.labels else 1 - p for name, p in one.scores.items()),
             one.scores,
         )
-        for one in found
+        for one in predict.label_texts(reading, [e.input for e in examples])
     ]
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, nearest, require_known
+from malmoi.errors import UsageError, explained, nearest, require_known
 from malmoi.evaluation.task import Example, Task
 from malmoi.metrics.labels import entities
 
@@ -197,12 +197,10 @@ def templated(task: Task, name: str | None) -> Task:
 
 
 def _own(path: Path) -> dict[str, Any]:
-    try:
+    with explained(
+        (OSError, ValueError), "The template {path} cannot be read: {error}.", path=path
+    ):
         return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise MalmoiError(
-            "The template {path} cannot be read: {error}.", path=path, error=error
-        ) from error
 
 
 def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
@@ -221,8 +219,7 @@ def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
                 type=TEMPLATE_FIELDS[field].__name__,
             )
     answers = given.get("answers", task.answers)
-    missing = [label for label in task.labels if label not in answers]
-    if missing:
+    if missing := [label for label in task.labels if label not in answers]:
         raise UsageError(
             "The template {name} has no answer for the label {missing!r}.",
             name=name,

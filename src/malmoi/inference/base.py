@@ -112,15 +112,13 @@ class LoadedModel:
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
-            can = ", ".join(verb for verb in self.abilities if verb != "stream")
-            heads = ", ".join(self.network.heads) or msg("none")
             raise UsageError(
                 "This model cannot {verb}: it has no {head} head (its heads: {heads}). It "
                 "can: {can}.",
                 verb=verb,
                 head=head,
-                heads=heads,
-                can=can,
+                heads=", ".join(self.network.heads) or msg("none"),
+                can=", ".join(verb for verb in self.abilities if verb != "stream"),
             )
 
     @property

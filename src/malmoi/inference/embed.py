@@ -54,8 +54,7 @@ def embed_texts(
         activations = Activations()
         last = network.trunk(**given, activations=None if list(layers) == [-1] else activations)
         chosen = [activations.hidden[layer] for layer in layers] if activations.hidden else [last]
-        states = torch.stack(chosen).mean(0)
-        for i, row in zip(group, states, strict=True):
+        for i, row in zip(group, torch.stack(chosen).mean(0), strict=True):
             vector = pooled(row[: len(texts[i].tokens)]).float()
             vector = F.normalize(vector, dim=-1) if own.normalize else vector
             found[i] = vector.cpu().numpy()

@@ -111,6 +111,5 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
             checkpoint.tokenizer.save(place)
         if apart:  # transformers' and optimum's pipelines read the labels from it
             write_json(place / "config.json", model_json(checkpoint))
-            width = checkpoint.network.config.width
-            write_sentence_pooling(checkpoint.sentence, place, width)
+            write_sentence_pooling(checkpoint.sentence, place, checkpoint.network.config.width)
     return far

@@ -68,9 +68,8 @@ class LanguageModel(LoadedModel):
         """
         self._require_head("lm", "generate")
         config = self._generation_config(n=n, **options)
-        prompts = listed_texts(prompt, "prompt")
         texts = self.generator.continuations(
-            self._prompts(prompts, parse_special=parse_special), config
+            self._prompts(listed_texts(prompt, "prompt"), parse_special=parse_special), config
         )
         if n == 1:
             return texts[0][0] if isinstance(prompt, str) else [some[0] for some in texts]

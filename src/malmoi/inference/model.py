@@ -180,8 +180,7 @@ class Model(LanguageModel, Interpretation):
             )
         words = self.checkpoint.generation_setting("bad_words_ids") or []
         banned = banned_tokens(words, self.config.vocab)
-        pad = self.tokenizer.specials.pad or 0
-        return Translator(self.network, start, ends[0], pad, banned)
+        return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
     @torch.inference_mode()
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:

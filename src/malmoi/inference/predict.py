@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError, explained
 from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
@@ -186,10 +186,8 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     Rows are dicts, a DataFrame, a `datasets.Dataset`, or those of a file at a `Path`.
     """
     if isinstance(rows, Path):
-        try:
+        with explained(BadRow, "{error}."):
             rows = [row.checked for row in any_rows(rows, columns.values())]
-        except BadRow as error:
-            raise MalmoiError("{error}.", error=error) from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
     found = list(rows) if isinstance(rows, Iterable) else [rows]
@@ -220,11 +218,10 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
     choices = row_choices(row, columns)
     for name in names:
         if not isinstance(row.get(name), str):
-            had = ", ".join(map(str, row))
             raise UsageError(
                 "A row has no text in column {name!r}, which this model reads; it has: {had}.",
                 name=name,
-                had=had,
+                had=", ".join(map(str, row)),
             )
     texts = tuple(row[name] for name in names)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)

@@ -265,8 +265,7 @@ def score_separately(
     for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
         # padded on the right, where no causal query attends
-        shown = pad([row.tokens[:-1] for row in some], device=device)
-        hidden = read_segments(network, shown)
+        hidden = read_segments(network, pad([row.tokens[:-1] for row in some], device=device))
         found = score_hidden(network, hidden, some, [row.first - 1 for row in some])
         results.update(zip(group, found, strict=True))
     return [results[i] for i in range(len(rows))]
@@ -348,8 +347,7 @@ def _carried(network: Network, tokens: list[int]) -> list[float]:
     found: list[float] = []
     for start in range(0, len(tokens) - 1, c.context):
         part = tokens[start : start + c.context + 1]
-        shown = torch.tensor([part[:-1]], device=network.device)
-        hidden = network.trunk(shown, cache=cache)
+        hidden = network.trunk(torch.tensor([part[:-1]], device=network.device), cache=cache)
         found += score_hidden(network, hidden, [ScoredRow(part, 1)], [0])[0][0]
     return found
 

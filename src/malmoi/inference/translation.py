@@ -63,8 +63,7 @@ class Translator:
         limits = BatchLimits(room, room // beams, room)
         for some in length_batches(list(map(len, sources)), limits):
             memory = self._read([sources[i] for i in some])
-            longest = len(sources[some[0]])
-            limit = min(longest + EXTRA_TOKENS, self.network.config.context - 1)
+            limit = min(len(sources[some[0]]) + EXTRA_TOKENS, self.network.config.context - 1)
             found |= zip(some, self._search(memory, limit, beams, alpha), strict=True)
         return [found[i] for i in range(len(sources))]
 

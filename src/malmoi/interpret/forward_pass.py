@@ -359,8 +359,7 @@ def network_with(subject: Subject, interventions: Interventions) -> Network:
             if one.site == "layer":
                 bypassed[place[1]] = one.positions
                 continue
-            source = None if one.source is None else recorded[one.source][place]
-            tap = one.tap(c, source)
+            tap = one.tap(c, None if one.source is None else recorded[one.source][place])
             taps[place] = chained(taps[place], tap) if place in taps else tap
     return view_with_taps(network, taps, bypassed, changed_patterns(c, interventions))
 

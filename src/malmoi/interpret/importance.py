@@ -134,8 +134,7 @@ def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
     for group in tracked(groups, "importance", len(judged)):
         some = [judged[i] for i in group]
         inputs = subject.inputs([encoding for encoding, _ in some])
-        width = cast(Tensor, inputs["tokens"]).size(1)
-        step = 1 if subject.labels_texts else width
+        step = 1 if subject.labels_texts else cast(Tensor, inputs["tokens"]).size(1)
         at = [(i * step + place, t) for i, (_, ts) in enumerate(some) for place, t in ts.items()]
         slots, targets = torch.tensor(at, device=subject.network.device).T
         yield Batch(inputs, slots, targets)
@@ -145,15 +144,13 @@ def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int
     """An encoded row with its target tokens and positions; a BERT's row is masked."""
     labelled = subject.labels_texts
     if labelled == isinstance(row, str):
-        wanted = "a text with its label" if labelled else "a text"
         raise UsageError(
             "Row {number}: this model needs {wanted}, not {row!r:.60}.",
             number=number + 1,
-            wanted=msg(wanted),
+            wanted=msg("a text with its label" if labelled else "a text"),
             row=row,
         )
-    text = row if isinstance(row, str) else row[0]
-    encoding = subject.encode(text)
+    encoding = subject.encode(row if isinstance(row, str) else row[0])
     if labelled:
         if row[1] not in subject.labels:
             raise UsageError(
@@ -167,8 +164,7 @@ def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int
     if subject.head == "lm":
         return encoding, dict(enumerate(tokens[1:]))
     plain = [i for i, special in enumerate(encoding.specials) if not special]
-    chooser = torch.Generator().manual_seed(number)
-    chosen = torch.randperm(len(plain), generator=chooser)
+    chosen = torch.randperm(len(plain), generator=torch.Generator().manual_seed(number))
     count = max(1, round(MASKED_SHARE * len(plain)))
     targets = {plain[i]: tokens[plain[i]] for i in sorted(chosen[:count].tolist())}
     mask = mask_token(subject.tokenizer)
@@ -426,8 +422,7 @@ def _slopes(subject: Subject, text: str, target: str | None) -> Attribution:
         Piece(subject.tokenizer.token(token), *offsets, score)
         for token, offsets, score in zip(encoding.tokens, encoding.offsets, scores, strict=True)
     )
-    probability = float(logs[index].detach().exp())
-    return Attribution("gradient", subject.name(index), probability, pieces)
+    return Attribution("gradient", subject.name(index), float(logs[index].detach().exp()), pieces)
 
 
 def target_index(subject: Subject, target: str) -> int:

@@ -59,12 +59,11 @@ class Intervention:
         for name, choices in (("site", get_args(Site)), ("value", get_args(Value))):
             given = getattr(self, name)
             if given not in choices:
-                known = ", ".join(choices)
                 raise UsageError(
                     "An intervention has no {name} {given!r}: choose one of {known}.{hint}",
                     name=name,
                     given=given,
-                    known=known,
+                    known=", ".join(choices),
                     hint=nearest(str(given), choices),
                 )
         self._check_parts()
@@ -226,8 +225,7 @@ def view_with_taps(
     }
     if ("embedding", 0) in taps:
         embed = network.trunk.embed
-        project = Tapped(embed.project, None, taps["embedding", 0])
-        parts["embed"] = _rewired(embed, project=project)
+        parts["embed"] = _rewired(embed, project=Tapped(embed.project, None, taps["embedding", 0]))
     trunk: Transformer = _rewired(view.trunk, **parts)
     trunk.compiled_blocks = None
     return _rewired(view, trunk=trunk)

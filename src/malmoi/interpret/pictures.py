@@ -248,10 +248,9 @@ def _all_heads(weights: Float32Array) -> Picture:
                 f'<rect x="{x}" y="{y}" width="{wide}" height="{wide}" fill="none" '
                 'stroke="currentColor" stroke-opacity="0.25"/>'
             )
-            found = np.argwhere(weights[layer, head] >= FAINT)
             parts += [
                 _rect(x + k * cell, y + q * cell, cell, cell, float(weights[layer, head, q, k]))
-                for q, k in found.tolist()
+                for q, k in np.argwhere(weights[layer, head] >= FAINT).tolist()
             ]
     return _picture(parts, 30 + heads * side, 20 + layers * side, "attention of every head")
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, explained, require_known
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_batches
 from malmoi.model import Activations
@@ -263,11 +263,9 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
         raise MalmoiError(
             "No column of {path} looks like a label; name it with --label COLUMN.", path=path
         )
-    try:
+    with explained(BadRow, "{error}."):
         rows = any_rows(path, (found.text, found.label))
         return [(row.text(found.text), str(row[found.label])) for row in rows]
-    except BadRow as error:
-        raise MalmoiError("{error}.", error=error) from None
 
 
 def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow]:

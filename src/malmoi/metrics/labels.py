@@ -273,8 +273,7 @@ def best_temperature(gold: Sequence[str], chances: Sequence[Mapping[str, float]]
     known = [(label, some) for label, some in zip(gold, chances, strict=True) if label in some]
     if not known:
         return 1.0
-    width = max(len(some) for _, some in known)
-    logs = np.full((len(known), width), -np.inf)
+    logs = np.full((len(known), max(len(some) for _, some in known)), -np.inf)
     right = np.array([list(some).index(label) for label, some in known])
     for row, (_, some) in zip(logs, known, strict=True):
         row[: len(some)] = np.log(np.maximum(list(some.values()), MIN_CHANCE))

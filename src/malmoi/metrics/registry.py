@@ -111,12 +111,11 @@ def score_predictions(
 ) -> dict[str, float]:
     """Computes several metrics; averages over labels include all `labels`, even absent ones."""
     averaged = {"labels": labels} if labels else {}
-    functions = {name: METRICS.find(name).function for name in names}
     return {
         name: function(
             gold, predicted, **(averaged if "labels" in signature(function).parameters else {})
         )
-        for name, function in functions.items()
+        for name, function in ((name, METRICS.find(name).function) for name in names)
     }
 
 
@@ -159,8 +158,7 @@ def ranks(values: NumberSeq) -> np.ndarray[Any, Any]:
     if np.isnan(array).any():
         return np.full_like(array, math.nan)
     _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 @compares("numbers")

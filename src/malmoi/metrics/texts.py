@@ -242,8 +242,7 @@ def _character_counts(gold: str, predicted: str) -> np.ndarray[Any, Any]:
     rows = []
     for n in range(1, CHRF_ORDER + 1):
         theirs, ours = (_runs("".join(text.split()), n) for text in (gold, predicted))
-        both = (ours & theirs).total()
-        rows.append((ours.total() if theirs else 0, theirs.total(), both))
+        rows.append((ours.total() if theirs else 0, theirs.total(), (ours & theirs).total()))
     return np.array(rows, float)
 
 

@@ -101,10 +101,9 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     q, k, v = (x[0].to(v.dtype).transpose(0, 1) for x in (q, k, v))
     n = bounds.longest
     left = mask.window - 1 if mask.window else None  # FlashAttention counts its window inclusively
-    right = 0 if mask.window and mask.causal else left
     y = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, return_debug_mask=False,
-        window_size_left=left, window_size_right=right,
+        window_size_left=left, window_size_right=0 if mask.window and mask.causal else left,
     )[0]  # fmt: skip
     return cast(Tensor, y.transpose(0, 1)[None])
 

@@ -233,12 +233,11 @@ class Network(nn.Module):
         firsts: Tensor | None = None,
     ) -> Tensor:
         if name not in self.heads:
-            have = ", ".join(self.heads) or msg("none")
             raise UsageError(
                 "This model has no head {name!r} (it has: {have}); it was trained for "
                 "something else.",
                 name=name,
-                have=have,
+                have=", ".join(self.heads) or msg("none"),
             )
         if name in POOLED_HEADS:
             pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)

@@ -298,10 +298,9 @@ def _named(layout: Layout, token: str) -> Predicate:
     arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
     wanted = make.__code__.co_varnames[1 : make.__code__.co_argcount]
     if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
-        example = name + (":" + ",".join(wanted) if wanted else "")
         raise UsageError(
             "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
             token=token,
-            example=example,
+            example=name + (":" + ",".join(wanted) if wanted else ""),
         )
     return make(layout, *arguments)

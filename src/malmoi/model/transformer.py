@@ -330,8 +330,7 @@ class Transformer(nn.Module):
         segments = None if segments is None else F.pad(segments, (n, 0))
         keep = None if keep is None else F.pad(keep, (n, 0), value=True)
         layout, positions = self._layout(wide, keep, None, None, cache)
-        row = torch.cat((vectors, self.embed.token(tokens)), 1)
-        x = self.embed.place(row, positions, segments)
+        x = self.embed.place(torch.cat((vectors, self.embed.token(tokens)), 1), positions, segments)
         return self._layers(x, layout, positions, None, self._kept(cache), activations)[:, n:]
 
     def _kept(self, cache: KVCache | None) -> list[LayerCache]:
@@ -379,8 +378,7 @@ class Transformer(nn.Module):
             cache = None if kept is None else kept[i]
             angles = rotary[i % len(rotary)]
             inputs = LayerInputs(masks[i % len(masks)], angles, cache, attention_out)
-            others = (states[0],) if seen is None else seen[i]
-            x = self._block(i, x, inputs, *others)
+            x = self._block(i, x, inputs, *((states[0],) if seen is None else seen[i]))
             if activations or self.skips is not None:
                 states.append(x)
         x = self.norm(x)

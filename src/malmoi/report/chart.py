@@ -77,10 +77,9 @@ def page_chart(
     series: Mapping[str, ChartPoints | Line], across: str, up: str, height: int = 300
 ) -> str:
     """A chart as wide as a page, and another for phones, where the first would be a thin strip."""
-    sizes = {"desktop": (820, height), "phone": (360, 240)}
     return "".join(
         f'<div class="{screen}">{chart(series, across, up, size)}</div>'
-        for screen, size in sizes.items()
+        for screen, size in {"desktop": (820, height), "phone": (360, 240)}.items()
     )
 
 

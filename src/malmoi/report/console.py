@@ -144,8 +144,7 @@ class Ticker:
     def _draw(self) -> None:
         while not self._done.wait(SECONDS_BETWEEN_TICKS):
             seconds = int(time.monotonic() - self._began)
-            line = f"\r\033[K{self._text}{seconds}{self._unit}"
-            print(line, end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._text}{seconds}{self._unit}", end="", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         self._done.set()
@@ -193,12 +192,11 @@ def _cells(text: str) -> int:
 
 
 def _amount(event: Progress) -> str:
-    if event.unit == "seconds":  # the bar and the time left say it
-        return translate(event.verb)
-    if event.total is None and not event.unit:  # work that cannot be counted
-        return translate(event.verb)
-    total = "" if event.total is None else f"/{event.total:,.0f}"
     verb = translate(event.verb)
+    # the bar and the time left say it, or the work cannot be counted
+    if event.unit == "seconds" or (event.total is None and not event.unit):
+        return verb
+    total = "" if event.total is None else f"/{event.total:,.0f}"
     if language() == "ko":
         return f"{verb} {event.done:,.0f}{total}{translate(event.unit)}"
     one = (event.total if event.total is not None else event.done) == 1

@@ -44,8 +44,7 @@ def html_page(title: str, lead: str, body: str) -> str:
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    parts = _templates().get_template("report/parts.jinja").module
-    return str(parts.table(head, rows))
+    return str(_templates().get_template("report/parts.jinja").module.table(head, rows))
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -56,7 +55,6 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 def machine_name() -> str:
     """The machine that a page was made on."""
     machine = this_machine()
-    gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    return gpus or translate(
+    return ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators) or translate(
         msg("{architecture}, {cores} cores", architecture=machine.architecture, cores=machine.cores)
     )

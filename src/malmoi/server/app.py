@@ -74,7 +74,7 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
     for part in API:
         app.include_router(part.router)
     app.add_middleware(
-        RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
+        RequestGuard, state=app.state.gate, settings=settings, metrics=app.state.metrics
     )
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=5)
     if settings.cors:

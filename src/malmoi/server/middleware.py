@@ -166,16 +166,14 @@ class _Gone(Exception):
     """The client disconnected before its request was complete."""
 
 
+@dataclass
 class RequestGuard:
     """ASGI middleware that admits requests or rejects them."""
 
-    def __init__(
-        self, app: ASGIApp, gate: ServerState, settings: ServeConfig, metrics: Metrics
-    ) -> None:
-        self.app = app
-        self.state = gate
-        self.settings = settings
-        self.metrics = metrics
+    app: ASGIApp
+    state: ServerState
+    settings: ServeConfig
+    metrics: Metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -118,8 +118,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         name = _name(path)
         longer = f"{path.resolve().parent.name}-{name}".removeprefix("-")
         numbered = (f"{longer}-{i}" for i in range(2, len(paths) + 2))
-        tries = (name, longer, *numbered)
-        taken.append(next(one for one in tries if one not in taken))
+        taken.append(next(one for one in (name, longer, *numbered) if one not in taken))
     return taken
 
 

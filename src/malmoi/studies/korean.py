@@ -72,11 +72,10 @@ def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
     assert tokenizer is not None
     ids = tokenizer.ids([held_out])[0]
     # a byte-level BPE uses its end-of-text token as the unknown token, which text never produces
-    unknown = sum(id == tokenizer.specials.unk for id in ids)
     return {
         "bits per byte": model.bits_per_byte(held_out),
         "tokens per character": len(ids) / len(held_out),
-        UNKNOWN: 100 * unknown / len(ids),
+        UNKNOWN: 100 * sum(id == tokenizer.specials.unk for id in ids) / len(ids),
     }
 
 

@@ -114,8 +114,7 @@ def run_record(
         device=device,
         **{"train.minutes": track.minutes, "data.valid": VALID_SHARE, **overrides},
     )
-    model = load(out / "model", device=device)
-    figures = judge(model, held_out, judge_data, out / "judged")
+    figures = judge(load(out / "model", device=device), held_out, judge_data, out / "judged")
     entry = RecordEntry(
         track=name,
         recipe=chosen,

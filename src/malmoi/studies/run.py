@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -23,7 +23,7 @@ from typing import Any
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import StatusLog, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -102,12 +102,11 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
-        first = failed[0].rstrip(".")
         raise MalmoiError(
             "{failed} cells failed, the first with: {first}. The report shows the others; the "
             "same command retries the failed ones.",
             failed=len(failed),
-            first=first,
+            first=failed[0].rstrip("."),
         )
     return StudyResult(study.name, out, facts)
 
@@ -198,9 +197,8 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
     folder = kept / "tokenizers" / _digest(made_of)
     with folder_lock(folder, wait=True):
         if not (folder / "tokenizer.json").is_file():
-            texts = (document.text for document in read_documents(cell.text))
             trained = train_tokenizer(
-                texts,
+                (document.text for document in read_documents(cell.text)),
                 kind=wanted.kind,
                 vocab=wanted.vocab,
                 lowercase=wanted.lowercase,
@@ -224,8 +222,7 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
 
 def measure_cell(cell: Cell, kept: Path, device: str | None) -> None:
     """Computes the numbers of a cell and saves them."""
-    key = cell_key(cell)
-    scratch = kept / "scratch" / key
+    scratch = kept / "scratch" / cell_key(cell)
     scratch.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     folder = scratch if cell.recipe is None else _model_folder(cell, kept)
@@ -318,7 +315,7 @@ def _outcomes(
     if workers <= 1:
         for cell in cells:
             try:
-                with _quietly(), listening(lambda event: None):
+                with quiet_logs(), listening(lambda event: None):  # a study has many runs
                     outcome: int | BaseException = _do(job, cell, kept, device)
             except Exception as error:
                 outcome = error
@@ -360,17 +357,6 @@ def _do_apart(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
         raise
     except Exception as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences the logs of single runs, of which a study has many."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _worker_ready(threads: int) -> None:

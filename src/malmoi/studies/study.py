@@ -370,8 +370,7 @@ def zero_shot(
 ) -> dict[str, float]:
     """The task's first metric without fine-tuning (minimal pairs, last words), in percent."""
     rows = task.load()
-    model = load(judged.folder, device=judged.device)
-    facts = evaluate_model(model, rows, task.dev, **asking)
+    facts = evaluate_model(load(judged.folder, device=judged.device), rows, task.dev, **asking)
     return {column or task.name: 100 * facts[metric_names(rows)[0]]}
 
 

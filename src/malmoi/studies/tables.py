@@ -93,8 +93,7 @@ def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
     left_to_right = "left to right, no NSP"
     rows = {"BERT": bert, "no NSP": bert.override({"objective": "mlm"}), left_to_right: ltr}
     for row, recipe in rows.items():
-        tasks = plan.tasks("sentence", "pair", "tokens", "span")
-        yield from plan.tuned(row, recipe, tasks, lm=0.0)
+        yield from plan.tuned(row, recipe, plan.tasks("sentence", "pair", "tokens", "span"), lm=0.0)
     row = f"{left_to_right}, + BiLSTM"
     yield from plan.tuned(row, ltr, plan.tasks("tokens"), lm=0.0, **plan.scale.bilstm)
 
@@ -280,8 +279,7 @@ def loss_by_compute(judged: JudgedModel, text: Path) -> dict[str, float]:
     """The loss per token of held-out text, and the FLOPs of the training."""
     model = load(judged.folder, device=judged.device)
     each = flops(model.network, read_recipe(judged.folder / "recipe.json")).exact
-    held_out = text.read_text("utf-8")[:BITS_CHARACTERS]
-    loss = math.log(model.perplexity(held_out))
+    loss = math.log(model.perplexity(text.read_text("utf-8")[:BITS_CHARACTERS]))
     return {LOSS: loss, COMPUTE: each * judged.facts()["tokens"] / 1e9}
 
 

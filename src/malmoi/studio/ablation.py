@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError, explained
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
@@ -235,12 +235,12 @@ def view_of_tested(model: Model, body: TestedRequest) -> TestedView:
     file = None if source is None else Path(source) / "predictions.jsonl"
     if file is None or not file.is_file():
         return TestedView(labels=[], confusion=[], rows=[])
-    try:
+    with explained(
+        (BadRow, KeyError, TypeError, ValueError),
+        "{file} was not written by malmoi finetune: {error}.",
+        file=file.name,
+    ):
         rows = [_tested(row) for row in any_rows(file)]
-    except (BadRow, KeyError, TypeError, ValueError) as error:
-        raise MalmoiError(
-            "{file} was not written by malmoi finetune: {error}.", file=file.name, error=error
-        ) from None
     labels = sorted({row.label for row in rows} | {row.prediction for row in rows})
     matrix = confusion([row.label for row in rows], [row.prediction for row in rows], labels)
     worst = sorted(rows, key=lambda row: row.chance)[:MAX_TESTED_ROWS]

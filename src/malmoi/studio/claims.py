@@ -485,8 +485,7 @@ def judge_reviews(subject: Subject, wording: int, shots: int) -> Judged:
     contexts = [before + prompt.format(text=text) for text in asked for _ in answers]
     found = subject.model.score(contexts, list(answers) * len(asked))
     scores = np.array([one.logprob for one in found]).reshape(-1, 2)
-    labels = np.array([label for _, label in items[SHOWN:]])
-    return Judged(scores[:-1], scores[-1], labels)
+    return Judged(scores[:-1], scores[-1], np.array([label for _, label in items[SHOWN:]]))
 
 
 @claim
@@ -508,8 +507,7 @@ def shots(subject: Subject) -> Claim:
         "favourite": favourite,
         "items": len(none.labels),
     }
-    answer = compared(gains, ("down", "same", "up"))
-    return Claim(answer=answer, values=bars | facts, bars=bars)
+    return Claim(answer=compared(gains, ("down", "same", "up")), values=bars | facts, bars=bars)
 
 
 @claim
@@ -562,8 +560,7 @@ def sizes(subject: Subject) -> Claim:
         "counted": counts["attention"] + counts["mlp"],
         "large": large,
     }
-    answer = binned(large, {"small": 5e9, "middle": 50e9}, "large")
-    return Claim(answer=answer, values=values)
+    return Claim(answer=binned(large, {"small": 5e9, "middle": 50e9}, "large"), values=values)
 
 
 @claim
@@ -600,8 +597,7 @@ def bits(subject: Subject) -> Claim:
     found = {}
     for name, width in (("whole", 0), ("eight", 8), ("four", 4), ("two", 2)):
         network = rounded(model.network, width) if width else model.network
-        nats = -sum(sentence_logprobs(network, model.tokenizer, texts)) / count
-        found[name] = math.exp(nats)
+        found[name] = math.exp(-sum(sentence_logprobs(network, model.tokenizer, texts)) / count)
     worse = found["four"] / found["whole"] - 1
     size = sum(parameter_parts(model.network).values())
     facts = {"worse": worse, "bytes": 4 * size, "small": size / 2}
@@ -625,14 +621,12 @@ def sides(subject: Subject) -> Claim:
     """Who finds the right word likelier: a GPT from the left, or a BERT from both sides."""
     shares = {}
     for name, place in (("middle", None), ("last", -1)):
-        wins = []
         parts = [_split(text, place) for text in sentences(subject.language)]
         bert = subject.second
         both = pseudo_scores(bert.network, bert.tokenizer, parts, together=True)
         spaced = [f" {one.middle}" for one in parts]
         left = subject.model.score([one.before.rstrip() for one in parts], spaced)
-        for one, other in zip(both, left, strict=True):
-            wins.append(one.logprob > other.logprob)
+        wins = [one.logprob > other.logprob for one, other in zip(both, left, strict=True)]
         shares[name] = float(np.mean(wins))
     answer = binned(shares["middle"], {"gpt": 0.4, "even": 0.6}, "bert")
     return Claim(answer=answer, values=shares | {"items": len(sentences(subject.language))})

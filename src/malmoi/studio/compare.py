@@ -83,7 +83,6 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
     score = pseudo_scores(
         model.network, model.tokenizer, [SplitText(before, words[place], after)], together=True
     )[0]
-    found = fills(model.network, model.tokenizer, text, TOP_GUESSES)[before.count(gap)]
     return ModelSide(
         words=hidden,
         mask=_mask(model, len(words)),
@@ -93,7 +92,7 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
             TokenChance(
                 text=readable_token(model.tokenizer, one.token), probability=one.probability
             )
-            for one in found
+            for one in fills(model.network, model.tokenizer, text, TOP_GUESSES)[before.count(gap)]
         ],
         logprob=score.logprob,
         tokens=len(score.tokens),

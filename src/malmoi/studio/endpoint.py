@@ -219,8 +219,7 @@ def tokenizations(models: Iterable[tuple[str, Model]], text: str) -> Tokenizatio
 
 
 def _cut(name: str, words: Tokenizer, text: str) -> Tokenization:
-    encoding = words.encode(text)
-    pieces = list(_pieces(words, encoding, text))
+    pieces = list(_pieces(words, words.encode(text), text))
     unknown = sum(piece.unknown for piece in pieces)
     return Tokenization(
         models=[name], kind=words.kind, vocab=words.vocab_size, unknown=unknown, pieces=pieces
@@ -237,11 +236,10 @@ def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenVi
         shown = held.hex(" ").upper() if broken and held else None
         name = words.token(token)
         unknown = token == words.specials.unk and not special
-        readable = name if special or unknown else readable_token(words, name)
         yield TokenView(
             id=token,
             token=name,
-            shown=readable,
+            shown=name if special or unknown else readable_token(words, name),
             text=covered,
             special=special,
             unknown=unknown,

@@ -107,7 +107,6 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
 def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[AnswerChoice]:
     scores = [SCORINGS[scoring](one) for one in found]
     shares = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
-    rows = zip(found, scores, shares, strict=True)
     return [
         AnswerChoice(
             text=one.text,
@@ -118,7 +117,7 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
             share=share,
             right=number == gold,
         )
-        for number, (one, score, share) in enumerate(rows)
+        for number, (one, score, share) in enumerate(zip(found, scores, shares, strict=True))
     ]
 
 

@@ -248,10 +248,9 @@ class PairScores(BaseModel):
 def pair_examples(source: Path | str) -> tuple[Example, ...]:
     """The pairs of a language that are built in, or of a file of BLiMP's or Kontrast's columns."""
     if isinstance(source, str):
-        phenomena = json.loads(MINIMAL_PAIRS.read_text("utf-8"))[source]
         return tuple(
             Example(good, label=0, choices=(good, bad), group=name)
-            for name, pairs in phenomena.items()
+            for name, pairs in json.loads(MINIMAL_PAIRS.read_text("utf-8"))[source].items()
             for good, bad in pairs
         )
     first = next(iter(any_rows(source)), None)

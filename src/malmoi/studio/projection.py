@@ -52,11 +52,9 @@ def project_texts(model: Model, body: ProjectionRequest) -> Projection:
 
 def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
     """The first two principal components [N, 2] and their shares of variance, with fixed signs."""
-    centred = vectors - vectors.mean(0)
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    u, s, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
     scores = np.pad(u * s, ((0, 0), (0, max(0, 2 - len(s)))))[:, :2]
-    largest = np.abs(scores).argmax(0)
-    signs = np.sign(scores[largest, (0, 1)])
+    signs = np.sign(scores[np.abs(scores).argmax(0), (0, 1)])
     total = float((s**2).sum()) or 1.0
     shares = np.pad(s**2 / total, (0, max(0, 2 - len(s))))[:2]
     return scores * np.where(signs == 0, 1, signs), shares

@@ -68,11 +68,10 @@ def serve_models(
                         capacity=slots.capacity,
                     )
                 )
-        names = ", ".join(registry.names)
         logger.info(
             msg(
                 "{names} at {address} (the studio) and {address}/v1 (the API)",
-                names=names,
+                names=", ".join(registry.names),
                 address=address(where),
             )
         )

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from typing import IO
 from zlib import crc32
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.messages import msg
 
 LOCK_NAME = ".lock"
@@ -62,7 +62,6 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
     if refusal is None:
         return None
     reason, advice = refusal
-    where = getattr(error, "filename", None) or what
     failed = (
         "could not be read or written" if _errno(error) == errno.EIO else "could not be written"
     )
@@ -70,7 +69,7 @@ def disk_error(error: Exception, what: str | Path) -> DiskError | None:
         "{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
         "is kept.",
         reason=msg(reason),
-        where=where,
+        where=getattr(error, "filename", None) or what,
         failed=msg(failed),
         advice=msg(advice),
     )
@@ -208,12 +207,13 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    try:
+    with explained(
+        (FileExistsError, NotADirectoryError),
+        "{folder} is a file, or lies inside one; give a folder.",
+        raises=UsageError,
+        folder=folder,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(
-            "{folder} is a file, or lies inside one; give a folder.", folder=folder
-        ) from error
 
 
 @contextmanager
@@ -245,13 +245,12 @@ def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     from filelock import FileLock, Timeout  # imports much
 
     lock = FileLock(path)
-    try:
+    with explained(
+        Timeout,
+        "Another process is using {parent}: wait for it to finish, or choose another folder.",
+        parent=path.parent,
+    ):
         lock.acquire(timeout=-1 if wait else 0)
-    except Timeout as error:
-        raise MalmoiError(
-            "Another process is using {parent}: wait for it to finish, or choose another folder.",
-            parent=path.parent,
-        ) from error
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from malmoi.errors import UsageError, nearest, require_known
+from malmoi.errors import UsageError, explained, nearest, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -158,8 +158,7 @@ class Machine:
         if kind == "cuda":
             return True
         x86 = self.architecture == "x86_64"
-        cpp = (self.compiler or "").endswith("++")
-        return kind == "cpu" and x86 and cpp and seconds >= 600
+        return kind == "cpu" and x86 and (self.compiler or "").endswith("++") and seconds >= 600
 
 
 # ------------------------------------------------------------------ which machine
@@ -195,12 +194,14 @@ def parse_machine(text: str) -> Machine:
 def _changed(machine: Machine, word: str) -> Machine:
     name, _, value = word.partition("=")
     require_known(name, CHANGES, "{environment} has {name!r}.{hint}", environment=ENVIRONMENT)
-    try:
+    with explained(
+        ValueError,
+        "{environment} has {word!r}, which is not a number.",
+        raises=UsageError,
+        environment=ENVIRONMENT,
+        word=word,
+    ):
         return CHANGES[name](machine, value)
-    except ValueError as error:
-        raise UsageError(
-            "{environment} has {word!r}, which is not a number.", environment=ENVIRONMENT, word=word
-        ) from error
 
 
 def _without(*names: str) -> Callable[[Machine, str], Machine]:
@@ -244,7 +245,7 @@ def detect() -> Machine:
         compiler=_compiler(),
         mkl=None,
         triton=None,
-        accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
+        accelerators=tuple(_accelerators()) if _may_have_gpu() else (),
     )
 
 
@@ -316,23 +317,17 @@ def _may_have_gpu() -> bool:
     return known or any(Path("/dev", name).exists() for name in devices)
 
 
-def _cuda() -> tuple[Accelerator, ...]:
+def _accelerators() -> Iterator[Accelerator]:
     import torch
 
-    if not torch.cuda.is_available():
-        return ()
-    about = torch.cuda.get_device_properties(0)
-    bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
-    count = torch.cuda.device_count()
-    return (Accelerator("cuda", about.name, count, about.total_memory, bf16),)
-
-
-def _mps() -> tuple[Accelerator, ...]:
-    import torch
-
-    if not torch.backends.mps.is_available():
-        return ()
-    return (Accelerator("mps", "Apple GPU", memory=torch.mps.recommended_max_memory(), bf16=True),)
+    if torch.cuda.is_available():
+        about = torch.cuda.get_device_properties(0)
+        bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
+        count = torch.cuda.device_count()
+        yield Accelerator("cuda", about.name, count, about.total_memory, bf16)
+    if torch.backends.mps.is_available():
+        memory = torch.mps.recommended_max_memory()
+        yield Accelerator("mps", "Apple GPU", memory=memory, bf16=True)
 
 
 # ------------------------------------------------------------------ what callers ask most
@@ -386,12 +381,13 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
     import torch
 
     machine = this_machine()
-    try:
+    with explained(
+        RuntimeError,
+        "There is no device {name!r}: give cpu, cuda, cuda:1 and so on, or mps.",
+        raises=UsageError,
+        name=str(name),
+    ):
         device = torch.device(name or machine.default_device())
-    except RuntimeError as error:
-        raise UsageError(
-            "There is no device {name!r}: give cpu, cuda, cuda:1 and so on, or mps.", name=str(name)
-        ) from error
     if not machine.has(device.type) and device.type in ("cuda", "mps"):
         raise UsageError(
             "There is no device {name!r} on this machine that torch can use: omit it to use "

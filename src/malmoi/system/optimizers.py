@@ -19,5 +19,4 @@ def lean(kind: type[Kind]) -> type[Kind]:
         plain = unwrap(method)
         if not hasattr(plain, "__dynamo_disable"):
             setattr(plain, "__dynamo_disable", plain)  # torch's name
-    step = torch.no_grad()(unwrap(kind.step))
-    return type(kind.__name__, (kind,), {"step": step})
+    return type(kind.__name__, (kind,), {"step": torch.no_grad()(unwrap(kind.step))})

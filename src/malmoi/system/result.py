@@ -22,8 +22,10 @@ class Result:
     def _repr_html_(self) -> str:
         """The fields as a small table, for notebooks."""
         shown = [f for f in fields(self) if f.repr]  # type: ignore[arg-type]
+        values = [(f.name, getattr(self, f.name)) for f in shown]
         return fact_table(
-            type(self).__name__, [(f.name, _for_html(getattr(self, f.name))) for f in shown]
+            type(self).__name__,
+            [(name, v if isinstance(v, str | Mapping) else _short(v)) for name, v in values],
         )
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -46,12 +48,6 @@ def plain(value: object) -> PlainValue:
     if callable(tolist := getattr(value, "tolist", None)):  # an array
         return plain(tolist())
     return str(value)
-
-
-def _for_html(value: object) -> object:
-    if isinstance(value, str | Mapping):
-        return value
-    return _short(value)
 
 
 def _short(value: object) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.messages import joined, msg
 from malmoi.system.files import write_json
 from malmoi.system.untrusted import JsonObject, flat_settings, read_object
@@ -35,16 +35,14 @@ class RunFolder:
         """The record; empty if the folder holds no such run."""
         if not self.path.is_file():
             return {}
-        try:
+        with explained(
+            MalmoiError,
+            "{path} is not a valid record of a {kind}: {error} Choose another folder{restart}.",
+            path=self.path,
+            kind=msg(self.kind),
+            restart=self._restart(),
+        ):
             return dict(self.parse(read_object(self.path)))
-        except MalmoiError as error:
-            raise MalmoiError(
-                "{path} is not a valid record of a {kind}: {error} Choose another folder{restart}.",
-                path=self.path,
-                kind=msg(self.kind),
-                error=error,
-                restart=self._restart(),
-            ) from error
 
     def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:
         """The record of this run, with `finished` if it has finished; refuses another run's folder.
@@ -79,16 +77,14 @@ class RunFolder:
         )
 
     def _restart(self) -> str:
-        restart = msg(", or start over with --overwrite (overwrite=True)")
-        return restart if self.can_restart else ""
+        return msg(", or start over with --overwrite (overwrite=True)") if self.can_restart else ""
 
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]
     ) -> None:
         old = dict(flat_settings(before))
         now = flat_settings(json.loads(json.dumps(settings)))
-        changed = [name for name, value in now if name not in free and old.get(name) != value]
-        if changed:
+        if changed := [name for name, value in now if name not in free and old.get(name) != value]:
             was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
             words = [
                 self.unreadable.get(name) or msg("{name} was {value}", name=name, value=was[name])

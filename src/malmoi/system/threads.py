@@ -198,8 +198,7 @@ class ThreadTuner:
         self._quiet = 0
         self._rates[self.count] = (rate + self._rates.get(self.count, rate)) / 2
         self._tried[self.count] = self._now()
-        stale = [count for count in self._counts if self._is_stale(count)]
-        if stale:
+        if stale := [count for count in self._counts if self._is_stale(count)]:
             self.use(stale[0])
             return
         best = max(self._rates, key=self._worth)

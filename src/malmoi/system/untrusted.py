@@ -8,11 +8,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
 
@@ -132,13 +132,9 @@ def _wrong(where: str, key: str, expected: str, value: object) -> MalmoiError:
     )
 
 
-@contextmanager
-def named(where: str) -> Iterator[None]:
+def named(where: str) -> AbstractContextManager[None]:
     """Adds the file's name to errors about its fields."""
-    try:
-        yield
-    except UsageError as error:
-        raise MalmoiError("{where}: {error}", where=where, error=error) from error
+    return explained(UsageError, "{where}: {error}", where=where)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, explained
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.text.records import (
     CHAT_COLUMNS,
@@ -326,7 +326,7 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
     """The first valid rows of a table, in which columns of some names are expected."""
     read: list[DataRow] = []
     cells = 0
-    try:
+    with explained(BadRow, "{error}."):
         for row in rows_of(data, list(filter(None, named))):
             read.append(row)
             cells += len(row.values)
@@ -335,8 +335,6 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
         rows = [row.values for row in read if row.values]
         if read and not rows:
             _ = read[0].checked  # says what is wrong with it
-    except BadRow as error:
-        raise MalmoiError("{error}.", error=error) from error
     if not rows:
         raise MalmoiError("There are no examples in {name}.", name=source_name(data))
     return rows

@@ -147,12 +147,11 @@ class DocumentReader:
         for name, problem in self.problems.items():
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
-            count = plural(bad, "bad record") if web else plural(bad, "bad line")
             advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
             said = msg(
                 "{name}: {count} skipped, first {first}.",
                 name=name,
-                count=count,
+                count=plural(bad, "bad record") if web else plural(bad, "bad line"),
                 first=joined("; ", problem.first),
             )
             sentences.append(joined(" ", filter(None, (said, advice))))

@@ -64,12 +64,10 @@ def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
     except MalmoiError:
         raise
     except Exception as error:  # every format has a library, and each has errors of its own
-        kind = uncompressed_name(path).suffix
-        place = f"{path}:{count + 1}" if count else str(path)
         raise MalmoiError(
             "{place} is damaged, or no {kind} file ({error}); fetch it again.",
-            place=place,
-            kind=kind,
+            place=f"{path}:{count + 1}" if count else str(path),
+            kind=uncompressed_name(path).suffix,
             error=first_line(error),
         ) from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, nearest
+from malmoi.errors import MalmoiError, explained, nearest
 from malmoi.messages import msg, plural
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.system.packages import optional_package
@@ -316,15 +316,12 @@ def _object(value: Any) -> Record:
 
 def _json_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
     """The objects of an array; where a column is wanted, also one object, and texts for it."""
-    try:
+    with explained(
+        (ValueError, RecursionError),
+        "{path} is not valid JSON ({error}); a file with one object per line must be named .jsonl.",
+        path=path,
+    ):
         value = json.loads(whole_text(path, bad))
-    except (ValueError, RecursionError) as error:
-        raise MalmoiError(
-            "{path} is not valid JSON ({error}); a file with one object per line must be "
-            "named .jsonl.",
-            path=path,
-            error=error,
-        ) from error
     if not isinstance(value, list) and not wanted.only:
         raise MalmoiError("{path} must hold a JSON array.", path=path)
     for number, one in enumerate(value if isinstance(value, list) else [value], start=1):
@@ -353,8 +350,7 @@ def _arrow_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records
     pyarrow = import_pyarrow(path)
     with open_bytes(path) as stream:
         reader = pyarrow.ipc.open_stream(stream)
-        names = _read_columns(f"{path}:1", reader.schema.names, wanted)
-        yield from _batch_records(reader, names)
+        yield from _batch_records(reader, _read_columns(f"{path}:1", reader.schema.names, wanted))
 
 
 def _batch_records(batches: Iterable[Any], names: list[str]) -> Records:

@@ -193,11 +193,10 @@ def json_value(path: Path) -> Any:
 def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
     if not has_rows(path):
-        kinds = f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}"
         raise UsageError(
             "{path} has an unknown format: its name should end in one of {kinds}.",
             path=path,
-            kinds=kinds,
+            kinds=f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}",
         )
     wanted = WantedColumns(list(named))
     return whole_items(path, _rows(path, read_records(path, refuse_bad_lines(path), wanted)))

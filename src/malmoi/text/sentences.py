@@ -104,8 +104,7 @@ class KiwiSplitter:
 
     def __call__(self, text: str) -> list[str]:
         starts = [sentence.start for sentence in self._kiwi.split_into_sents(text)]
-        bounds = [0, *starts[1:], len(text)]
-        pieces = (text[begin:end].strip() for begin, end in pairwise(bounds))
+        pieces = (text[begin:end].strip() for begin, end in pairwise([0, *starts[1:], len(text)]))
         return [line.strip() for piece in pieces for line in piece.split("\n") if line.strip()]
 
 

@@ -231,8 +231,7 @@ def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
             yield FoundDocument("", record.number, record.url, body)
         elif kind == "text/plain":
             # undecodable bytes become U+FFFD
-            text = decode_sample(body)[1].replace("\r\n", "\n").strip()
-            if text:
+            if text := decode_sample(body)[1].replace("\r\n", "\n").strip():
                 yield FoundDocument(text, record.number, record.url)
             else:
                 want.on_bad_line(record.number, NO_TEXT)
@@ -247,8 +246,7 @@ def main_text(name: str, page: bytes) -> tuple[str, str]:
     if tree is None:
         return "", ""
     links = tree.xpath(_CANONICAL)
-    text = trafilatura.extract(tree, include_comments=False)
-    return text or "", str(links[0]) if links else ""
+    return trafilatura.extract(tree, include_comments=False) or "", str(links[0]) if links else ""
 
 
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:

@@ -142,8 +142,7 @@ class IndexedStore:
         best = 0
         for place in self.places[max(after - 1, 0) : after + 1]:
             other = np.frombuffer(piece(place), query.dtype)
-            differ = np.append(query[: len(other)] != other, True)
-            best = max(best, int(differ.argmax()))
+            best = max(best, int(np.append(query[: len(other)] != other, True).argmax()))
         return best
 
     def occurrences(self, query: TokenArray) -> PlaceArray:
@@ -170,8 +169,7 @@ class IndexedStore:
         opening = "…" if left == 0 and begin > first else ""
         closing = "…" if right == len(whole) and begin + len(tokens) < last else ""
         shift = len(opening) - left
-        text = f"{opening}{whole[left:right]}{closing}"
-        return Passage(text, start + shift, end + shift, number)
+        return Passage(f"{opening}{whole[left:right]}{closing}", start + shift, end + shift, number)
 
 
 def _sentence_around(text: str, start: int, end: int) -> tuple[int, int]:

@@ -157,8 +157,7 @@ def trace_text(
             counts = len(tokens), index.count(*forms), index.documents(*forms)
             passages = tuple(index.passages(*forms, most=sentences))
             matches.append(Match(text[start:end], start, end, *counts, passages))
-    new = novelty(query.lengths)
-    return Trace(text, len(query.tokens), tuple(matches), new, index.size)
+    return Trace(text, len(query.tokens), tuple(matches), novelty(query.lengths), index.size)
 
 
 def novelty(lengths: Lengths) -> dict[int, float]:
@@ -196,8 +195,7 @@ class NearestSentences:
 
     def near(self, text: str, top: int) -> tuple[NearPassage, ...]:
         """The most similar ones."""
-        wanted = _unit(self.model.embed(text, truncate=True) - self.centre)
-        similar = self.directions @ wanted
+        similar = self.directions @ _unit(self.model.embed(text, truncate=True) - self.centre)
         chosen = [(self.passages[i], similar[i]) for i in np.argsort(-similar)[:top]]
         return tuple(NearPassage(one.text, one.document, float(share)) for one, share in chosen)
 

@@ -55,8 +55,7 @@ class Budget:
         """The budget of a recipe; `epoch` is the samples of one, for a budget in epochs."""
         c = recipe.train
         if c.minutes:
-            most = c.max_epochs * epoch or math.inf
-            return cls(0, seconds=c.minutes * 60, samples=most)
+            return cls(0, seconds=c.minutes * 60, samples=c.max_epochs * epoch or math.inf)
         if c.steps:
             return cls(c.steps)
         samples = c.epochs * epoch if c.epochs else c.tokens / recipe.mean_length
@@ -67,8 +66,7 @@ class Budget:
             return min(1.0, state.tokens / self.tokens)
         if self.steps:
             return min(1.0, state.step / self.steps)
-        read = sum(state.samples_seen) / self.samples
-        return min(1.0, max(read, state.seconds / self.seconds))
+        return min(1.0, max(sum(state.samples_seen) / self.samples, state.seconds / self.seconds))
 
 
 def steps_per_sample(c: TrainConfig) -> float:
@@ -222,12 +220,11 @@ class Pace:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
-            more = f"{self.updates(smaller):,}"
             return msg(
                 "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
                 message=message,
                 smaller=smaller,
-                more=more,
+                more=f"{self.updates(smaller):,}",
             )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
@@ -247,14 +244,13 @@ class Pace:
                 chosen=chosen,
                 now=now,
             )
-        minutes = plural(self.budget.seconds / 60, "minute")
         return msg(
             "{name}'s batch of {requested} would give {before} in {minutes} here; using "
             "{chosen}: about {now:,}.",
             name=self.recipe.name,
             requested=requested,
             before=before,
-            minutes=minutes,
+            minutes=plural(self.budget.seconds / 60, "minute"),
             chosen=chosen,
             now=now,
         )
@@ -317,14 +313,13 @@ def verdict(
     )
     if steps >= USEFUL_UPDATES and epochs < 1:
         budget = next(name for name in BUDGETS if getattr(c, name))
-        more = f"--{budget} {4 * getattr(c, budget):.10g}"
         return msg(
             "After {updates} on {epochs:.1%} of the text: {nothing} Train for longer "
             "({more}), or use a smaller model.",
             updates=updates,
             epochs=epochs,
             nothing=nothing,
-            more=more,
+            more=f"--{budget} {4 * getattr(c, budget):.10g}",
         )
     if steps >= USEFUL_UPDATES:
         return msg(

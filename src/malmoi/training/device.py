@@ -75,8 +75,7 @@ def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
     dtype = machine.training_dtype(device.type) if automatic else named_dtype(c.precision)
     if dtype != torch.float32 and not machine.native_bf16(device.type):
         hush_emulation()
-    seconds = c.minutes * 60 if c.minutes else math.inf
-    pays = machine.compile_pays(device.type, seconds)
+    pays = machine.compile_pays(device.type, c.minutes * 60 if c.minutes else math.inf)
     return Execution(device, dtype, pays if c.compile is None else c.compile)
 
 

@@ -308,8 +308,7 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
 def _gap(store: Store, words: Tokenizer) -> str:
     """The first sentence of suitable length, with [MASK] for a word in its middle."""
     starts = store.sentences if store.sentences is not None else store.documents
-    lengths = np.diff(starts[:1000])
-    fair = np.flatnonzero(np.isin(lengths, GAP_SENTENCE_TOKENS))
+    fair = np.flatnonzero(np.isin(np.diff(starts[:1000]), GAP_SENTENCE_TOKENS))
     if not len(fair) or words.specials.mask is None:
         return ""
     ids = store.tokens[starts[fair[0]] : starts[fair[0] + 1]].tolist()
@@ -318,5 +317,4 @@ def _gap(store: Store, words: Tokenizer) -> str:
     places = (i for i in range(half, len(ids)) if whole[i] and whole[i + 1])
     middle = next((i for i in places if words.token(ids[i]).isalpha()), half)
     before, after = words.decode(ids[:middle]), words.decode(ids[middle + 1 :])
-    parts = (before, words.token(words.specials.mask), after)
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, (before, words.token(words.specials.mask), after)))

@@ -121,8 +121,7 @@ def validate(
 ) -> dict[str, float]:
     """The loss and each head's metrics on held-out text, the same batches every time."""
     sums: dict[str, Tensor] = {}
-    limit = max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
-    size = valid.rows or limit
+    size = valid.rows or max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
     wanted = config.valid_batches * config.batch // size
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
         for micro in valid.of_each_kind(i * size, size, execution.device):

@@ -362,8 +362,7 @@ def _about(reader: DocumentReader) -> list[str]:
         msg("{where}: {wrong}.", where=plural(count, "file"), wrong=msg(DOCUMENT_RULES[rule]))
         for rule, count in Counter(reader.rules.values()).items()
     ]
-    problems = list(reader.problems.values())
-    if problems:
+    if problems := list(reader.problems.values()):
         lines = plural(sum(problem.count for problem in problems), "bad line")
         first = problems[0].first[0]
         sentences.append(msg("{bad_lines} skipped, first {first}.", bad_lines=lines, first=first))
@@ -384,8 +383,7 @@ def _describe(
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
     size = msg("{parameters:,} weights", parameters=count_parameters(network))
     size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
-    minutes = plural(recipe.train.minutes, "minute")
-    steps = plural(budget.steps, "step") if budget.steps else minutes
+    steps = plural(budget.steps, "step") if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
     template = (
         "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step"
@@ -395,11 +393,10 @@ def _describe(
     batch = recipe.train.batch
     logger.info(template, recipe=recipe.name, size=size, steps=steps, batch=batch, lengths=lengths)
     if recipe.objective in ("lm", "mlm"):
-        blind = math.log(network.config.vocab)
         logger.info(
             "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
             "{entropy:.2f} if only their frequencies were known.",
-            blind=blind,
+            blind=math.log(network.config.vocab),
             entropy=entropy,
         )
     if budget.steps and len(stores) > 1:
@@ -407,10 +404,9 @@ def _describe(
         used = budget.steps * recipe.train.batch * feeds[0].length
         for i, (weight, store) in enumerate(zip(recipe.data.weights, stores, strict=True), 1):
             share = weight / sum(recipe.data.weights)
-            epochs = used * share / max(1, len(store.train.tokens))
             logger.info(
                 "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
                 i=i,
                 share=share,
-                epochs=epochs,
+                epochs=used * share / max(1, len(store.train.tokens)),
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, require
+from malmoi.errors import MalmoiError, explained, require
 from malmoi.settings import Config, find_problem, option, setting
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
@@ -436,9 +436,5 @@ def pretraining_folder(out: Path) -> RunFolder:
 
 
 def read_recipe(path: Path) -> Recipe:
-    try:
+    with explained(MalmoiError, "{path} is not a valid recipe: {error}", path=path):
         return Recipe.from_dict(read_object(path))
-    except MalmoiError as error:
-        raise MalmoiError(
-            "{path} is not a valid recipe: {error}", path=path, error=error
-        ) from error

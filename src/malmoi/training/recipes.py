@@ -92,21 +92,6 @@ def transformer_recipe(name: str) -> Recipe:
     """
     small = name == "transformer-small"
     model = preset(name)
-    train = TrainConfig(
-        steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
-        batch=24 if small else 50,
-        lr=0.005 if small else (model.width * 4000) ** -0.5,
-        betas=(0.9, 0.98),
-        eps=1e-9,
-        decay=0.0,
-        clip=1.0 if small else 0.0,  # small's warm-up is short where its budget is
-        label_smoothing=0.1,
-        schedule="inverse_sqrt",
-        warmup=0.0,
-        warmup_steps=2000 if small else 4000,
-        ema=0.1 if small else 0.05,
-        compile=False,  # batches have many shapes
-    )
     return Recipe(
         name=name,
         about="translation by an encoder and a decoder (Vaswani et al. 2017)",
@@ -114,7 +99,21 @@ def transformer_recipe(name: str) -> Recipe:
         objective="translation",
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
         data=DataConfig(pairs=True, lengths=(512,), shares=(1.0,)),
-        train=train,
+        train=TrainConfig(
+            steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
+            batch=24 if small else 50,
+            lr=0.005 if small else (model.width * 4000) ** -0.5,
+            betas=(0.9, 0.98),
+            eps=1e-9,
+            decay=0.0,
+            clip=1.0 if small else 0.0,  # small's warm-up is short where its budget is
+            label_smoothing=0.1,
+            schedule="inverse_sqrt",
+            warmup=0.0,
+            warmup_steps=2000 if small else 4000,
+            ema=0.1 if small else 0.05,
+            compile=False,  # batches have many shapes
+        ),
     )
 
 
@@ -154,15 +153,14 @@ def gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §4.1: 100 epochs of 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates,
     cosine to 0.
     """
-    train = TrainConfig(
-        epochs=100, batch=64, lr=2.5e-4, schedule="cosine", warmup=0.0, warmup_steps=2000
-    )
     return Recipe(
         name=name,
         about="LM, BPE of 40,000 merges, cosine (Radford et al. 2018)",
         model=preset(name),
         tokenizer=GPT1_BPE,
-        train=train,
+        train=TrainConfig(
+            epochs=100, batch=64, lr=2.5e-4, schedule="cosine", warmup=0.0, warmup_steps=2000
+        ),
     )
 
 
@@ -174,12 +172,11 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
     3.2M, and in proportion between.
     """
     batch = batch_tokens // context
-    ramp = 4e9 + 8e9 * (batch_tokens - _HALF) / (_LARGEST - _HALF)
     return TrainConfig(
         tokens=300_000_000_000,
         batch=batch,
         batch_start=min(batch, 32_768 // context),
-        batch_ramp=ramp / 300e9,
+        batch_ramp=(4e9 + 8e9 * (batch_tokens - _HALF) / (_LARGEST - _HALF)) / 300e9,
         lr=lr,
         betas=(0.9, 0.95),
         decay=0.1,
@@ -193,13 +190,12 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 def gpt2_recipe(name: str, lr: float) -> Recipe:
     """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
     changes: dict[str, Any] = dict(batch_start=0, batch_ramp=0.0, decay_until=1.0, warmup=0.01)
-    train = replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes)
     return Recipe(
         name=name,
         about="LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)",
         model=preset(name),
         tokenizer=GPT2_BPE,
-        train=train,
+        train=replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes),
     )
 
 
@@ -260,33 +256,31 @@ def transformer_xl_recipe(name: str) -> Recipe:
             steps=4_000_000, batch=128, lr=2.5e-4, warmup=0.0, warmup_steps=16_000
         ),
     }
-    train = TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name])
     return Recipe(
         name=name,
         about="LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)",
         model=model,
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
-        train=train,
+        train=TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name]),
     )
 
 
 def gpt_char() -> Recipe:
     """A character-level GPT for minutes on a CPU: rotary, QK-norm, ReLU², Muon and WSD."""
-    model = preset(
-        "gpt2-small",
-        # a norm that is fast without a compiler, which would take a fifth of the three minutes
-        **MODERN_GPT | dict(norm_kind="layer", vocab=256, context=256, width=192, depth=4, heads=3),
-    )
-    train = TrainConfig(
-        minutes=3, batch=32, **_MUON, lr=3e-3, valid_every=250, save_every=500, compile=False
-    )
     return Recipe(
         name="gpt-char",
         about="characters, minutes on a CPU; rotary, QK-norm, ReLU², Muon, WSD",
-        model=model,
+        model=preset(
+            "gpt2-small",
+            # a norm that is fast without a compiler, which would take a fifth of the three minutes
+            **MODERN_GPT
+            | dict(norm_kind="layer", vocab=256, context=256, width=192, depth=4, heads=3),
+        ),
         tokenizer=TokenizerConfig(kind="char", vocab=256),
         data=DataConfig(valid=0.1),
-        train=train,
+        train=TrainConfig(
+            minutes=3, batch=32, **_MUON, lr=3e-3, valid_every=250, save_every=500, compile=False
+        ),
     )
 
 
@@ -354,8 +348,6 @@ def fast_bert(base: Recipe) -> Recipe:
 def sized_recipe(kind: str) -> Recipe:
     """What all sizes of `gpt`, `bert` or `both` have in common; `sizing.py` chooses the rest."""
     changes = dict(cooldown=0.75, cautious_decay=True, clip=0.0, ema=0.05)
-    # saves by time are frequent enough
-    train = TrainConfig(minutes=1.0, lr=3e-3, save_every=100_000, **_MUON | changes)
     bert = kind == "bert"
     shape = MODERN_BERT if bert else MODERN_GPT | {"both_ways": kind == "both"}
     return Recipe(
@@ -366,7 +358,8 @@ def sized_recipe(kind: str) -> Recipe:
         objective={"bert": "mlm", "gpt": "lm"}.get(kind, kind),
         tokenizer=TokenizerConfig(kind="wordpiece" if bert else "byte-bpe", vocab=8192),
         data=DataConfig(shuffle="windows" if bert else "documents", **_MASKING),
-        train=train,
+        # saves by time are frequent enough
+        train=TrainConfig(minutes=1.0, lr=3e-3, save_every=100_000, **_MUON | changes),
     )
 
 

@@ -238,8 +238,7 @@ def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
     Characters beyond a byte's worth need tokens of their own, inside and at the start of words:
     Korean has twice the vocabulary (docs/lab.md).
     """
-    letters = max(0, frequent_characters(sample) - 256)
-    wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * letters
+    wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * max(0, frequent_characters(sample) - 256)
     return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
 
 
@@ -318,8 +317,7 @@ def _one_size(
     weights = blocks + vocab * width
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    heads = given.get("heads", heads_for(width))
-    sizes = dict(width=width, depth=depth, heads=heads, hidden=0)
+    sizes = dict(width=width, depth=depth, heads=given.get("heads", heads_for(width)), hidden=0)
     name = "bert-small" if kind == "bert" else "gpt2-small"
     model = preset(name, **base | sizes | dict(vocab=vocab, context=context))
     flops = seconds * speed.reached(width)
@@ -538,26 +536,23 @@ def _reasons(
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
-    about = "" if text.exact else "about "
     yield msg(
         "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about "
         "{count} tokens.",
-        about=about,
+        about="" if text.exact else "about ",
         bytes=_bytes(text.bytes),
         documents=plural(text.documents, "document"),
         vocab=recipe.tokenizer.vocab,
         count=_count(tokens),
     )
     if recipe.data.fraction < 1:
-        part = _bytes(recipe.data.fraction * text.bytes)
         yield msg(
             "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
-            part=part,
+            part=_bytes(recipe.data.fraction * text.bytes),
             bytes=_bytes(text.bytes),
             minutes=plural(c.minutes, "minute"),
         )
     kind = "bf16" if speed.half else "fp32"
-    flops = size.minutes * 60 * speed.reached(m.width)
     peak = f"{speed.flops / 1e9:,.0f}"
     known = (
         msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
@@ -568,7 +563,7 @@ def _reasons(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,
         known=known,
-        flops=flops,
+        flops=size.minutes * 60 * speed.reached(m.width),
         minutes=plural(size.minutes, "minute"),
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
@@ -636,8 +631,7 @@ def _reasons(
             minutes2=c.minutes,
             most=c.max_epochs,
         )
-    own = ", ".join(sorted(given - {"train.minutes"}))
-    if own:
+    if own := ", ".join(sorted(given - {"train.minutes"})):
         yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."

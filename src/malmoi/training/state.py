@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, explained
 from malmoi.messages import msg
 from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
@@ -329,7 +329,12 @@ def _number(folder: Path) -> int:
 def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     """Reads state.json with checked types; `verify` also checks the files it describes."""
     path = folder / "state.json"
-    try:
+    with explained(
+        MalmoiError,
+        "{folder} is damaged: its state.json is invalid ({error})",
+        raises=CorruptState,
+        folder=folder,
+    ):
         values = read_object(path)
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
@@ -337,10 +342,6 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
             raise MalmoiError("{path} does not match its checksum.", path=path)
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
-    except MalmoiError as error:
-        raise CorruptState(
-            "{folder} is damaged: its state.json is invalid ({error})", folder=folder, error=error
-        ) from error
     if saved is None:
         raise MalmoiError(
             "{folder} was written by another version (format {written}, not {format}).",
@@ -402,10 +403,9 @@ def _verify(folder: Path, saved: _Saved) -> None:
 
 
 def _open(path: Path) -> Any:
-    try:
+    kinds = (SafetensorError, OSError)
+    with explained(kinds, "{path} is damaged: {error}.", raises=CorruptState, path=path):
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CorruptState("{path} is damaged: {error}.", path=path, error=error) from error
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -404,8 +404,7 @@ class Trainer(Loop):
 
 
 def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
-    smoothing = recipe.train.label_smoothing
-    settings = {"both": recipe.data.causal_share, "translation": smoothing}
+    settings = {"both": recipe.data.causal_share, "translation": recipe.train.label_smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []
     hard = objective(recipe.objective, *given)
     return hard if distillation is None else distillation.add_to_text(hard)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, explained
 from malmoi.evaluation.in_context.graders import (
     Grader,
     grade_choices,
@@ -43,16 +43,12 @@ def evaluate_with_harness(
 
 def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> dict[str, Any]:
     """Runs `simple_evaluate` on one task file; `model` may name another back end with arguments."""
-    try:
+    with explained(ImportError, "lm-eval is not installed ({error}): pip install lm-eval."):
         import yaml
         from lm_eval.evaluator import simple_evaluate
         from lm_eval.tasks import TaskManager
 
         from malmoi.evaluation.in_context.lm_eval_model import MalmoiLM
-    except ImportError as error:
-        raise MalmoiError(
-            "lm-eval is not installed ({error}): pip install lm-eval.", error=error
-        ) from error
     if not path.is_file():
         raise MalmoiError("There is no task file {path}.", path=path)
     name = yaml.safe_load(path.read_text("utf-8"))["task"]

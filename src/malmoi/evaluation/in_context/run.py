@@ -187,8 +187,7 @@ class QuestionBuilder:
                 context=self.model.config.context,
             )
         first = offsets[surplus if whole else -1][0] if offsets else 0
-        before = question.before[first:]
-        return replace(question, before=before, cut=True, answer_cut=not whole)
+        return replace(question, before=question.before[first:], cut=True, answer_cut=not whole)
 
 
 READINGS = ("causal", "masked")
@@ -340,8 +339,7 @@ def split_rows(
     source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
-    shown = any(shots != 0 for shots in parse_shots(asking.shots))
-    if source is None and shown:
+    if source is None and any(shots != 0 for shots in parse_shots(asking.shots)):
         notes.append(
             "Examples are drawn from the other rows of the data, as there is no file of training "
             "rows (--train, train=…)."

@@ -184,12 +184,11 @@ def arc(row: DataRow) -> Example:
             row.place, "the answer {key!r} is not one of {marks}", key=key, marks=", ".join(marks)
         )
     prefix = question["stem"] if nested else row.text("question")
-    choices = tuple(text for _, text in pairs)
     return Example(
         prefix,
         label=None if key is None else marks.index(key),
         id=str(row.values.get("id", "")),
-        choices=choices,
+        choices=tuple(text for _, text in pairs),
     )
 
 
@@ -218,12 +217,11 @@ def winograd(row: DataRow) -> Example:
 
 def hellaswag(row: DataRow) -> Example:
     """A scene and its possible endings: ctx, four endings, label (Zellers et al. 2019)."""
-    endings = tuple(map(str, row["endings"]))
     return Example(
         row.text("ctx"),
         label=row.whole("label"),
         id=str(row.values.get("ind", "")),
-        choices=endings,
+        choices=tuple(map(str, row["endings"])),
     )
 
 

@@ -371,11 +371,10 @@ class ResponseReply(GenerationReply):
 
     async def stream(self, generation: GenerationStream) -> Events:
         part = {"item_id": self.item, "output_index": 0, "content_index": 0}
-        begun = self._message("in_progress", [])
         yield [
             self._event("created", response=self.body([])),
             self._event("in_progress", response=self.body([])),
-            self._event("output_item.added", output_index=0, item=begun),
+            self._event("output_item.added", output_index=0, item=self._message("in_progress", [])),
             self._event("content_part.added", part=OutputText(text=""), **part),
         ]
         async for chunks in generation.batches():

@@ -98,8 +98,7 @@ def _event(body: BaseModel | bytes) -> bytes:
     if isinstance(body, bytes):
         return body
     kind = getattr(body, "type", "")
-    name = f"event: {kind}\n".encode() if kind else b""
-    return name + sse_event(body.model_dump_json())
+    return (f"event: {kind}\n".encode() if kind else b"") + sse_event(body.model_dump_json())
 
 
 async def _send(send: Send, body: bytes) -> None:

@@ -102,8 +102,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
             encodings.append(_encoding(reader, text, truncate=cut))
             tokens += len(encodings[-1].tokens)
             check_reading(request, tokens)
-        found = embed_texts(reader.network, encodings, tuple(ask.layers), ask.pool, pooling)
-        return found, tokens
+        return embed_texts(reader.network, encodings, tuple(ask.layers), ask.pool, pooling), tokens
 
     found, read = await run_on_model(request, served, embed)
     data = [
@@ -169,12 +168,11 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
     model = served.model
     pairs = _reads_pairs(model)
     if not pairs and model.checkpoint.sentence is None:
-        can = ", ".join(model.abilities)
         raise UsageError(
             "The model {served!r} is neither a cross-encoder, which has one or two labels for a "
             "pair of texts, nor a sentence encoder. It can: {can}.",
             served=served.name,
-            can=can,
+            can=", ".join(model.abilities),
         )
 
     def rank() -> tuple[list[float], int]:
@@ -303,8 +301,7 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
         count_reading(request, served.model, texts)
         return list(served.model.predict(texts))
 
-    found = await run_on_model(request, served, mark)
-    return NerResponse(model=served.name, data=found)
+    return NerResponse(model=served.name, data=await run_on_model(request, served, mark))
 
 
 @router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
@@ -349,12 +346,10 @@ async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
     served = served_model(request, ask)
 
     def weigh() -> list[Score]:
-        texts = (ask.context + one for one in ask.continuations)
-        count_reading(request, served.model, texts)
+        count_reading(request, served.model, (ask.context + one for one in ask.continuations))
         return served.model.score(ask.context, ask.continuations)
 
-    found = await run_on_model(request, served, weigh)
-    return ScoreResponse(model=served.name, data=found)
+    return ScoreResponse(model=served.name, data=await run_on_model(request, served, weigh))
 
 
 def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
@@ -362,12 +357,11 @@ def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
     if head not in heads:
         right = next((path for path, known in ENDPOINTS.items() if head in known), "")
         instead = msg("send it to {right}", right=right) if right else instead
-        can = ", ".join(served.model.abilities)
         raise UsageError(
             "The model {served!r} was not fine-tuned for this: {instead}. It can: {can}.",
             served=served.name,
             instead=msg(instead),
-            can=can,
+            can=", ".join(served.model.abilities),
         )
 
 

@@ -66,12 +66,11 @@ async def metrics(request: Request) -> Any:
 
 def _card(name: str, served: ServedModel, request: Request) -> ModelCard:
     model = served.model
-    created = int(request.app.state.metrics.start)
     tokenizer = model.checkpoint.tokenizer
     chats = tokenizer is not None and template_of(tokenizer) is not None
     return ModelCard(
         id=name,
-        created=created,
+        created=int(request.app.state.metrics.start),
         abilities=[verb for verb in model.abilities if verb != "chat" or chats],
         context=model.config.context,
         labels=list(model.labels),

@@ -172,8 +172,7 @@ class CallReader:
         new = self.rest[self.sent : end or None]
         self.sent += len(new)
         if new:
-            called = CalledFunction(arguments=new)
-            yield ToolCallPart(index=self.count, function=called)
+            yield ToolCallPart(index=self.count, function=CalledFunction(arguments=new))
         closed = end + len(self.form.closing)
         if end and len(self.rest) >= closed:
             self.rest = self.rest[closed:]

@@ -110,8 +110,7 @@ def distillation_loss(
 
     def total(done: ForwardPass) -> Tensor:
         # but for a constant, the mean of the divergences is that from the teachers' mean
-        every = [of_one(done, teacher) for teacher in distillation.teachers]
-        return torch.stack(every).mean(0)
+        return torch.stack([of_one(done, teacher) for teacher in distillation.teachers]).mean(0)
 
     return Objective((Term(head, labels, total, name=name),))
 

@@ -169,8 +169,7 @@ def ranking_loss(tokens: str) -> Objective:
         scores = RANKING_SCALE * vectors[places[:, 0]] @ vectors[candidates].T
         labels = done.batch["labels"]
         same = (labels[:, None] == labels[None]).fill_diagonal_(False)  # noqa: FBT003  # torch's
-        absent = (negatives < 0).expand(len(places), -1)
-        hidden = torch.cat((same, absent), 1)
+        hidden = torch.cat((same, (negatives < 0).expand(len(places), -1)), 1)
         own = torch.arange(len(places), device=scores.device)
         return F.cross_entropy(scores.masked_fill(hidden, float("-inf")), own, reduction="sum")
 
