@@ -1,4 +1,4 @@
-"""Text sources: files, folders, globs, standard input, built-in texts, hub data sets."""
+"""Text sources: files, folders, globs, URLs, standard input, built-in texts, hub data sets."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, first_line, require_known
@@ -169,6 +169,10 @@ def resolve_source(given: str) -> list[TextSource]:
     if given.startswith("builtin:"):
         require_known(given, BUILT_IN, "There is no built-in corpus {name!r}.{hint}")
         return [BUILT_IN[given]()]
+    if "://" in given:
+        from malmoi.text.remote import remote_files
+
+        return [*remote_files(given)]
     folder = Path(given.removeprefix("hf:")).expanduser()
     # a folder that `save_to_disk` of the datasets library wrote is read without it
     is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
@@ -207,15 +211,19 @@ def _as_spelt(path: Path) -> Path:
 
 
 def _file(path: Path) -> FileSource:
-    """An explicitly named file: of a known format, or without suffix, which means plain text."""
-    kind = format_of(path)
+    return FileSource(path, known_format(path))
+
+
+def known_format(path: PurePath) -> str:
+    """Of an explicitly named file: a known format, or without suffix plain text."""
+    kind = format_of(Path(path))
     if kind is None and path.suffix:
         raise UsageError(
             "{path} has an unknown format: its name should end in one of {kinds}.",
             path=path,
             kinds=_known(),
         )
-    return FileSource(path, kind or ".txt")
+    return kind or ".txt"
 
 
 def format_of(path: Path) -> str | None:
