@@ -115,7 +115,9 @@ def _fetched(file: RemoteFile, target: Path) -> Path:
             file.files.get_file(file.path, str(target))
             if file.size in (0, target.stat().st_size):
                 return target
-            why = msg("{got} of {size} bytes arrived", got=target.stat().st_size, size=file.size)
+            why: str = msg(
+                "{got} of {size} bytes arrived", got=target.stat().st_size, size=file.size
+            )
         except MISSING as error:
             raise MalmoiError("it cannot be read: {error}", error=first_line(error)) from error
         except Exception as error:
