@@ -34,7 +34,10 @@ FEW_ROWS = 2
 # of half precision; of more, torch's products are as fast (H200, 124M weights)
 MANY_ROWS = 128
 TILE_ROWS = 64
+TENSOR_CORES = (8, 0)  # compute capability whose tensor cores have bf16
 MIN_DEPTH = 16  # of a tensor core's tile
+STAGES = 4  # tiles of a program that are on their way at once
+SHARED_BYTES = 200_000  # of a processor's memory for them where nothing says how much it has
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
@@ -202,9 +205,10 @@ def fused_linear(  # noqa: PLR0913  # what a kernel takes
         block = 32 if outputs >= 16 * _processors(x.device) else 16
         _tile_kernel[(triton.cdiv(outputs, block), triton.cdiv(B, size))](
             x, weight, bias, residual, out, B, outputs,
-            K=K, ROWS=size, BLOCK=block, DEPTH=min(depth, 128 if block == 32 else 256),
+            K=K, ROWS=size, BLOCK=block,
+            DEPTH=min(depth, 4096 // block, _most_depth(x, size + block * (2 if gated else 1))),
             ACTIVATION=activation, GATED=gated, OVERLAP=overlap,
-            num_stages=4, **options,
+            num_stages=STAGES, **options,
         )  # fmt: skip
         return out
     block = _outputs_per_program(outputs, K * (2 if gated else 1), x.device)
@@ -223,6 +227,16 @@ def _outputs_per_program(outputs: int, inputs: int, device: torch.device) -> int
     while block > 1 and outputs < MIN_PROGRAMS * _processors(device) * block:
         block //= 2
     return block
+
+
+def _most_depth(x: Tensor, rows: int) -> int:
+    """The largest power of two by which tiles of so many rows fit into a processor's memory."""
+    room = SHARED_BYTES
+    if x.is_cuda:
+        has = torch.cuda.get_device_properties(x.device)
+        # what a kernel can ask for; AMD's GPUs have no such field
+        room = getattr(has, "shared_memory_per_block_optin", has.shared_memory_per_block) * 9 // 10
+    return 1 << (room // (STAGES * rows * x.element_size())).bit_length() - 1
 
 
 def _processors(device: torch.device) -> int:
@@ -245,8 +259,10 @@ class FusedStep:
         distinct = cast("list[Block]", list(network.trunk.blocks))
         self.blocks = [distinct[i * c.distinct // c.depth] for i in range(c.depth)]
         self.activation = GATES.get(c.activation, c.activation)
-        half = network.dtype.itemsize == 2
-        self.most_rows = MANY_ROWS if half else FEW_ROWS
+        linears = cast("list[nn.Linear]", [one for block in distinct for one in block.linears])
+        tiled = all(linear.in_features % MIN_DEPTH == 0 for linear in linears)
+        half = network.dtype.itemsize == 2 and _capability(slots.device) >= TENSOR_CORES
+        self.most_rows = MANY_ROWS if half and tiled else FEW_ROWS
         row_major(network)
 
     def __call__(self, tokens: Tensor, positions: Tensor, live: Tensor) -> Tensor:
@@ -339,7 +355,11 @@ class FusedStep:
 
 
 def _can_overlap(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return _capability(device) >= (9, 0)
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def supports(network: Network) -> bool:
