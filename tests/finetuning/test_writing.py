@@ -217,6 +217,8 @@ def test_long_rows_are_counted(gpt: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert "1 of 3 prompts do not fit with their answers into 64 tokens" in said
     assert "1 of 3 answers do not fit into 64 tokens and are truncated at the end" in said
     assert done.model.predict(long) is not None  # a prompt that fills the context is cut too
+    for more in range(3):  # each character is three tokens, of which one or two do not fit
+        assert done.model.predict("뷁" * 40 + "a" * more) is not None
     turns = [{"role": role, "content": "a red car"} for role in ("user", "assistant")]
     chats = [{"messages": turns}, {"messages": [{"role": "user", "content": long}, *turns[1:] * 2]}]
     path = write_rows(tmp_path / "chats.jsonl", chats)

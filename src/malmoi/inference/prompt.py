@@ -93,7 +93,8 @@ def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
     offsets = tokenizer.encode(text, specials=False).offsets
     if len(offsets) <= room:
         return text
-    return text[: offsets[room - 1][1]] if room > 0 else ""
+    # a character that is several tokens is cut as a whole
+    return text[: min(offsets[room - 1][1], offsets[room][0])] if room > 0 else ""
 
 
 def mask_token(tokenizer: Tokenizer) -> int:

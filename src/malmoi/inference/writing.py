@@ -10,6 +10,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.generation.generate import TextGenerator
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
+from malmoi.inference.prompt import truncate_text
 from malmoi.kernels.kv_slots import common_prefix_length
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
@@ -90,9 +91,8 @@ def cut_prompt(tokenizer: Tokenizer, messages: Sequence[Message], room: int) -> 
     content = last["content"]
     surplus = len(encode_chat(tokenizer, messages)) - room
     while surplus > 0 and content:
-        offsets = tokenizer.encode(content, specials=False).offsets
-        keep = len(offsets) - surplus
-        content = content[: offsets[keep - 1][1]] if keep > 0 else ""
+        tokens = len(tokenizer.encode(content, specials=False).tokens)
+        content = truncate_text(tokenizer, content, tokens - surplus)
         last = {**last, "content": content}
         surplus = len(encode_chat(tokenizer, [*before, last])) - room
     return [*before, last]

@@ -34,7 +34,7 @@ class StudyTask:
     """A task of a study: its column, its role, its files and the number of rows to use."""
 
     name: str
-    role: str  # sentence, acceptability, pair, similarity, tokens, span, minimal pairs, last word
+    role: str  # sentence, acceptability, pair, similarity, tokens, span, summary, minimal pairs…
     task: str  # the name of a task, or a kind whose columns are text, pair and label
     dev: Path
     train: Path | None = None
@@ -72,6 +72,7 @@ DATA_SETS = (
     ("KorSTS", "similarity", "korsts", "", "*sts-train*", "*sts-test*"),
     ("CoNLL-2003", "tokens", "conll2003", "", "conll2003*train*", "conll2003*testa*"),
     ("SQuAD", "span", "squad", "", "train*v1.1*", "dev*v1.1*"),
+    ("summaries", "summary", "summary", "", "*summar*train*", "*summar*test*"),
     ("BLiMP", "minimal pairs", "blimp", "", "", "blimp*.jsonl*"),
     ("LAMBADA", "last word", "lambada", "", "", "lambada*"),
 )

@@ -20,13 +20,16 @@ import torch
 from malmoi.config import ModelConfig
 from malmoi.errors import require_known
 from malmoi.evaluation.evaluate import evaluate_model
-from malmoi.evaluation.tasks import metric_names, named_task
+from malmoi.evaluation.tasks import Example, Task, metric_names, named_task
 from malmoi.finetuning.finetune import run_finetuning
-from malmoi.inference import load
+from malmoi.inference import Prediction, load
+from malmoi.metrics.texts import rouge_l
 from malmoi.model import count_parameters, preset
 from malmoi.studies.data import StudyData, StudyTask
 from malmoi.system.machine import pick_device
 from malmoi.system.untrusted import read_object
+from malmoi.text.rows import DataRow
+from malmoi.text.sentences import split_sentences
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import MODERN_GPT, named_recipe
 
@@ -350,7 +353,18 @@ def named_study(name: str) -> Study:
 
 BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
 WRITTEN_TOKENS = 32
+MOST_SENTENCES = 8  # of a text, from which a summary is picked
 READ_TEXTS = 64
+
+
+def _tuned(
+    judged: JudgedModel, rows: Task, task: StudyTask, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The metrics on the task's test rows of a model fine-tuned into the scratch folder."""
+    assert task.train is not None, f"{task.name} has no rows to learn from"
+    return run_finetuning(
+        judged.folder, rows, task.train, judged.scratch, task.dev, device=judged.device, **options
+    ).metrics
 
 
 def fine_tuned(
@@ -358,11 +372,38 @@ def fine_tuned(
 ) -> dict[str, float]:
     """The task's first metric on its test rows after fine-tuning, in percent."""
     rows = task.load()
-    assert task.train is not None, f"{task.name} has no rows to learn from"
-    result = run_finetuning(
-        judged.folder, rows, task.train, judged.scratch, task.dev, device=judged.device, **options
-    )
-    return {column or task.name: 100 * result.metrics[metric_names(rows)[0]]}
+    metrics = _tuned(judged, rows, task, options)
+    return {column or task.name: 100 * metrics[metric_names(rows)[0]]}
+
+
+def picked_summaries(
+    judged: JudgedModel, task: StudyTask, options: dict[str, Any]
+) -> dict[str, float]:
+    """ROUGE-L, in percent, of the sentence that a model tuned for it picks as the summary.
+
+    Every model can pick, also one that cannot write. Beside it the text's first sentence.
+    """
+    asked = task.load()
+    picking = replace(asked, kind="choice", metrics=(), example=partial(_best_sentence, asked))
+    _tuned(judged, picking, task, options)
+    rows = list(asked.rows(task.dev))
+    golds = [asked.example(row).label for row in rows]
+    texts = [picking.example(row) for row in rows]
+    model = load(judged.scratch, device=judged.device)
+    picks = model.predict([text.input for text in texts], Prediction)
+    picked = [text.choices[int(pick.label)] for text, pick in zip(texts, picks, strict=True)]
+    return {
+        f"{task.name}, a sentence picked": 100 * rouge_l(golds, picked),
+        f"{task.name}: first sentence": 100 * rouge_l(golds, [text.choices[0] for text in texts]),
+    }
+
+
+def _best_sentence(asked: Task, row: DataRow) -> Example:
+    """The text's first sentences, and which of them has the most in common with the summary."""
+    example = asked.example(row)
+    sentences = tuple(split_sentences(example.text)[:MOST_SENTENCES]) or (example.text,)
+    scores = [rouge_l([example.label], [sentence]) for sentence in sentences]
+    return Example(example.text, label=scores.index(max(scores)), choices=sentences)
 
 
 def zero_shot(

@@ -29,6 +29,7 @@ from malmoi.studies.study import (
     millions,
     minimal_pairs,
     mlm_perplexity,
+    picked_summaries,
     snapshot_scores,
     speed,
     text_perplexity,
@@ -390,7 +391,11 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED, "span"))
         if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
             yield from likelihood_cells(plan, row, recipe)
+        for task in plan.tasks("summary"):
+            options = plan.scale.tuning(seed) | ({"features": "mix"} if row == "ELMo" else {})
+            yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
         if row in WRITERS:
+            yield from plan.tuned(row, recipe, plan.tasks("summary"), "{}, written")
             yield plan.cell(row, recipe, held_out_bits, text=text)
         yield plan.cell(row, recipe, speed, text=text, writes=row in WRITERS)
 
