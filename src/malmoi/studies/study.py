@@ -391,9 +391,8 @@ def picked_summaries(
     texts = [picking.example(row) for row in rows]
     model = load(judged.scratch, device=judged.device)
     picks = model.predict([text.input for text in texts], Prediction)
-    picked = [text.choices[int(pick.label)] for text, pick in zip(texts, picks, strict=True)]
     return {
-        f"{task.name}, a sentence picked": 100 * rouge_l(golds, picked),
+        f"{task.name}, a sentence picked": 100 * rouge_l(golds, [pick.label for pick in picks]),
         f"{task.name}: first sentence": 100 * rouge_l(golds, [text.choices[0] for text in texts]),
     }
 
