@@ -18,8 +18,8 @@ from malmoi.interpret.importance import AttributionMethod, Piece, Row
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
-from malmoi.server.api.requests import ApiRequest, NameField, TextField
-from malmoi.studio.endpoint import TokenChance, model_view, readable_token
+from malmoi.server.api.requests import ApiRequest, NameField
+from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
 from malmoi.studio.probing import tab_labelled
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
@@ -176,16 +176,11 @@ MAX_ROW_CHARACTERS = 600
 MAX_LEFT_OUT = 400  # words; each is a pass
 
 
-class AttributionRequest(ApiRequest):
+class AttributionRequest(TextRequest):
     """A text whose words are coloured."""
 
-    text: TextField
     method: AttributionMethod = "leave-one-out"
     target: NameField | None = None  # none: the predicted label
-
-
-class TestedRequest(ApiRequest):
-    """The test rows of a fine-tuned model."""
 
 
 class AttributionView(BaseModel):
@@ -229,7 +224,7 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
 
 
 @model_view("/tested")
-def view_of_tested(model: Model, body: TestedRequest) -> TestedView:
+def view_of_tested(model: Model, body: ApiRequest) -> TestedView:
     """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"

@@ -32,7 +32,7 @@ from malmoi.interpret.probe import RIDGE, fit_linear, read_examples
 from malmoi.model import Layout, Network, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
-from malmoi.studio.endpoint import registry_of, router
+from malmoi.studio.endpoint import Registry, router
 from malmoi.studio.probing import order_rows
 from malmoi.studio.routes import draw_pattern
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
@@ -87,10 +87,10 @@ def claim(compute: Callable[[Subject], Claim]) -> Callable[[Subject], Claim]:
 
 
 @router.post("/claims")
-async def show_claim(request: Request, body: ClaimRequest) -> Claim:
+async def show_claim(request: Request, registry: Registry, body: ClaimRequest) -> Claim:
     """A lesson's claim, computed from the loaded models."""
-    served = registry_of(request).get(body.model)
-    other = None if body.other is None else registry_of(request).get(body.other).model
+    served = registry.get(body.model)
+    other = None if body.other is None else registry.get(body.other).model
     work = partial(computed_claim, body.claim, Subject(served.model, body.language, other))
     return await run_on_model(request, served, work)
 

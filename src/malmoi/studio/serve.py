@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from malmoi.inference import Model
 from malmoi.messages import msg
-from malmoi.server.app import create_app
+from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.studio import (  # noqa: F401  # each adds its views to the router
@@ -24,6 +24,7 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     probing,
     projection,
     routes,
+    run_curves,
     sentence_path,
 )
 from malmoi.studio.endpoint import router
@@ -40,12 +41,8 @@ def serve_models(
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
-    from malmoi.server.app import Server, address, listen
-    from malmoi.server.model_registry import ModelRegistry
-    from malmoi.studio.probing import pair_examples
-
     for file in settings.pairs:
-        pair_examples(file)  # report a bad file now, not in the studio
+        probing.pair_examples(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:
