@@ -1,6 +1,5 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, TAGS, task_heads
 from malmoi.inference.translation import BEAMS
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.metrics.labels import (
     apply_temperature,
@@ -51,7 +50,7 @@ from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.extend import unknown_note
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 def evaluate_model(

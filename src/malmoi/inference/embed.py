@@ -1,6 +1,5 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
@@ -14,11 +13,11 @@ from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError, require_known
 from malmoi.inference.batches import model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean
@@ -72,13 +71,11 @@ def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest:
     )
     if cut:
         logger.warning(
-            msg(
-                "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
-                "encoder reads; the rest of them is not in the vectors.",
-                cut=cut,
-                texts=len(texts),
-                longest=longest,
-            )
+            "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
+            "encoder reads; the rest of them is not in the vectors.",
+            cut=cut,
+            texts=len(texts),
+            longest=longest,
         )
 
 

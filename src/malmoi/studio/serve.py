@@ -1,6 +1,5 @@
 """Models behind an OpenAI-compatible API and the studio page, until the server is stopped."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from malmoi.inference import Model
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
@@ -29,7 +28,7 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
 )
 from malmoi.studio.endpoint import router
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 def serve_models(
@@ -56,21 +55,17 @@ def serve_models(
             if one.engine is not None:
                 slots = one.engine.batch.slots
                 logger.info(
-                    msg(
-                        "{name}: at most {max_bytes:,.0f} MiB of KV cache for {slots} "
-                        "sequences of {capacity:,} tokens (--slots)",
-                        name=one.name,
-                        max_bytes=slots.max_bytes / 2**20,
-                        slots=settings.slots,
-                        capacity=slots.capacity,
-                    )
+                    "{name}: at most {max_bytes:,.0f} MiB of KV cache for {slots} "
+                    "sequences of {capacity:,} tokens (--slots)",
+                    name=one.name,
+                    max_bytes=slots.max_bytes / 2**20,
+                    slots=settings.slots,
+                    capacity=slots.capacity,
                 )
         logger.info(
-            msg(
-                "{names} at {address} (the studio) and {address}/v1 (the API)",
-                names=", ".join(registry.names),
-                address=address(where),
-            )
+            "{names} at {address} (the studio) and {address}/v1 (the API)",
+            names=", ".join(registry.names),
+            address=address(where),
         )
         on_ready(address(where))
         Server(create_studio(registry, settings), settings).run(sockets=[where])
