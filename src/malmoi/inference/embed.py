@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.batches import model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
 from malmoi.messages import StatusLog
@@ -81,8 +81,7 @@ def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest:
 
 def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
-    if not layers:
-        raise UsageError("layers needs at least one number: 0 is the embedding, -1 the last layer.")
+    require_that(layers, "layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:
         if not -depth - 1 <= layer <= depth:
             raise UsageError(

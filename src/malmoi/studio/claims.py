@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import require_known, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.task import Example
 from malmoi.inference import Model
@@ -590,8 +590,10 @@ def cost(subject: Subject) -> Claim:
 def bits(subject: Subject) -> Claim:
     """The perplexity with every matrix rounded to fewer bits, with a scale a row."""
     model = subject.model
-    if sum(parameter_parts(model.network).values()) > MAX_COPIED:
-        raise UsageError("This model is too large to be rounded here: choose a smaller one.")
+    require_that(
+        sum(parameter_parts(model.network).values()) <= MAX_COPIED,
+        "This model is too large to be rounded here: choose a smaller one.",
+    )
     texts = sentences(subject.language)[:20]
     count = sum(map(len, model.tokenizer.ids(texts)))
     found = {}

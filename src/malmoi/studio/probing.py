@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, Field
 
 from malmoi.demo.texts import BUILT_IN
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
@@ -96,13 +96,13 @@ def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
         return list(conllu_rows(lines, body.label))
     if not given:
         return list(order_rows(body.language))
-    if len(given) < MIN_PROBED:
-        raise UsageError(
-            "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
-            "more, or none for the built-in sentences.",
-            lines=len(given),
-            least=MIN_PROBED,
-        )
+    require_that(
+        len(given) >= MIN_PROBED,
+        "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
+        "more, or none for the built-in sentences.",
+        lines=len(given),
+        least=MIN_PROBED,
+    )
     return list(tab_labelled(given))
 
 

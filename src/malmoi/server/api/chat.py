@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
@@ -58,8 +58,9 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     stripped from an answer, which has 256 tokens at most unless another number is given.
     """
     served = served_model(request, ask)
-    if ask.limit == 0:
-        raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
+    require_that(
+        ask.limit != 0, "max_tokens must be 1 or more: an answer needs at least one token."
+    )
     reply = ToolReply if ask.callable_tools else ChatReply
     return await respond(request, ask, served, chat_jobs, reply)
 
