@@ -44,6 +44,12 @@ class UsageError(MalmoiError):
         self.code = code
 
 
+def require_that(condition: object, sentence: str, /, **values: object) -> None:
+    """Raises a UsageError with this sentence, which says what is needed, unless it holds."""
+    if not condition:
+        raise UsageError(msg(sentence, **values))
+
+
 def require(what: str, condition: object, sentence: str, /, **values: object) -> None:
     """Raises a UsageError that begins with `what` unless the settings are consistent."""
     if not condition:

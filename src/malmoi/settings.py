@@ -8,7 +8,6 @@ nearest field for a misspelt one, and takes typed overrides such as {"train.lr":
 """
 
 import json
-import logging
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -28,12 +27,12 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.messages import msg
+from malmoi.messages import StatusLog, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 T = TypeVar("T")
 HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
@@ -203,7 +202,7 @@ def current_field(record: str, name: str) -> str:
 @cache
 def _note_renamed(old: str, new: str) -> None:
     logger.warning(
-        msg("The setting {old} is now {new}; the old name will be removed.", old=old, new=new)
+        "The setting {old} is now {new}; the old name will be removed.", old=old, new=new
     )
 
 

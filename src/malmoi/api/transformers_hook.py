@@ -5,18 +5,17 @@ after they are loaded. A folder of GPT-2, BERT, LLaMA or another type of transfo
 this.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 def register_when_imported() -> None:
@@ -63,8 +62,6 @@ def _register(name: str) -> None:
             getattr(loaded, auto_name).register(MalmoiConfig, model, exist_ok=True)
     except Exception as error:  # transformers of another version, or a broken torch
         logger.warning(
-            msg(
-                "transformers cannot open folders of the model type malmoi here: {error}",
-                error=error,
-            )
+            "transformers cannot open folders of the model type malmoi here: {error}",
+            error=error,
         )

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from malmoi.cli import shared as cli
-from malmoi.errors import MalmoiError, UsageError, explained, require_known
+from malmoi.errors import MalmoiError, UsageError, explained, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.lines import uncompressed_name
+from malmoi.text.records import comma_dialect, import_pyarrow
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
 if TYPE_CHECKING:
@@ -74,10 +75,12 @@ def predict_file(
 
     With `labels` the rows are classified by the labels' names alone.
     """
-    if out.suffix not in WRITERS:
-        raise UsageError(
-            "--out {out} should end in one of {writers}.", out=out, writers=" ".join(WRITERS)
-        )
+    require_that(
+        out.suffix in WRITERS,
+        "--out {out} should end in one of {writers}.",
+        out=out,
+        writers=" ".join(WRITERS),
+    )
     given = {name: column for name, column in (("text", text), ("pair", pair)) if column}
     source = _table_source(data, {}, given) if labels else _source(model, data, given)
     total = sum(1 for _ in source.rows())
@@ -320,8 +323,6 @@ def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
 
 
 def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
-    from malmoi.text.records import import_pyarrow
-
     pyarrow = import_pyarrow(Path(".parquet"))
     names, flat = _table(rows)
     columns = {name: [row.get(name) for row in flat] for name in names}
@@ -350,8 +351,6 @@ WRITERS: dict[str, Writer] = {
 
 def _writer(data: Path, out: Path) -> Writer:
     """The writer of a format; a CSV is separated like the one that was read."""
-    from malmoi.text.records import comma_dialect
-
     if out.suffix == ".csv" and ".csv" in data.suffixes:
         return partial(_write_table, delimiter=comma_dialect(data).delimiter)
     return WRITERS[out.suffix]

@@ -10,7 +10,7 @@ import typer
 
 from malmoi.api.records import StartOptions
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
 from malmoi.system.paths import require_path, similar_path
@@ -130,8 +130,7 @@ def recipe_and_sources(
     for source in data or ():
         _check_source(source, named=True)
     sources = [*others, *(data or ())]
-    if not sources:
-        raise UsageError("{recipe} needs text: malmoi pretrain {recipe} FILE…", recipe=recipe)
+    require_that(sources, "{recipe} needs text: malmoi pretrain {recipe} FILE…", recipe=recipe)
     if sources.count("-") > 1:
         raise UsageError("- was given twice; standard input can be read only once.")
     return recipe, sources

@@ -1,7 +1,7 @@
 """`malmoi score`: log-probabilities of continuations."""
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.pair import GPT
 
 
@@ -24,10 +24,9 @@ def score_command(
         if not texts or texts == ["-"]
         else [(texts[0], text) for text in texts[1:]]
     )
-    if not rows:
-        raise UsageError(
-            "There is nothing to score: after the context, give at least one continuation."
-        )
+    require_that(
+        rows, "There is nothing to score: after the context, give at least one continuation."
+    )
     contexts, continuations = (list(column) for column in zip(*rows, strict=True))
     found = cli.open_model(model, device, dtype, GPT).score(contexts, continuations)
     for (context, continuation), one in zip(rows, found, strict=True):

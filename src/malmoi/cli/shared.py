@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 
 from malmoi.api.run_options import LoadOptions, RunOptions
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.messages import Message, StatusLog, msg, translate
 from malmoi.pair import BERT, GPT, introduction
 from malmoi.report.console import end_status, waiting
@@ -279,11 +279,11 @@ def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tu
 
 def _pair(number: int, line: str) -> tuple[str, str]:
     first, tab, second = line.partition("\t")
-    if not tab:
-        raise UsageError(
-            "Line {number} of standard input has no tab; write two texts with a tab between them.",
-            number=number,
-        )
+    require_that(
+        tab,
+        "Line {number} of standard input has no tab; write two texts with a tab between them.",
+        number=number,
+    )
     return first, second
 
 

@@ -11,7 +11,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.compression.options import DistilOptions
 from malmoi.compression.prune import with_layers
 from malmoi.compression.result import CompressionResult, open_whole
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.evaluate import check_task_fits
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
@@ -109,12 +109,12 @@ def distil_model(
 
 def open_teacher(source: str | Path, out: Path) -> Checkpoint:
     """Opens the teacher, which must be a whole model with trainable weights and a tokenizer."""
-    if Path(source).suffix == ".gguf":
-        raise UsageError(
-            "{source} is a GGUF file, which cannot be trained: give the folder of the model "
-            "it was made from.",
-            source=source,
-        )
+    require_that(
+        Path(source).suffix != ".gguf",
+        "{source} is a GGUF file, which cannot be trained: give the folder of the model "
+        "it was made from.",
+        source=source,
+    )
     checkpoint = open_whole(source, out)
     if checkpoint.network.features is not None:
         raise UsageError(
@@ -170,12 +170,11 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
     wanted = teacher.required_tokenizer
     if is_framed(wanted) and not is_framed(own):  # a GPT that is not fine-tuned yet
         own = add_frame_tokens(own)
-    if own.fingerprint() != wanted.fingerprint():
-        raise UsageError(
-            "The student {source} has a different vocabulary from its teacher; they must "
-            "share one.",
-            source=found.source,
-        )
+    require_that(
+        own.fingerprint() == wanted.fingerprint(),
+        "The student {source} has a different vocabulary from its teacher; they must share one.",
+        source=found.source,
+    )
     return replace(found, tokenizer=wanted)
 
 

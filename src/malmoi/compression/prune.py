@@ -29,7 +29,7 @@ from malmoi.compression.result import (
     open_whole,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
@@ -125,11 +125,11 @@ def _linear_maps(network: Network) -> list[nn.Linear]:
 @torch.no_grad()
 def sparsified(network: Network, share: float) -> Network:
     """Sets the smallest weights of each linear map to zero (Han et al. 2015)."""
-    if not 0 < share < 1:
-        raise UsageError(
-            "sparsity is the share of weights set to zero, between 0 and 1, not {share:g}.",
-            share=share,
-        )
+    require_that(
+        0 < share < 1,
+        "sparsity is the share of weights set to zero, between 0 and 1, not {share:g}.",
+        share=share,
+    )
     network = deepcopy(network)
     for linear in _linear_maps(network):
         count = linear.weight.numel()
@@ -295,12 +295,12 @@ def _kept_heads(config: ModelConfig, chosen: Tensor, name: str, tensor: Tensor) 
 
 
 def _count(share: float, whole: int, what: str) -> int:
-    if not 0 < share <= 1:
-        raise UsageError(
-            "{what} is the share to keep, above 0 and at most 1, not {share:g}.",
-            what=what,
-            share=share,
-        )
+    require_that(
+        0 < share <= 1,
+        "{what} is the share to keep, above 0 and at most 1, not {share:g}.",
+        what=what,
+        share=share,
+    )
     return max(1, round(share * whole))
 
 
@@ -391,12 +391,12 @@ def _of_rows(
     task = named_task(task) if isinstance(task, str) else task
     reading = Predictor.of(checkpoint)
     kind = head_kind(task)
-    if kind.head not in checkpoint.network.heads:
-        raise UsageError(
-            "This model has no {head} head, which the task {task} needs.",
-            head=kind.head,
-            task=task.name,
-        )
+    require_that(
+        kind.head in checkpoint.network.heads,
+        "This model has no {head} head, which the task {task} needs.",
+        head=kind.head,
+        task=task.name,
+    )
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(examples)
     items = encode_examples(task, examples, FeatureView.of(reading, reading.labels))

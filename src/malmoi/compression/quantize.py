@@ -25,7 +25,7 @@ from malmoi.compression.result import (
     open_whole,
     paired,
 )
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
 from malmoi.model import Network, count_parameters
@@ -57,13 +57,12 @@ def quantize_model(
     original's instead. When opened, the model stays quantized if the machine has a kernel for it
     (see `malmoi.kernels.int8`).
     """
-    if bits not in SUPPORTED_BITS:
-        raise UsageError("bits must be 8 or 4, not {bits}.", bits=bits)
-    if group < 0:
-        raise UsageError(
-            "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
-            group=group,
-        )
+    require_that(bits in SUPPORTED_BITS, "bits must be 8 or 4, not {bits}.", bits=bits)
+    require_that(
+        group >= 0,
+        "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
+        group=group,
+    )
     judge = judged_options(judged)
     out = Path(out)
     checkpoint = open_whole(model, out)
@@ -148,13 +147,13 @@ def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
         if len(ids) >= MAX_CALIBRATION_TOKENS:
             break
     count = min(len(ids), MAX_CALIBRATION_TOKENS) // body
-    if count < 1:
-        raise UsageError(
-            "{calibration} has {ids:,} tokens, too few for a row of {body}; give more text.",
-            calibration=calibration,
-            ids=len(ids),
-            body=body,
-        )
+    require_that(
+        count >= 1,
+        "{calibration} has {ids:,} tokens, too few for a row of {body}; give more text.",
+        calibration=calibration,
+        ids=len(ids),
+        body=body,
+    )
     starts = range(0, count * body, body)
     return torch.tensor([[*frame[:1], *ids[i : i + body], *frame[1:]] for i in starts])
 

@@ -13,7 +13,7 @@ from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.checkpoint.hf_tables import GPT2_TABLE
 from malmoi.compression.options import JudgedOptions
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.inference import Model, load
 from malmoi.inference.export import read_whole
@@ -167,11 +167,11 @@ def measures(opened: Model, judge: JudgedOptions) -> dict[str, float]:
     if judge.task is not None:
         found = evaluate_model(opened, judge.task, judge.data)
         return {name: value for name, value in found.items() if isinstance(value, float)}
-    if "perplexity" not in opened.abilities:
-        raise UsageError(
-            "Plain text in --data is scored by a GPT's perplexity; for this model give the "
-            "--task of the rows."
-        )
+    require_that(
+        "perplexity" in opened.abilities,
+        "Plain text in --data is scored by a GPT's perplexity; for this model give the "
+        "--task of the rows.",
+    )
     text = "\n\n".join(document.text for document in read_documents(judge.data))
     return {"perplexity": opened.perplexity(text)}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from malmoi.checkpoint import write_checkpoint
 from malmoi.compression.distil import open_teacher
 from malmoi.compression.result import CompressionResult
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.model import Network, initialise
 
 EMBEDDING_WEIGHTS = (
@@ -44,13 +44,12 @@ def share_layers(
 def shared(old: Network, groups: int, embedding: int = 0) -> Network:
     """The network with fewer distinct blocks and a narrower embedding."""
     c = old.config
-    if not 1 <= groups <= c.distinct:
-        raise UsageError(
-            "This model has {distinct} distinct layers: groups must be 1 to {distinct}, not "
-            "{groups}.",
-            distinct=c.distinct,
-            groups=groups,
-        )
+    require_that(
+        1 <= groups <= c.distinct,
+        "This model has {distinct} distinct layers: groups must be 1 to {distinct}, not {groups}.",
+        distinct=c.distinct,
+        groups=groups,
+    )
     if embedding and not 2 <= embedding <= c.token_width:
         raise UsageError(
             "This model's embedding is {width} wide: give 2 to {width}, not {embedding}.",

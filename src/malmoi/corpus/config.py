@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.settings import Config, find_problem, option, setting
 
 # steps enabled by --quality-reference, --decontaminate and --weights: quality, decontaminate, mix
@@ -99,14 +99,14 @@ class CorpusConfig(Config):
             require_known(step, DEFAULT_STEPS, "There is no step {name!r}.{hint}")
         if problem := find_problem(self):
             raise UsageError(problem)
-        if self.rows > self.hashes:
-            raise UsageError(
-                "A band of {rows} rows needs at least that many hashes; there are {hashes}.",
-                rows=self.rows,
-                hashes=self.hashes,
-            )
-        if len(self.max_run) != 3:
-            raise UsageError(
-                "max_run needs 3 shares, for 2, 3 and 4 words; there are {max_run}.",
-                max_run=len(self.max_run),
-            )
+        require_that(
+            self.rows <= self.hashes,
+            "A band of {rows} rows needs at least that many hashes; there are {hashes}.",
+            rows=self.rows,
+            hashes=self.hashes,
+        )
+        require_that(
+            len(self.max_run) == 3,
+            "max_run needs 3 shares, for 2, 3 and 4 words; there are {max_run}.",
+            max_run=len(self.max_run),
+        )

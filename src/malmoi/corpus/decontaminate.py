@@ -27,7 +27,7 @@ from malmoi.corpus.ngrams import (
     is_among,
     native_ngrams,
 )
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.evaluation.contamination import Overlaps
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import Document, read_documents
@@ -46,12 +46,12 @@ Spans = list[tuple[int, int]]
 def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
     """Reads the rows of a test set; every text of a row counts."""
     kind = format_of(path) or ".txt"
-    if kind not in TEST_SET_READERS:
-        raise UsageError(
-            "{path} cannot be used as a test set: give {readers}.",
-            path=path,
-            readers=" ".join(TEST_SET_READERS),
-        )
+    require_that(
+        kind in TEST_SET_READERS,
+        "{path} cannot be used as a test set: give {readers}.",
+        path=path,
+        readers=" ".join(TEST_SET_READERS),
+    )
     yield from TEST_SET_READERS[kind](path)
 
 

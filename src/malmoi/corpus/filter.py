@@ -29,7 +29,7 @@ from malmoi.corpus.ngrams import (
     random_odd,
     seeded_hash,
 )
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
@@ -282,12 +282,12 @@ class QualityScorer:
     def fit(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "QualityScorer":
         """Trains on equally many good and raw texts with AdaGrad (Duchi et al. 2011)."""
         number = min(len(good), len(raw))
-        if number < 2:
-            raise UsageError(
-                "The quality classifier needs good and raw documents; there are {good} and {raw}.",
-                good=len(good),
-                raw=len(raw),
-            )
+        require_that(
+            number >= 2,
+            "The quality classifier needs good and raw documents; there are {good} and {raw}.",
+            good=len(good),
+            raw=len(raw),
+        )
         rows = [
             (hashed_features(text), label)
             for label, texts in ((1, good), (0, raw))

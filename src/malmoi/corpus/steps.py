@@ -39,7 +39,7 @@ from malmoi.corpus.filter import (
     selected,
 )
 from malmoi.corpus.ngrams import HashedTexts, seeded_hash
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
@@ -246,8 +246,7 @@ class Execution:
     part: str = ""  # "3/16": every 16th shard from the third on, for an array of 16 cluster jobs
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UsageError("{workers} workers: give at least 1.", workers=self.workers)
+        require_that(self.workers >= 1, "{workers} workers: give at least 1.", workers=self.workers)
         require_known(self.executor, EXECUTORS, "There is no executor {name!r}.{hint}")
         if self.part and self._numbers is None:
             raise UsageError(

@@ -1,6 +1,5 @@
 """Evaluation: a fine-tuned model by its predictions, others in context."""
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.evaluation.contamination import (
     FindOverlaps,
     contamination_report,
@@ -32,7 +31,7 @@ from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, TAGS, task_heads
 from malmoi.inference.translation import BEAMS
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.metrics.labels import (
     apply_temperature,
@@ -51,7 +50,7 @@ from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.extend import unknown_note
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 def evaluate_model(
@@ -134,10 +133,11 @@ def _with_vectors(task: Task, reading: Predictor) -> Predictor:
     """Any encoder as a sentence encoder, if the task compares vectors."""
     if head_kind(task).sentence_objective is None or reading.sentence is not None:
         return reading
-    if reading.network.config.pool == "last":
-        raise UsageError(
-            "{kind} needs a bidirectional model such as a BERT, not a GPT.", kind=task.kind
-        )
+    require_that(
+        reading.network.config.pool != "last",
+        "{kind} needs a bidirectional model such as a BERT, not a GPT.",
+        kind=task.kind,
+    )
     logger.info("This model is no sentence encoder: a text's vector is the mean of its tokens'.")
     return replace(reading, sentence=SentencePooling())
 
@@ -185,15 +185,15 @@ def score_said(
 def check_task_fits(task: Task, reading: Predictor) -> None:
     """Raises an error if the model was not fine-tuned for this task."""
     kind = head_kind(task)
-    if kind.output not in task_heads(reading):
-        raise UsageError(
-            "This model has no {head} head for {kind}, which the task {task} needs; fine-tune "
-            "it first: malmoi finetune {task} --model … Or evaluate a GPT or a BERT in "
-            "context: --shots 0.",
-            head=kind.head,
-            kind=task.kind,
-            task=task.name,
-        )
+    require_that(
+        kind.output in task_heads(reading),
+        "This model has no {head} head for {kind}, which the task {task} needs; fine-tune "
+        "it first: malmoi finetune {task} --model … Or evaluate a GPT or a BERT in "
+        "context: --shots 0.",
+        head=kind.head,
+        kind=task.kind,
+        task=task.name,
+    )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
         raise UsageError(
             "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",

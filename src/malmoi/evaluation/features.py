@@ -3,7 +3,6 @@
 For a BERT, or a GPT with frame tokens.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,14 @@ from malmoi.inference.predict import Predictor, choice_pairs
 from malmoi.inference.score import ScoredRow, token_logprobs
 from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer, write_answers
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.metrics.labels import apply_temperature, best_label_thresholds, best_temperature
 from malmoi.metrics.texts import best_threshold, bleu
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,12 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
         )
     if lost:
         logger.warning(
-            msg(
-                "{lost:,} of {examples:,} rows are skipped, the first at {first}: their "
-                "answers do not fit into {length} tokens.",
-                lost=len(lost),
-                examples=len(examples),
-                first=lost[0],
-                length=view.length,
-            )
+            "{lost:,} of {examples:,} rows are skipped, the first at {first}: their "
+            "answers do not fit into {length} tokens.",
+            lost=len(lost),
+            examples=len(examples),
+            first=lost[0],
+            length=view.length,
         )
 
 
@@ -217,34 +214,28 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
     many = f"{len(rows):,}"
     if prompts := sum(row.prompt_cut for row in rows):
         logger.warning(
-            msg(
-                "{prompts:,} of {many} prompts do not fit with their answers into {length} "
-                "tokens and are truncated at the end.",
-                prompts=prompts,
-                many=many,
-                length=length,
-            )
+            "{prompts:,} of {many} prompts do not fit with their answers into {length} "
+            "tokens and are truncated at the end.",
+            prompts=prompts,
+            many=many,
+            length=length,
         )
     if answers := sum(row.answer_cut and bool(row.spans) for row in rows):
         logger.warning(
-            msg(
-                "{answers:,} of {many} answers do not fit into {length} tokens and are "
-                "truncated at the end.",
-                answers=answers,
-                many=many,
-                length=length,
-            )
+            "{answers:,} of {many} answers do not fit into {length} tokens and are "
+            "truncated at the end.",
+            answers=answers,
+            many=many,
+            length=length,
         )
     if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
         logger.warning(
-            msg(
-                "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "
-                "alone fill {length} tokens.",
-                lost=len(lost),
-                many=many,
-                first=lost[0],
-                length=length,
-            )
+            "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "
+            "alone fill {length} tokens.",
+            lost=len(lost),
+            many=many,
+            first=lost[0],
+            length=length,
         )
 
 

@@ -1,6 +1,5 @@
 """The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from malmoi.evaluation.tasks.language_modelling import line_rows
 from malmoi.evaluation.tasks.spans import DOCUMENT_MARK
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import start_of
@@ -37,7 +36,7 @@ from malmoi.text.rows import (
     text_lines,
 )
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
 HEAD_LINES = 50  # read to recognise a format
@@ -78,7 +77,7 @@ def guess_task(
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)
     if not any(columns.values()) and (known := _published_format(name, data)):
-        logger.info(msg("{data} has the format of {task}.", data=file_list(data)[0], task=known))
+        logger.info("{data} has the format of {task}.", data=file_list(data)[0], task=known)
         return named_task(known), None
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
         found = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
@@ -257,12 +256,10 @@ def _note_seen_files(model: Model, data: RowSource) -> None:
     for path in file_list(data):
         if path.name in protocol.get("trained_files", ()):
             logger.warning(
-                msg(
-                    "This model was fine-tuned on {path}, so this score says little about new "
-                    "rows. The score on rows it was not trained on is in {page}.",
-                    path=path.name,
-                    page=page,
-                )
+                "This model was fine-tuned on {path}, so this score says little about new "
+                "rows. The score on rows it was not trained on is in {page}.",
+                path=path.name,
+                page=page,
             )
 
 

@@ -137,20 +137,15 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class columns:
+class columns(Columns):
     """Makes an example from the named columns of a row."""
 
-    text: str
-    pair: str | None = None
-    label: str = "label"
     id: str | None = None
     numeric: bool = False  # the label is a number
 
     def __call__(self, row: DataRow) -> Example:
-        second = None if self.pair is None else row.text(self.pair)
-        label: Any = row.number(self.label) if self.numeric else row.label(self.label)
-        number = str(row[self.id]) if self.id else ""
-        return Example(row.text(self.text), second, label, id=number)
+        found = number_row(self, row) if self.numeric else label_row(self, row)
+        return replace(found, id=str(row[self.id])) if self.id else found
 
 
 def read_columns(task: Task) -> dict[str, str]:

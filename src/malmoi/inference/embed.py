@@ -1,6 +1,5 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
@@ -11,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.batches import model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean
@@ -72,20 +71,17 @@ def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest:
     )
     if cut:
         logger.warning(
-            msg(
-                "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
-                "encoder reads; the rest of them is not in the vectors.",
-                cut=cut,
-                texts=len(texts),
-                longest=longest,
-            )
+            "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
+            "encoder reads; the rest of them is not in the vectors.",
+            cut=cut,
+            texts=len(texts),
+            longest=longest,
         )
 
 
 def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
-    if not layers:
-        raise UsageError("layers needs at least one number: 0 is the embedding, -1 the last layer.")
+    require_that(layers, "layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:
         if not -depth - 1 <= layer <= depth:
             raise UsageError(

@@ -11,7 +11,7 @@ from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.folder import write_sentence_pooling
 from malmoi.checkpoint.save_folder import model_json
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
@@ -70,10 +70,12 @@ def export_model(
     suffix = out.suffix.removeprefix(".")
     chosen = cast(ExportFormat, format or suffix)
     require_known(chosen, FORMATS, "There is no format {name!r} to export to.{hint}")
-    if suffix != chosen:
-        raise UsageError(
-            "--out {out} should be a file whose name ends in .{chosen}.", out=out, chosen=chosen
-        )
+    require_that(
+        suffix == chosen,
+        "--out {out} should be a file whose name ends in .{chosen}.",
+        out=out,
+        chosen=chosen,
+    )
     if out.is_dir():
         raise UsageError("{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.base import column_major, listed_texts, open_for_use
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
@@ -144,10 +144,9 @@ class Model(LanguageModel, Interpretation):
             from malmoi.inference.zero_shot import translation_prompt
 
             self._require_head("lm", "translate")
-            if not to:
-                raise UsageError(
-                    "A GPT translates with a prompt: give the language, such as to='French'."
-                )
+            require_that(
+                to, "A GPT translates with a prompt: give the language, such as to='French'."
+            )
             shown = options.get("examples", ())
             limit = options.get("max_new_tokens", 64)
             found = [self._line(translation_prompt(one, to, shown), limit) for one in texts]
@@ -164,8 +163,9 @@ class Model(LanguageModel, Interpretation):
         """The parts of this model that translation needs."""
         from malmoi.inference.translation import Translator, banned_tokens
 
-        if not self.config.encoder_depth:
-            raise UsageError("This model cannot translate: it is not an encoder-decoder.")
+        require_that(
+            self.config.encoder_depth, "This model cannot translate: it is not an encoder-decoder."
+        )
         ends = sorted(self._ends)
         if not ends:
             raise UsageError("This model's tokenizer has no end-of-text token.")
@@ -189,8 +189,9 @@ class Model(LanguageModel, Interpretation):
         For a model that was trained on features with texts (the recipe caption-small).
         """
         c = self.config
-        if not c.feature_count:
-            raise UsageError("This model cannot describe features: it was not trained on any.")
+        require_that(
+            c.feature_count, "This model cannot describe features: it was not trained on any."
+        )
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
         if limit < 1:
@@ -232,12 +233,12 @@ class Model(LanguageModel, Interpretation):
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
         found = self.fill_masks(text, top)
-        if len(found) > 1:
-            raise UsageError(
-                "The text has {found} masks, but fill takes one: use fill_masks, which "
-                "returns a list for each.",
-                found=len(found),
-            )
+        require_that(
+            len(found) <= 1,
+            "The text has {found} masks, but fill takes one: use fill_masks, which "
+            "returns a list for each.",
+            found=len(found),
+        )
         return found[0]
 
     def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":

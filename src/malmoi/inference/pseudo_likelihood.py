@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token, require_fit, start_token, text_too_long
 from malmoi.inference.score import Score, ScoredRow, score_separately
@@ -209,8 +209,7 @@ class Fill(Result):
 @torch.inference_mode()
 def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[list[Fill]]:
     """Returns the best tokens for each mask in the text, leaving the other masks in place."""
-    if top < 1:
-        raise UsageError("top must be 1 or more, not {top}.", top=top)
+    require_that(top >= 1, "top must be 1 or more, not {top}.", top=top)
     encoding = tokenizer.encode_masked(text)
     require_fit(encoding, network.config.context)
     mark = mask_token(tokenizer)

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, common_prefix_length, prefill_rows
@@ -320,11 +320,11 @@ def long_text_logprobs(
     """
     encoding = encode_text(tokenizer, text)
     tokens = encoding.tokens
-    if len(tokens) < 2:
-        raise UsageError(
-            "The perplexity of a text needs at least two tokens: the first is context only and "
-            "is not predicted."
-        )
+    require_that(
+        len(tokens) >= 2,
+        "The perplexity of a text needs at least two tokens: the first is context only and "
+        "is not predicted.",
+    )
     if stride is not None and memory is not None:
         raise UsageError("Give either stride or memory, not both.")
     carries = network.config.memory or network.config.recurrent
@@ -356,12 +356,12 @@ def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[fl
     """Each token's log-probability given at least context − stride earlier tokens, if any."""
     context = network.config.context
     stride = context // 2 or 1 if stride is None else stride
-    if not 1 <= stride < context:
-        raise UsageError(
-            "stride must be between 1 and {context}, less than this model's context, not {stride}.",
-            context=context - 1,
-            stride=stride,
-        )
+    require_that(
+        1 <= stride < context,
+        "stride must be between 1 and {context}, less than this model's context, not {stride}.",
+        context=context - 1,
+        stride=stride,
+    )
     found = token_logprobs(network, score_windows(tokens, context, stride))
     return [logprob for logprobs, _ in found for logprob in logprobs]
 

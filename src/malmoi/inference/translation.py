@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.generation.generate import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
@@ -135,8 +135,7 @@ def translate_texts(
 ) -> list[str]:
     """Translates texts of one line each."""
     beams = options.get("beams", BEAMS)
-    if beams < 1:
-        raise UsageError("beams must be at least 1, not {beams}.", beams=beams)
+    require_that(beams >= 1, "beams must be at least 1, not {beams}.", beams=beams)
     lines = [" ".join(text.split()) for text in texts]  # as pairs are read in training
     sources = [[*tokens, translator.end] for tokens in tokenizer.ids(lines)]
     found = translator.translate(sources, beams, options.get("length_penalty", LENGTH_PENALTY))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.inference.generation.generate import TextGenerator
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
@@ -41,8 +41,7 @@ def as_messages(prompt: Any) -> list[Message]:
         messages = parse_messages(prompt)
         while messages and messages[-1]["role"] == "assistant":  # the answer itself
             messages.pop()
-        if not messages:
-            raise UsageError("A conversation without a message to answer cannot be answered.")
+        require_that(messages, "A conversation without a message to answer cannot be answered.")
         return messages
     parts = [prompt] if isinstance(prompt, str) else prompt
     return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
@@ -177,10 +177,12 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
     """
     head = model.network.require_language_head()
     size = model.tokenizer.vocab_size
-    if not 1 <= top <= size:
-        raise UsageError(
-            "top must be between 1 and {vocab_size}, not {top}.", vocab_size=size, top=top
-        )
+    require_that(
+        1 <= top <= size,
+        "top must be between 1 and {vocab_size}, not {top}.",
+        vocab_size=size,
+        top=top,
+    )
     encoding = encode_for_model(model, text)
     places = MAX_GUESSES // (top * (model.config.depth + 1))
     if len(encoding.tokens) > places:
@@ -315,8 +317,7 @@ class Subject(LoadedModel):
         attention: bool = False,
     ) -> ForwardResult:
         """One forward pass; `positions` are those where the model answers unless given."""
-        if top < 1:
-            raise UsageError("top must be 1 or more, not {top}.", top=top)
+        require_that(top >= 1, "top must be 1 or more, not {top}.", top=top)
         encoding = self.encode(text)
         network = network_with(self, interventions)
         seen: list[Tensor] | None = [] if attention else None

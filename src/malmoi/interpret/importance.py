@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.inference.prompt import mask_token
@@ -127,8 +127,7 @@ def importance(subject: Subject, rows: Sequence[Row], method: Method, metric: Me
 def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
     judged = [_judged(subject, row, i) for i, row in enumerate(rows)]
     judged = [(encoding, targets) for encoding, targets in judged if targets]
-    if not judged:
-        raise UsageError("There is nothing to predict in these rows; give longer texts.")
+    require_that(judged, "There is nothing to predict in these rows; give longer texts.")
     lengths = [len(encoding.tokens) for encoding, _ in judged]
     groups = length_batches(lengths, forward_limits(subject.network.device))
     for group in tracked(groups, "importance", len(judged)):
@@ -348,12 +347,12 @@ def _answer_id(subject: Subject, answer: str) -> int:
     if subject.labels_texts:
         return subject.label_index(answer)
     tokens = subject.tokenizer.encode(answer, specials=False).tokens
-    if len(tokens) != 1:
-        raise UsageError(
-            "The answer {answer!r} has {tokens} tokens; give one of a single token.",
-            answer=answer,
-            tokens=len(tokens),
-        )
+    require_that(
+        len(tokens) == 1,
+        "The answer {answer!r} has {tokens} tokens; give one of a single token.",
+        answer=answer,
+        tokens=len(tokens),
+    )
     return tokens[0]
 
 

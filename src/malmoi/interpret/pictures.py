@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
@@ -233,8 +233,10 @@ def _matrix(
 
 def _all_heads(weights: Float32Array) -> Picture:
     layers, heads, size, _ = weights.shape
-    if int((weights >= FAINT).sum()) > MAX_CELLS:
-        raise UsageError("There are too many cells to draw: choose layer= (and head=).")
+    require_that(
+        int((weights >= FAINT).sum()) <= MAX_CELLS,
+        "There are too many cells to draw: choose layer= (and head=).",
+    )
     cell = max(2, SMALL // size)
     side = size * cell + 8
     parts = [_text(30 + h * side + side / 2, 12, str(h), "middle") for h in range(heads)]

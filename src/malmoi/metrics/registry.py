@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.system.plugins import Registry
 
 Labels = Sequence[Any]
@@ -18,12 +18,12 @@ Golds = Sequence[Sequence[str]]  # the acceptable answers to each question; empt
 
 
 def check_paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
-    if len(gold) != len(predicted):
-        raise UsageError(
-            "There are {gold} labels and {predicted} predictions; give one for each.",
-            gold=len(gold),
-            predicted=len(predicted),
-        )
+    require_that(
+        len(gold) == len(predicted),
+        "There are {gold} labels and {predicted} predictions; give one for each.",
+        gold=len(gold),
+        predicted=len(predicted),
+    )
     if not len(gold):
         raise UsageError("There is nothing to score: no labels.")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
 from malmoi.planning.flops import Flops, Optimal, flops, optimal
@@ -156,14 +156,16 @@ class Fleet:
     price: float | None = None  # of one GPU per hour
 
     def __post_init__(self) -> None:
-        _require(self.gpus >= 1, "A run needs at least one GPU, not {gpus}.", gpus=self.gpus)
-        _require(
+        require_that(self.gpus >= 1, "A run needs at least one GPU, not {gpus}.", gpus=self.gpus)
+        require_that(
             0 < self.utilisation <= 1,
             "The utilisation must lie in (0, 1], not {utilisation:g}.",
             utilisation=self.utilisation,
         )
-        _require(1 <= self.pue < math.inf, "The PUE must be at least 1, not {pue:g}.", pue=self.pue)
-        _require(
+        require_that(
+            1 <= self.pue < math.inf, "The PUE must be at least 1, not {pue:g}.", pue=self.pue
+        )
+        require_that(
             0 <= (self.price or 0) < math.inf,
             "The price must be 0 or more, not {price}.",
             price=self.price,
@@ -259,7 +261,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     recipe = resolve_for_estimate(recipe)
     network = meta_network(recipe)
     c = recipe.train
-    _require(
+    require_that(
         fleet.gpus <= c.batch,
         "{gpus:,} GPUs cannot share a step of {batch:,} sequences: use fewer, or set a larger "
         "train.batch.",
@@ -370,8 +372,3 @@ def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
         yield msg("The run computes in fp32.") + (
             "" if fleet.gpu.bf16 else msg(" A {gpu} has no units for bf16.", gpu=fleet.gpu.name)
         )
-
-
-def _require(condition: object, sentence: str, /, **values: Any) -> None:
-    if not condition:
-        raise UsageError(sentence, **values)

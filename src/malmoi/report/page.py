@@ -1,6 +1,5 @@
 """A report as one HTML file that needs nothing else: templates, and their parts as functions."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,20 +35,6 @@ def _shown(cell: object) -> str:
 def render(template: str, **values: object) -> str:
     """A page from a template of the package, such as report/task_page.jinja."""
     return str(_templates().get_template(template).render(**values))
-
-
-def html_page(title: str, lead: str, body: str) -> str:
-    """A whole page around some sections, which are HTML."""
-    return render("report/page.jinja", title=title, lead=lead, body=body)
-
-
-def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return str(_templates().get_template("report/parts.jinja").module.table(head, rows))
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def machine_name() -> str:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
+from itertools import accumulate
 from time import perf_counter, time
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from malmoi.inference.engine import EngineStats
+from malmoi.report.page import render
 from malmoi.server.config import ServeConfig, is_local
 from malmoi.server.error_replies import ApiError, api_error, log
 from malmoi.server.model_registry import ModelRegistry
@@ -62,13 +64,10 @@ class Histogram:
         self.counts[bisect_left(BOUNDS, value)] += times
         self.total += value * times
 
-    def lines(self, name: str, label: str) -> Iterator[str]:
-        below = 0
-        for bound, count in zip((*BOUNDS, "+Inf"), self.counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{{label},le="{bound}"}} {below}'
-        yield f"{name}_sum{{{label}}} {self.total:.6f}"
-        yield f"{name}_count{{{label}}} {below}"
+    @property
+    def buckets(self) -> Iterator[tuple[object, int]]:
+        """Each bound, and how many values are not above it."""
+        return zip((*BOUNDS, "+Inf"), accumulate(self.counts), strict=True)
 
 
 class Metrics:
@@ -92,47 +91,17 @@ class Metrics:
     def text(self, registry: ModelRegistry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
         stats = {one.name: one.engine.stats() for one in registry if one.engine is not None}
-        parts = (*self._server(), *self._times(), *self._finished(stats), *_engines(stats))
-        return "\n".join(parts) + "\n"
-
-    def _server(self) -> Iterator[str]:
-        yield from _head(
-            "malmoi_start_time_seconds", "gauge", "When the server started, in Unix time"
-        )
-        yield f"malmoi_start_time_seconds {self.start:.3f}"
-        yield from _head("malmoi_requests_total", "counter", "Requests by address and status")
-        for (path, status), count in sorted(self.requests.items()):
-            yield f'malmoi_requests_total{{{_label("path", path)},status="{status}"}} {count}'
-        name = "malmoi_request_seconds"
-        yield from _head(name, "histogram", "Seconds from a request to the end of its answer")
-        for path, histogram in sorted(self.seconds.items()):
-            yield from histogram.lines(name, _label("path", path))
-
-    def _times(self) -> Iterator[str]:
-        for what, about in TIMES.items():
-            for shown in filter(None, (what, OLDER_NAMES.get(what))):
-                yield from _head(shown, "histogram", about)
-                for (name, model), histogram in sorted(self.times.items()):
-                    if name == what:
-                        yield from histogram.lines(shown, _label("model_name", model))
-
-    def _finished(self, stats: dict[str, EngineStats]) -> Iterator[str]:
-        name = "vllm:request_success_total"
-        yield from _head(name, "counter", "Continuations by why they ended")
         aborted = Counter({(model, "abort"): one.cancelled for model, one in stats.items()})
-        for (model, reason), count in sorted((self.finished + aborted).items()):
-            yield f'{name}{{{_label("model_name", model)},finished_reason="{reason}"}} {count}'
-
-
-def _engines(stats: dict[str, EngineStats]) -> Iterator[str]:
-    for name, (about, value) in ENGINE.items():
-        yield from _head(name, "counter" if name.endswith("_total") else "gauge", about)
-        for model, found in stats.items():
-            yield f"{name}{{{_label('model_name', model)}}} {value(found):g}"
-
-
-def _head(name: str, kind: str, about: str) -> tuple[str, str]:
-    return f"# HELP {name} {about}.", f"# TYPE {name} {kind}"
+        return render(
+            "server/metrics.jinja",
+            metrics=self,
+            finished=self.finished + aborted,
+            stats=stats,
+            times=TIMES,
+            older_names=OLDER_NAMES,
+            engine=ENGINE,
+            label=_label,
+        )
 
 
 def _label(name: str, value: str) -> str:

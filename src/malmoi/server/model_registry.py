@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
 from malmoi.messages import joined
@@ -44,8 +44,7 @@ class ModelRegistry:
 
     def __init__(self, served: Sequence[ServedModel], aliases: Sequence[str] = ()) -> None:
         """`aliases`: more names of the first model."""
-        if not served:
-            raise UsageError("There is no model to serve: give at least one folder.")
+        require_that(served, "There is no model to serve: give at least one folder.")
         self._served = {one.name: one for one in served}
         self.names = {**self._served, **dict.fromkeys(aliases, served[0])}
 

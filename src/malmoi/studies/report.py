@@ -1,6 +1,5 @@
 """A study's results and its folder: results.json, figure.svg, report.md and report.html."""
 
-import html
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from malmoi import __version__
 from malmoi.messages import plural
 from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
-from malmoi.report.page import html_page, html_table, machine_name, markdown_table
+from malmoi.report.page import machine_name, render
 from malmoi.studies.data import ROLE_COLUMNS
 from malmoi.studies.study import Study, Words
 from malmoi.system.files import write_json, write_text
@@ -200,65 +199,18 @@ def _rows(finding: Mapping[str, Any], results: StudyResults) -> list[tuple[str, 
 
 # ------------------------------------------------------------------ figures
 
-DOT_ROW = 26  # height of a row in a figure of dots
-DOT_LABEL = 220  # width of its name
-DOT_PANEL = 200
-DOT_TOP = 34
-PANELS_ACROSS = 3
-
 
 def dot_figure(results: StudyResults) -> str:
     """A dot with an error bar per row and a panel per column, which makes noise visible."""
-    columns = results.columns
-    rows = results.rows
-    tall = DOT_TOP + DOT_ROW * len(rows) + 34
-    lines = -(-len(columns) // PANELS_ACROSS)
-    width = DOT_LABEL + DOT_PANEL * PANELS_ACROSS
-    parts = [
-        f'<text x="0" y="{tall * line + DOT_TOP + DOT_ROW * i + 17}">{html.escape(row)}</text>'
-        for line in range(lines)
-        for i, row in enumerate(rows)
-    ]
-    for i, column in enumerate(columns):
-        line, across = divmod(i, PANELS_ACROSS)
-        parts.append(_panel(results, column, DOT_LABEL + DOT_PANEL * across, tall * line))
-    about = html.escape(f"{', '.join(columns)} by {', '.join(rows)}")
-    return standalone_svg(
-        f'<svg viewBox="0 0 {width} {tall * lines}" role="img" aria-label="{about}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
-    values = {row: results.at(row, column) for row in results.rows}
-    spans = [(v.mean - v.deviation, v.mean + v.deviation) for v in values.values() if v]
-    low, high = min(start for start, _ in spans), max(end for _, end in spans)
-    bottom = top + DOT_TOP + DOT_ROW * len(values)
-
-    def across(value: float) -> float:
-        return left + 14 + (value - low) / ((high - low) or 1) * (DOT_PANEL - 60)
-
-    first, last = across(low), across(high)
-    parts = [
-        f'<text x="{first}" y="{top + 20}">{html.escape(column)}</text>',
-        f'<line x1="{first}" x2="{last}" y1="{bottom}" y2="{bottom}" stroke="var(--line)"/>',
-    ]
-    parts += [
-        f'<text x="{across(end)}" y="{bottom + 16}" text-anchor="middle">{number(end)}</text>'
-        for end in dict.fromkeys((low, high))
-    ]
-    for i, value in enumerate(values.values()):
-        if value is None:
-            continue
-        y = top + DOT_TOP + DOT_ROW * i + 13
-        if value.deviation:
-            start, end = across(value.mean - value.deviation), across(value.mean + value.deviation)
-            parts.append(
-                f'<path d="M{start:.1f},{y}H{end:.1f}" stroke="var(--a)" '
-                'stroke-opacity=".5" stroke-width="2"/>'
-            )
-        parts.append(f'<circle cx="{across(value.mean):.1f}" cy="{y}" r="4" fill="var(--a)"/>')
-    return "".join(parts)
+    panels = []
+    for column in results.columns:
+        values = [results.at(row, column) for row in results.rows]
+        spans = [(v.mean - v.deviation, v.mean + v.deviation) for v in values if v]
+        low, high = min(start for start, _ in spans), max(end for _, end in spans)
+        panels.append((column, values, low, high))
+    about = f"{', '.join(results.columns)} by {', '.join(results.rows)}"
+    given = dict(rows=results.rows, panels=panels, about=about, number=number)
+    return standalone_svg(render("studies/dots.jinja", **given).replace("\n", ""))
 
 
 def curve_figure(
@@ -316,6 +268,15 @@ class StudyPage:
     notes: Sequence[Words]
     figure: str
 
+    def markdown(self) -> str:
+        return render("studies/markdown.jinja", page=self).rstrip("\n") + "\n"
+
+    def html(self) -> str:
+        study = self.study
+        lead = f"{study.about.en}. {study.about.ko}. {study.paper}."
+        figure = SVG_STYLE.sub("", self.figure)
+        return render("studies/page.jinja", page=self, title=study.name, lead=lead, figure=figure)
+
 
 def write_pages(
     study: Study, scale: str, seeds: Sequence[int], records: Sequence[Mapping[str, Any]], out: Path
@@ -355,8 +316,8 @@ def write_pages(
     facts["claims"] = [{"claim": a.en, "verdict": v.en} for a, v in page.claims]
     write_json(out / "results.json", facts)
     write_text(out / "figure.svg", page.figure)
-    write_text(out / "report.md", _markdown(page))
-    write_text(out / "report.html", _html(page))
+    write_text(out / "report.md", page.markdown())
+    write_text(out / "report.html", page.html())
     return facts
 
 
@@ -379,48 +340,3 @@ def _about(facts: Mapping[str, Any], results: StudyResults) -> Words:
         f"규모 {facts['scale']}: 가중치 {span('parameters')}개, 토큰 {span('tokens')}개, "
         f"시드 {fewest}{most}개 ({where}). ±는 시드에 따른 표준편차.",
     )
-
-
-def _markdown(page: StudyPage) -> str:
-    study = page.study
-    parts = [
-        f"# {study.name}: {study.about.en}\n",
-        f"{study.about.ko}. {study.paper}.\n",
-        markdown_table(*page.tables[0]),
-        f"![{study.caption.en}](figure.svg)\n",
-        f"{study.caption.en}\n\n{study.caption.ko}\n",
-        "## Expected and found / 예상과 결과\n",
-        "".join(
-            f"- {about.en}: **{verdict.en}**.\n  {about.ko}: **{verdict.ko}**.\n"
-            for about, verdict in page.claims
-        ),
-        "\n\n".join(f"{_lines(one.en)}\n\n{_lines(one.ko)}" for one in page.notes) + "\n",
-        *(markdown_table(*table) for table in page.tables[1:]),
-    ]
-    return "\n".join(parts)
-
-
-def _lines(text: str) -> str:
-    """The first line of a note as a sentence, the others as a list."""
-    first, *others = text.split("\n")
-    return "\n".join((first, *([""] if others else []), *(f"- {one}" for one in others)))
-
-
-def _html(page: StudyPage) -> str:
-    def both(words: Words) -> str:
-        en, ko = ("<br>".join(map(html.escape, text.split("\n"))) for text in words)
-        return f'<p>{en}</p><p lang="ko">{ko}</p>'
-
-    study = page.study
-    verdicts = "".join(
-        f"<li>{html.escape(a.en)}: <b>{html.escape(v.en)}</b>."
-        f'<br><span lang="ko">{html.escape(a.ko)}: <b>{html.escape(v.ko)}</b>.</span></li>'
-        for a, v in page.claims
-    )
-    first, *others = (html_table(*table) for table in page.tables)
-    body = (
-        f"{first}{SVG_STYLE.sub('', page.figure)}{both(study.caption)}"
-        f"<h2>Expected and found / 예상과 결과</h2><ul>{verdicts}</ul>"
-        f"{''.join(map(both, page.notes))}{''.join(others)}"
-    )
-    return html_page(study.name, f"{study.about.en}. {study.about.ko}. {study.paper}.", body)

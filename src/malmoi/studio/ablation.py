@@ -5,7 +5,7 @@ Also word attributions of a fine-tuned model, and its predictions on its test ro
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -14,12 +14,12 @@ from malmoi.errors import UsageError, explained
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
-from malmoi.interpret.importance import AttributionMethod, Piece, Row
+from malmoi.interpret.importance import AttributionMethod, Row
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
-from malmoi.server.api.requests import ApiRequest, NameField, TextField
-from malmoi.studio.endpoint import TokenChance, model_view, readable_token
+from malmoi.server.api.requests import ApiRequest, NameField
+from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
 from malmoi.studio.probing import tab_labelled
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
@@ -76,24 +76,6 @@ class AblationView(BaseModel):
     moved: list[float]  # the share of probability that moved to other tokens
 
 
-class ImportanceView(BaseModel):
-    baseline: float
-    predictions: int
-    heads: list[list[float]]
-    attention: list[float]
-    mlp: list[float]
-
-
-class PatchingView(BaseModel):
-    tokens: list[str]
-    source_tokens: list[str]
-    answer: str
-    source_logprob: float
-    logprob: float
-    logprobs: list[list[float]]
-    recovered: list[list[float]] | None  # None: both sentences give the same probability
-
-
 @model_view("/ablation")
 def ablation_view(model: Model, body: AblationRequest) -> AblationView:
     """The model's answer with and without the interventions."""
@@ -129,15 +111,9 @@ def _moved(before: Float32Array, after: Float32Array) -> float:
 
 
 @model_view("/importance")
-def importance_view(model: Model, body: ImportanceRequest) -> ImportanceView:
-    found = model.head_importance(_rows(body.rows, model), method=body.method)
-    return ImportanceView(
-        baseline=found.baseline,
-        predictions=found.predictions,
-        heads=found.heads.tolist(),
-        attention=found.attention.tolist(),
-        mlp=found.mlp.tolist(),
-    )
+def importance_view(model: Model, body: ImportanceRequest) -> dict[str, Any]:
+    """An `Importance`."""
+    return model.head_importance(_rows(body.rows, model), method=body.method).to_dict()
 
 
 def _rows(lines: Sequence[str], model: Model) -> list[Row]:
@@ -147,7 +123,11 @@ def _rows(lines: Sequence[str], model: Model) -> list[Row]:
 
 
 @model_view("/patching")
-def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
+def patching_view(model: Model, body: PatchingRequest) -> dict[str, Any]:
+    """A `PatchingMap` with readable tokens, and what each patch recovers.
+
+    That is None if both sentences give the same probability.
+    """
     size = max(len(model.tokens(text)) for text in (body.source, body.text))
     if size > MAX_PATCHED_TOKENS:
         sentence = msg(
@@ -158,15 +138,12 @@ def patching_view(model: Model, body: PatchingRequest) -> PatchingView:
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.patching_map(body.source, body.text, site=body.site)
     same = abs(found.source_logprob - found.logprob) < 1e-6
-    return PatchingView(
-        tokens=[readable_token(model.tokenizer, token) for token in found.tokens],
-        source_tokens=[readable_token(model.tokenizer, token) for token in found.source_tokens],
-        answer=readable_token(model.tokenizer, found.answer),
-        source_logprob=found.source_logprob,
-        logprob=found.logprob,
-        logprobs=found.logprobs.tolist(),
-        recovered=None if same else found.recovered.tolist(),
-    )
+    return found.to_dict() | {
+        "tokens": [readable_token(model.tokenizer, token) for token in found.tokens],
+        "source_tokens": [readable_token(model.tokenizer, token) for token in found.source_tokens],
+        "answer": readable_token(model.tokenizer, found.answer),
+        "recovered": None if same else found.recovered.tolist(),
+    }
 
 
 # ------------------------------------------------------------------ a fine-tuned model
@@ -176,22 +153,11 @@ MAX_ROW_CHARACTERS = 600
 MAX_LEFT_OUT = 400  # words; each is a pass
 
 
-class AttributionRequest(ApiRequest):
+class AttributionRequest(TextRequest):
     """A text whose words are coloured."""
 
-    text: TextField
     method: AttributionMethod = "leave-one-out"
     target: NameField | None = None  # none: the predicted label
-
-
-class TestedRequest(ApiRequest):
-    """The test rows of a fine-tuned model."""
-
-
-class AttributionView(BaseModel):
-    target: str
-    probability: float
-    pieces: tuple[Piece, ...]
 
 
 class TestedRow(BaseModel):
@@ -208,8 +174,8 @@ class TestedView(BaseModel):
 
 
 @model_view("/attributions")
-def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
-    """Attributions: the contribution of each word to the answer."""
+def attribution_view(model: Model, body: AttributionRequest) -> dict[str, Any]:
+    """An `Attribution`: the contribution of each word to the answer."""
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
         sentence = msg(
@@ -220,16 +186,13 @@ def attribution_view(model: Model, body: AttributionRequest) -> AttributionView:
         )
         raise UsageError(sentence, code="context_length_exceeded")
     found = model.attributions(body.text, target=body.target, method=body.method)
-    target = found.target
-    return AttributionView(
-        target=target if target in model.labels else readable_token(model.tokenizer, target),
-        probability=found.probability,
-        pieces=found.pieces,
-    )
+    label = found.target in model.labels
+    target = found.target if label else readable_token(model.tokenizer, found.target)
+    return found.to_dict() | {"target": target}
 
 
 @model_view("/tested")
-def view_of_tested(model: Model, body: TestedRequest) -> TestedView:
+def view_of_tested(model: Model, body: ApiRequest) -> TestedView:
     """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"

@@ -24,8 +24,8 @@ from malmoi.interpret.forward_pass import (
     lens,
     word_groups,
 )
-from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.studio.endpoint import TokenChance, model_view, readable_token
+from malmoi.server.api.requests import TextField
+from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
@@ -41,10 +41,9 @@ class AttentionView(BaseModel):
     thumbnails: list[list[str]]  # [L][H]: a byte per pixel, in base64
 
 
-class AttentionViewRequest(ApiRequest):
+class AttentionViewRequest(TextRequest):
     """A text whose attention is drawn, and the head that is drawn large."""
 
-    text: TextField
     pair: TextField | None = None
     words: bool = False  # pieces of a word merged
     reading: Reading | None = None  # of a model trained both ways
@@ -107,10 +106,9 @@ def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> st
 # ------------------------------------------------------------------ the logit lens
 
 
-class LayersRequest(ApiRequest):
+class LayersRequest(TextRequest):
     """A text for the logit lens."""
 
-    text: TextField
     top: int = Field(5, ge=1, le=50)
     reading: Reading | None = None  # of a model trained both ways; causal if none is given
 
@@ -139,10 +137,9 @@ def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
 # ------------------------------------------------------------------ a translation
 
 
-class TranslationRequest(ApiRequest):
+class TranslationRequest(TextRequest):
     """A text to translate, and the decoder layer whose attention is drawn."""
 
-    text: TextField
     layer: int = Field(-1, ge=-1000, le=1000)
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import require_known, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.task import Example
 from malmoi.inference import Model
@@ -32,7 +32,7 @@ from malmoi.interpret.probe import RIDGE, fit_linear, read_examples
 from malmoi.model import Layout, Network, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
-from malmoi.studio.endpoint import registry_of, router
+from malmoi.studio.endpoint import Registry, router
 from malmoi.studio.probing import order_rows
 from malmoi.studio.routes import draw_pattern
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
@@ -87,10 +87,10 @@ def claim(compute: Callable[[Subject], Claim]) -> Callable[[Subject], Claim]:
 
 
 @router.post("/claims")
-async def show_claim(request: Request, body: ClaimRequest) -> Claim:
+async def show_claim(request: Request, registry: Registry, body: ClaimRequest) -> Claim:
     """A lesson's claim, computed from the loaded models."""
-    served = registry_of(request).get(body.model)
-    other = None if body.other is None else registry_of(request).get(body.other).model
+    served = registry.get(body.model)
+    other = None if body.other is None else registry.get(body.other).model
     work = partial(computed_claim, body.claim, Subject(served.model, body.language, other))
     return await run_on_model(request, served, work)
 
@@ -590,8 +590,10 @@ def cost(subject: Subject) -> Claim:
 def bits(subject: Subject) -> Claim:
     """The perplexity with every matrix rounded to fewer bits, with a scale a row."""
     model = subject.model
-    if sum(parameter_parts(model.network).values()) > MAX_COPIED:
-        raise UsageError("This model is too large to be rounded here: choose a smaller one.")
+    require_that(
+        sum(parameter_parts(model.network).values()) <= MAX_COPIED,
+        "This model is too large to be rounded here: choose a smaller one.",
+    )
     texts = sentences(subject.language)[:20]
     count = sum(map(len, model.tokenizer.ids(texts)))
     found = {}

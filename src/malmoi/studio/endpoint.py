@@ -1,12 +1,12 @@
 """The studio's endpoints: a view is a function of a model and a request's body; readable tokens."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from malmoi.errors import UsageError
@@ -60,6 +60,16 @@ def runs_folder(request: Request) -> Path:
     if folder is None:
         raise UsageError("No folder of runs was given: start the server with --runs DIR.")
     return folder
+
+
+Registry = Annotated[ModelRegistry, Depends(registry_of)]
+RunsFolder = Annotated[Path, Depends(runs_folder)]
+
+
+class TextRequest(ApiRequest):
+    """A text for a model to read."""
+
+    text: TextField
 
 
 # ------------------------------------------------------------------ tokens in readable form
@@ -136,18 +146,22 @@ class Coverage(BaseModel):
         return few_unknown and self.ratio <= MAX_TOKENS_PER_CHARACTER
 
 
-class Coverages(BaseModel):
-    models: list[Coverage]
+class CoverageRequest(StudioRequest):
+    """A text, and the models that are to read it."""
+
+    text: TextField
+    models: Annotated[list[NameField], Field(max_length=8)]
 
 
-def coverages(models: Iterable[tuple[str, Model]], text: str) -> Coverages:
-    """The coverage by every model that has a tokenizer."""
-    found = (
-        covers(model.tokenizer, text).model_copy(update={"name": name})
-        for name, model in models
-        if model.checkpoint.tokenizer is not None
-    )
-    return Coverages(models=list(found))
+@router.post("/coverage")
+def show_coverage(registry: Registry, body: CoverageRequest) -> dict[str, list[Coverage]]:
+    """How much of a text the tokenizer knows of each model that has one."""
+    found = [
+        covers(served.model.tokenizer, body.text).model_copy(update={"name": served.name})
+        for served in map(registry.get, body.models)
+        if served.model.checkpoint.tokenizer is not None
+    ]
+    return {"models": found}
 
 
 def covers(words: Tokenizer, text: str) -> Coverage:
@@ -198,18 +212,26 @@ class Tokenizations(BaseModel):
     cuts: list[Tokenization]
 
 
-def tokenizations(models: Iterable[tuple[str, Model]], text: str) -> Tokenizations:
-    """One per tokenizer; models that share one are listed together."""
+class TokenizationRequest(StudioRequest):
+    """A text to tokenize."""
+
+    text: TextField
+
+
+@router.post("/tokens")
+def show_tokenization(registry: Registry, body: TokenizationRequest) -> Tokenizations:
+    """How every loaded tokenizer splits a text; models that share one are listed together."""
+    text = body.text
     found: dict[str, Tokenization] = {}
-    for name, model in models:
-        words = model.checkpoint.tokenizer
+    for served in registry:
+        words = served.model.checkpoint.tokenizer
         if words is None:
             continue
         key = words.fingerprint()
         if key in found:
-            found[key].models.append(name)
+            found[key].models.append(served.name)
         else:
-            found[key] = _cut(name, words, text)
+            found[key] = _cut(served.name, words, text)
     return Tokenizations(
         characters=len(text),
         bytes=len(text.encode()),

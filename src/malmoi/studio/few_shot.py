@@ -7,7 +7,7 @@ from random import Random
 import torch
 from pydantic import BaseModel, Field
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.evaluation.examples import generate_examples, label_names, load_examples, require_labels
 from malmoi.evaluation.in_context.graders import (
     SCORINGS,
@@ -127,12 +127,12 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
 def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
     if wanted.task == "own":
         return _pasted(wanted.lines)
-    if wanted.task not in LAB_TASKS:
-        raise UsageError(
-            "There is no task {task!r:.40} here; choose {lab_tasks}, or own for your own lines.",
-            task=wanted.task,
-            lab_tasks=", ".join(LAB_TASKS),
-        )
+    require_that(
+        wanted.task in LAB_TASKS,
+        "There is no task {task!r:.40} here; choose {lab_tasks}, or own for your own lines.",
+        task=wanted.task,
+        lab_tasks=", ".join(LAB_TASKS),
+    )
     drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
     return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Annotated, Literal
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel, Field
 
 from malmoi.demo.texts import BUILT_IN
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
@@ -30,7 +30,7 @@ from malmoi.studio.attention_view import (
     attention_view,
     layer_guesses,
 )
-from malmoi.studio.endpoint import StudioRequest, model_view, router, runs_folder
+from malmoi.studio.endpoint import RunsFolder, StudioRequest, model_view, router
 from malmoi.studio.routes import known_languages
 from malmoi.studio.run_curves import RunView, list_runs
 from malmoi.system.run_folder import read_metrics
@@ -74,10 +74,6 @@ class ReplayRun(BaseModel):
     valid: list[tuple[float, float]]
 
 
-class ReplayRuns(BaseModel):
-    runs: list[ReplayRun]
-
-
 class ReplayView(BaseModel):
     lens: LayerGuesses
     attention: AttentionView
@@ -100,13 +96,13 @@ def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
         return list(conllu_rows(lines, body.label))
     if not given:
         return list(order_rows(body.language))
-    if len(given) < MIN_PROBED:
-        raise UsageError(
-            "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
-            "more, or none for the built-in sentences.",
-            lines=len(given),
-            least=MIN_PROBED,
-        )
+    require_that(
+        len(given) >= MIN_PROBED,
+        "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
+        "more, or none for the built-in sentences.",
+        lines=len(given),
+        least=MIN_PROBED,
+    )
     return list(tab_labelled(given))
 
 
@@ -130,10 +126,11 @@ def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str
 # ------------------------------------------------------------------ replay
 
 
-def replay_runs(folder: Path) -> ReplayRuns:
-    """The runs under a folder that kept snapshots."""
+@router.get("/snapshots")
+def replay_runs(folder: RunsFolder) -> dict[str, list[ReplayRun]]:
+    """The runs that kept snapshots."""
     found = ((run, _snapshots(folder, run)) for run in list_runs(folder).runs)
-    return ReplayRuns(runs=[_replay(run, some) for run, some in found if some and run.loss])
+    return {"runs": [_replay(run, some) for run, some in found if some and run.loss]}
 
 
 def _snapshots(folder: Path, run: RunView) -> dict[int, Path]:
@@ -173,8 +170,9 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
         yield opened(some[step])
 
 
-def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
-    """The outputs of a snapshot for a text."""
+@router.post("/replay")
+def replay_view(folder: RunsFolder, body: ReplayRequest) -> ReplayView:
+    """A text as a run's snapshot reads it."""
     with reading_snapshot(folder, body.run, body.step) as model:
         layers = LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
         wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
@@ -192,18 +190,6 @@ def replay_view(folder: Path, body: ReplayRequest) -> ReplayView:
 def opened(folder: Path) -> Model:
     """A snapshot on the CPU; it never changes once it is written."""
     return load(folder, device="cpu")
-
-
-@router.get("/snapshots")
-def show_snapshots(request: Request) -> ReplayRuns:
-    """The runs that kept snapshots."""
-    return replay_runs(runs_folder(request))
-
-
-@router.post("/replay")
-def show_replay(request: Request, body: ReplayRequest) -> ReplayView:
-    """A text as a run's snapshot reads it."""
-    return replay_view(runs_folder(request), body)
 
 
 # ------------------------------------------------------------------ minimal pairs
@@ -226,10 +212,6 @@ class PairSet(BaseModel):
     name: str
     pairs: int
     phenomena: list[str]
-
-
-class PairSets(BaseModel):
-    sets: list[PairSet]
 
 
 class ScoredPair(BaseModel):
@@ -293,26 +275,27 @@ def _sources(request: Request) -> dict[str, Path | str]:
     return {"en": "en", "ko": "ko"} | {path.name: path for path in files}
 
 
+PairSources = Annotated[dict[str, Path | str], Depends(_sources)]
+
+
 @router.get("/pairs")
-def show_pair_sets(request: Request) -> PairSets:
+def show_pair_sets(sources: PairSources) -> dict[str, list[PairSet]]:
     """The sets of minimal pairs: those built in, and the files given to --pairs."""
-    found = {name: pair_examples(source) for name, source in _sources(request).items()}
-    return PairSets(
-        sets=[
-            PairSet(
-                name=name,
-                pairs=len(pairs),
-                phenomena=list(dict.fromkeys(pair.group for pair in pairs)),
-            )
-            for name, pairs in found.items()
-        ]
-    )
+    found = {name: pair_examples(source) for name, source in sources.items()}
+    sets = [
+        PairSet(
+            name=name,
+            pairs=len(pairs),
+            phenomena=list(dict.fromkeys(pair.group for pair in pairs)),
+        )
+        for name, pairs in found.items()
+    ]
+    return {"sets": sets}
 
 
 @router.post("/pairs")
-def show_pair_scores(request: Request, body: PairsRequest) -> PairScores:
+def show_pair_scores(folder: RunsFolder, sources: PairSources, body: PairsRequest) -> PairScores:
     """A snapshot's accuracy on minimal pairs, by phenomenon."""
-    sources = _sources(request)
     if body.pairs not in sources:
         raise UsageError(
             "There are no pairs {pairs!r}. Known: {sources}.",
@@ -320,5 +303,5 @@ def show_pair_scores(request: Request, body: PairsRequest) -> PairScores:
             sources=", ".join(sources),
         )
     pairs = pair_examples(sources[body.pairs])
-    with reading_snapshot(runs_folder(request), body.run, body.step) as model:
+    with reading_snapshot(folder, body.run, body.step) as model:
         return score_examples(model, pairs)

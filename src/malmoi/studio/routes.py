@@ -16,19 +16,14 @@ from malmoi.inference import Model
 from malmoi.inference.predictors import LABEL_SET, ONE_LABEL
 from malmoi.model import Layout, count_parameters
 from malmoi.model.patterns import Pattern
-from malmoi.server.api.requests import NameField, TextField
+from malmoi.server.api.requests import NameField
 from malmoi.server.executor import run_on_model
-from malmoi.studio import compare, few_shot, run_curves
+from malmoi.studio import compare, few_shot
 from malmoi.studio.endpoint import (
-    Coverages,
+    Registry,
     StudioRequest,
-    Tokenizations,
-    coverages,
     covers,
-    registry_of,
     router,
-    runs_folder,
-    tokenizations,
 )
 from malmoi.tokenizer import Tokenizer
 from malmoi.tracing.index import find_stores
@@ -204,19 +199,6 @@ def _count(pattern: Pattern, length: int, shares: Tensor) -> tuple[float, float]
 # ------------------------------------------------------------------ endpoints
 
 
-class TokenizationRequest(StudioRequest):
-    """A text to tokenize."""
-
-    text: TextField
-
-
-class CoverageRequest(StudioRequest):
-    """A text, and the models that are to read it."""
-
-    text: TextField
-    models: Annotated[list[NameField], Field(max_length=8)]
-
-
 class PatternRequest(StudioRequest):
     """A pattern to draw."""
 
@@ -237,30 +219,15 @@ class CompareRequest(StudioRequest):
 
 
 @router.get("/about")
-def show_about(request: Request) -> Overview:
+def show_about(request: Request, registry: Registry) -> Overview:
     """The loaded models and the available views."""
     return Overview(
         version=__version__,
         samples=SAMPLES,
-        models=[model_facts(served.name, served.model) for served in registry_of(request)],
+        models=[model_facts(served.name, served.model) for served in registry],
         runs=request.app.state.settings.runs is not None,
         tasks=list(few_shot.LAB_TASKS),
     )
-
-
-@router.post("/tokens")
-def show_tokenization(request: Request, body: TokenizationRequest) -> Tokenizations:
-    """How every loaded tokenizer splits a text."""
-    return tokenizations(
-        ((served.name, served.model) for served in registry_of(request)), body.text
-    )
-
-
-@router.post("/coverage")
-def show_coverage(request: Request, body: CoverageRequest) -> Coverages:
-    """How much of a text each model's tokenizer knows."""
-    served = (registry_of(request).get(name) for name in body.models)
-    return coverages(((one.name, one.model) for one in served), body.text)
 
 
 @router.post("/pattern")
@@ -271,18 +238,12 @@ def show_pattern(body: PatternRequest) -> DrawnPattern:
     return drawn.model_copy(update={"others": shares})
 
 
-@router.get("/runs")
-def show_runs(request: Request, axis: run_curves.Axis = "tokens") -> run_curves.RunViews:
-    """The training runs under the server's --runs folder."""
-    return run_curves.list_runs(runs_folder(request), axis)
-
-
 @router.post("/beside")
-async def show_comparison(request: Request, body: CompareRequest) -> compare.Comparison:
+async def show_comparison(
+    request: Request, registry: Registry, body: CompareRequest
+) -> compare.Comparison:
     """One word of a sentence, predicted by a GPT and by a BERT."""
-    gpt, bert = (
-        None if name is None else registry_of(request).get(name) for name in (body.gpt, body.bert)
-    )
+    gpt, bert = (None if name is None else registry.get(name) for name in (body.gpt, body.bert))
     first = gpt or bert
     if first is None:
         raise UsageError("Choose a GPT, a BERT or both.")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from malmoi.errors import MalmoiError
 from malmoi.report.chart import ChartPoints, smooth_points, thin_points
+from malmoi.studio.endpoint import RunsFolder, router
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.untrusted import read_object
 
@@ -57,8 +58,9 @@ class RunViews(BaseModel):
     tests: list[TaskScores]
 
 
-def list_runs(folder: Path, axis: Axis = "tokens") -> RunViews:
-    """Every run under the folder, most recently updated first."""
+@router.get("/runs")
+def list_runs(folder: RunsFolder, axis: Axis = "tokens") -> RunViews:
+    """The training runs under the server's --runs folder, most recently updated first."""
     files = sorted(_files(folder, "metrics.jsonl"), key=lambda file: -file.stat().st_mtime_ns)
     reports = sorted(_files(folder, "report.json"))
     tests = (_test_scores(file, folder, file.stat().st_mtime_ns) for file in reports)

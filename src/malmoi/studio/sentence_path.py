@@ -18,8 +18,7 @@ from malmoi.inference.batches import model_inputs
 from malmoi.interpret.forward_pass import encode_for_model
 from malmoi.model import Activations, Network
 from malmoi.model.attention import Attention, LayerInputs
-from malmoi.server.api.requests import ApiRequest, TextField
-from malmoi.studio.endpoint import TokenChance, model_view, readable_token
+from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
 from malmoi.tokenizer import Encoding
 
 SHOWN_TOKENS = 24  # the last ones of a longer text
@@ -27,12 +26,6 @@ SHOWN_NUMBERS = 24  # the first ones of a vector
 NAMED_TOKENS = 200  # likeliest next tokens that are sent with their names
 GUESSES = 8
 Vectors = list[list[float]]  # one row per token: its first numbers
-
-
-class NextRequest(ApiRequest):
-    """A text whose next token is predicted."""
-
-    text: TextField
 
 
 class NextToken(BaseModel):
@@ -43,7 +36,7 @@ class NextToken(BaseModel):
 
 
 @model_view("/next")
-def next_token(model: Model, body: NextRequest) -> NextToken:
+def next_token(model: Model, body: TextRequest) -> NextToken:
     """The logits of the next token."""
     logits = model.logits(body.text)[-1][: model.tokenizer.vocab_size]
     order = np.argsort(-logits, kind="stable")
@@ -57,10 +50,9 @@ def next_token(model: Model, body: NextRequest) -> NextToken:
 # ------------------------------------------------------------------ the path of a sentence
 
 
-class PathRequest(ApiRequest):
+class PathRequest(TextRequest):
     """A sentence, and the layer whose parts are shown."""
 
-    text: TextField
     layer: int = Field(0, ge=0, le=10_000)
     head: int = Field(0, ge=0, le=10_000)
 

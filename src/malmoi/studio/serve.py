@@ -1,6 +1,5 @@
 """Models behind an OpenAI-compatible API and the studio page, until the server is stopped."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from malmoi.inference import Model
-from malmoi.messages import msg
-from malmoi.server.app import create_app
+from malmoi.messages import StatusLog
+from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.studio import (  # noqa: F401  # each adds its views to the router
@@ -24,11 +23,12 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     probing,
     projection,
     routes,
+    run_curves,
     sentence_path,
 )
 from malmoi.studio.endpoint import router
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 def serve_models(
@@ -40,12 +40,8 @@ def serve_models(
     on_ready: Callable[[str], object] = lambda address: None,
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
-    from malmoi.server.app import Server, address, listen
-    from malmoi.server.model_registry import ModelRegistry
-    from malmoi.studio.probing import pair_examples
-
     for file in settings.pairs:
-        pair_examples(file)  # report a bad file now, not in the studio
+        probing.pair_examples(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:
@@ -59,21 +55,17 @@ def serve_models(
             if one.engine is not None:
                 slots = one.engine.batch.slots
                 logger.info(
-                    msg(
-                        "{name}: at most {max_bytes:,.0f} MiB of KV cache for {slots} "
-                        "sequences of {capacity:,} tokens (--slots)",
-                        name=one.name,
-                        max_bytes=slots.max_bytes / 2**20,
-                        slots=settings.slots,
-                        capacity=slots.capacity,
-                    )
+                    "{name}: at most {max_bytes:,.0f} MiB of KV cache for {slots} "
+                    "sequences of {capacity:,} tokens (--slots)",
+                    name=one.name,
+                    max_bytes=slots.max_bytes / 2**20,
+                    slots=settings.slots,
+                    capacity=slots.capacity,
                 )
         logger.info(
-            msg(
-                "{names} at {address} (the studio) and {address}/v1 (the API)",
-                names=", ".join(registry.names),
-                address=address(where),
-            )
+            "{names} at {address} (the studio) and {address}/v1 (the API)",
+            names=", ".join(registry.names),
+            address=address(where),
         )
         on_ready(address(where))
         Server(create_studio(registry, settings), settings).run(sockets=[where])

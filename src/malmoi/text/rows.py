@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import msg
 from malmoi.system.untrusted import parse
 from malmoi.text.lines import (
@@ -192,12 +192,12 @@ def json_value(path: Path) -> Any:
 
 def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
-    if not has_rows(path):
-        raise UsageError(
-            "{path} has an unknown format: its name should end in one of {kinds}.",
-            path=path,
-            kinds=f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}",
-        )
+    require_that(
+        has_rows(path),
+        "{path} has an unknown format: its name should end in one of {kinds}.",
+        path=path,
+        kinds=f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}",
+    )
     wanted = WantedColumns(list(named))
     return whole_items(path, _rows(path, read_records(path, refuse_bad_lines(path), wanted)))
 

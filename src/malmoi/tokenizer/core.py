@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import msg
 from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
@@ -555,12 +555,12 @@ class Tokenizer:
         check_texts(texts, "texts")
         if pairs is not None:
             check_texts(pairs, "pairs")
-            if len(pairs) != len(texts):
-                raise UsageError(
-                    "There are {texts} texts but {pairs} pairs; give one pair for each text.",
-                    texts=len(texts),
-                    pairs=len(pairs),
-                )
+            require_that(
+                len(pairs) == len(texts),
+                "There are {texts} texts but {pairs} pairs; give one pair for each text.",
+                texts=len(texts),
+                pairs=len(pairs),
+            )
         if max_tokens is None:
             return
         needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import msg
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
@@ -43,8 +43,7 @@ class ExtendedTokenizer:
 
 def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
     """Adds up to `add` tokens that make this text shorter."""
-    if add < 1:
-        raise UsageError("add={add}: give the number of tokens to add, 1 or more.", add=add)
+    require_that(add >= 1, "add={add}: give the number of tokens to add, 1 or more.", add=add)
     state = pipeline.parse_pipeline(old._rust)
     kind = state["model"]["type"]
     _check_extensible(old, state)
@@ -180,10 +179,10 @@ def _learn_merges(words: Counter[Word], limit: int, prefix: str) -> list[Merge]:
 
 def _extend_unigram(model: dict[str, Any], merges: list[Merge], size: int) -> None:
     """Appends pieces that are a little likelier than the two that they replace."""
-    if len(model["vocab"]) != size:
-        raise UsageError(
-            "This Unigram tokenizer cannot be extended: it has added tokens after its vocabulary."
-        )
+    require_that(
+        len(model["vocab"]) == size,
+        "This Unigram tokenizer cannot be extended: it has added tokens after its vocabulary.",
+    )
     scores = dict(model["vocab"])
     for merge in merges:
         scores[merge.token] = scores[merge.left] + scores[merge.right] + UNIGRAM_BONUS

@@ -1,28 +1,26 @@
 """tokenizer_config.json and the other small files, read and written as transformers does."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
-from malmoi.system.files import atomic_write, output_folder, write_text
-from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.pipeline import MARIAN_FILES, State
-
-if TYPE_CHECKING:
-    from malmoi.tokenizer.sentencepiece_model import MarianPieces
-from collections.abc import Mapping
-
 from malmoi.messages import msg
+from malmoi.system.files import atomic_write, output_folder, write_text
 from malmoi.system.limits import (
     MAX_TEMPLATE_CHARACTERS,
     MAX_TOKEN_CHARACTERS,
     MAX_VOCABULARY_TOKENS,
 )
 from malmoi.system.untrusted import JsonObject, read_object, read_text
-from malmoi.tokenizer.pipeline import SPECIAL_ROLES
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.pipeline import MARIAN_FILES, SPECIAL_ROLES, State
+
+if TYPE_CHECKING:
+    from malmoi.tokenizer.sentencepiece_model import MarianPieces
 
 Settings = dict[str, Any]
 FLAGS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"]

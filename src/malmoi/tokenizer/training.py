@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
@@ -65,13 +65,13 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     if isinstance(texts, str):
         raise UsageError("Training takes an iterable of texts; wrap a single text in a list.")
     learn, least = recipes[kind]
-    if vocab < least:
-        raise UsageError(
-            "vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}.",
-            vocab=vocab,
-            kind=kind,
-            least=least,
-        )
+    require_that(
+        vocab >= least,
+        "vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}.",
+        vocab=vocab,
+        kind=kind,
+        least=least,
+    )
     if special != "none" and kind != "byte-bpe":
         raise UsageError(
             "Only a byte-bpe tokenizer is given a {special} token, not {kind}.",
@@ -208,12 +208,15 @@ def _char(
 
 
 def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dict[str, str]]]:
-    if morphemes != "kiwi":
-        raise UsageError("morphemes must be kiwi or none, not {morphemes!r}.", morphemes=morphemes)
-    if kind == "char":
-        raise UsageError(
-            "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe."
-        )
+    require_that(
+        morphemes == "kiwi",
+        "morphemes must be kiwi or none, not {morphemes!r}.",
+        morphemes=morphemes,
+    )
+    require_that(
+        kind != "char",
+        "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe.",
+    )
     load_kiwi()  # raise here if it is missing, not in a thread of the trainer
     return _byte_morphemes if kind == "byte-bpe" else partial(_morphemes, kind)
 

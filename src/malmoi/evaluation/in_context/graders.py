@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.prompts import TaskPrompt, answer_cue
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model, Score
@@ -270,12 +270,12 @@ def written_grader(
 
 def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str]:
     task = exam.task
-    if language_head(exam.model) != "lm":
-        raise UsageError(
-            "The task {task} is answered by generating text, which needs a language model (an "
-            "lm head).",
-            task=task.name,
-        )
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} is answered by generating text, which needs a language model (an "
+        "lm head).",
+        task=task.name,
+    )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
         limit = task.max_answer_tokens
@@ -326,12 +326,11 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 
 
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
-    if language_head(exam.model) != "lm":
-        raise UsageError(
-            "The task {task} scores the likelihood of text, which needs a language model (an "
-            "lm head).",
-            task=exam.task.name,
-        )
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} scores the likelihood of text, which needs a language model (an lm head).",
+        task=exam.task.name,
+    )
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation.contamination import Overlaps, contamination_report
 from malmoi.evaluation.examples import (
     files_in,
@@ -293,11 +293,11 @@ def _result(
     shots = asker.shots
     kind = kind_of(task)
     if kind.only_read:
-        if shots != 0:
-            raise UsageError(
-                "The task {task} reads whole texts and takes no examples: omit --shots.",
-                task=task.name,
-            )
+        require_that(
+            shots == 0,
+            "The task {task} reads whole texts and takes no examples: omit --shots.",
+            task=task.name,
+        )
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
         questions = asker.build_all(items)
@@ -359,6 +359,5 @@ def limited_rows(rows: Sequence[Example], limit: int | None, seed: int) -> Seque
     """A random sample up to the limit: files are often sorted by label."""
     if limit is None or limit >= len(rows):
         return rows
-    if limit < 1:
-        raise UsageError("limit must be 1 or more, not {limit}.", limit=limit)
+    require_that(limit >= 1, "limit must be 1 or more, not {limit}.", limit=limit)
     return [rows[i] for i in sorted(Random(f"limit:{seed}").sample(range(len(rows)), limit))]

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions and /v1/responses."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,11 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
-from malmoi.server.api.completions import GenerationReply, check_length, respond
+from malmoi.server.api.completions import GenerationReply, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
 from malmoi.server.api.requests import (
     ApiRequest,
@@ -59,12 +58,11 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     stripped from an answer, which has 256 tokens at most unless another number is given.
     """
     served = served_model(request, ask)
-    check_length(ask, request)
-    if ask.limit == 0:
-        raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
-    jobs = await asyncio.to_thread(chat_jobs, ask, served)
+    require_that(
+        ask.limit != 0, "max_tokens must be 1 or more: an answer needs at least one token."
+    )
     reply = ToolReply if ask.callable_tools else ChatReply
-    return await respond(request, reply(ask, served, jobs))
+    return await respond(request, ask, served, chat_jobs, reply)
 
 
 def chat_jobs(ask: ChatRequest, served: ServedModel) -> list[GenerationJob]:
@@ -339,11 +337,8 @@ class ResponseEvent(BaseModel):
 )
 async def responses_endpoint(ask: ResponseRequest, request: Request) -> Any:
     """Answers a text or a conversation, as the chat endpoint does; nothing is stored."""
-    chat = ask.as_chat()
     served = served_model(request, ask)
-    check_length(chat, request)
-    jobs = await asyncio.to_thread(chat_jobs, chat, served)
-    return await respond(request, ResponseReply(chat, served, jobs))
+    return await respond(request, ask.as_chat(), served, chat_jobs, ResponseReply)
 
 
 class ResponseReply(GenerationReply):

@@ -5,13 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
-from malmoi.inference.engine import Engine, GenerationJob, TextChunk, join_chunks
+from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
@@ -33,9 +33,9 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     A text ends at the end of the model's context at the latest.
     """
     served = served_model(request, ask)
-    _check(ask, request)
-    jobs = await asyncio.to_thread(_jobs, ask, served.writer)
-    return await respond(request, CompletionReply(ask, served, jobs))
+    if ask.limit == 0 and not ask.echo:
+        raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
+    return await respond(request, ask, served, _jobs, CompletionReply)
 
 
 def check_length(ask: GenerationFields, request: Request) -> None:
@@ -55,14 +55,9 @@ def too_long(requested: int, limit: int) -> UsageError:
     )
 
 
-def _check(ask: CompletionRequest, request: Request) -> None:
-    check_length(ask, request)
-    if ask.limit == 0 and not ask.echo:
-        raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
-
-
-def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
+def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
     """One job for each continuation of each prompt."""
+    engine = served.writer
     named = 0 if ask.logprobs is None else max(ask.logprobs, 1)
     limit = 16 if ask.limit is None else max(ask.limit, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": limit}
@@ -150,10 +145,22 @@ class GenerationReply(ABC):
         return Usage(prompt_tokens=read, completion_tokens=self.written, total_tokens=total)
 
 
-async def respond(request: Request, reply: GenerationReply) -> Any:
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+async def respond(
+    request: Request,
+    ask: Fields,
+    served: ServedModel,
+    jobs_of: Callable[[Fields, ServedModel], list[GenerationJob]],
+    reply_type: Callable[[Fields, ServedModel, list[GenerationJob]], GenerationReply],
+) -> Any:
     """The response: a stream of events, or one body at the end unless the client disconnects."""
-    generation = GenerationStream(request, reply.served, reply.jobs)
-    if reply.ask.stream:
+    check_length(ask, request)
+    jobs = await asyncio.to_thread(jobs_of, ask, served)
+    reply = reply_type(ask, served, jobs)
+    generation = GenerationStream(request, served, jobs)
+    if ask.stream:
         return reply.stream_class(generation, reply.stream(generation))
     with generation:
         return reply.whole(await unless_disconnected(request.receive, generation.chunks()))

@@ -14,7 +14,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import MAX_REPLY_TOKENS
 from malmoi.server.api.chat import chat_jobs, conversation_of
-from malmoi.server.api.completions import GenerationReply, check_length, respond
+from malmoi.server.api.completions import GenerationReply, respond
 from malmoi.server.api.events import Events, LineStream
 from malmoi.server.api.predictions import embeddings_endpoint
 from malmoi.server.api.requests import (
@@ -234,10 +234,7 @@ answers = partial(
 async def ollama_chat(ask: OllamaChatRequest, request: Request) -> Any:
     """Answers in a conversation, as /v1/chat/completions does."""
     served = served_model(request, ask)
-    chat = ask.as_chat(ask.messages)
-    check_length(chat, request)
-    jobs = await asyncio.to_thread(chat_jobs, chat, served)
-    return await respond(request, OllamaReply(chat, served, jobs))
+    return await respond(request, ask.as_chat(ask.messages), served, chat_jobs, OllamaReply)
 
 
 @answers("/api/generate")
@@ -246,10 +243,9 @@ async def ollama_generate(ask: OllamaGenerateRequest, request: Request) -> Any:
     served = served_model(request, ask)
     system = [Message(role="system", content=ask.system)] if ask.system else []
     chat = ask.as_chat([*system, Message(role="user", content=ask.prompt)])
-    check_length(chat, request)
     plain = ask.raw or template_of(served.model.tokenizer) is None
-    jobs = await asyncio.to_thread(_plain_jobs if plain else chat_jobs, chat, served)
-    return await respond(request, OllamaTextReply(chat, served, jobs))
+    jobs_of = _plain_jobs if plain else chat_jobs
+    return await respond(request, chat, served, jobs_of, OllamaTextReply)
 
 
 def _plain_jobs(chat: ChatRequest, served: ServedModel) -> list[GenerationJob]:

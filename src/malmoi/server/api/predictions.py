@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
 from malmoi.inference.engine import join_chunks
@@ -262,12 +262,12 @@ def _pairs(ask: ClassifyRequest, served: ServedModel) -> list[Any]:
     if ask.labels is not None:
         raise UsageError("A pair needs a model fine-tuned for pairs; with labels, use one text.")
     pairs = beginnings(served, ask.pair)
-    if len(pairs) != len(texts):
-        raise UsageError(
-            "There are {texts} texts but {pairs} pairs: give one for each.",
-            texts=len(texts),
-            pairs=len(pairs),
-        )
+    require_that(
+        len(pairs) == len(texts),
+        "There are {texts} texts but {pairs} pairs: give one for each.",
+        texts=len(texts),
+        pairs=len(pairs),
+    )
     return list(zip(texts, pairs, strict=True))
 
 

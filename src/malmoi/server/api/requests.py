@@ -13,7 +13,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.inference.generation.options import (
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARACTERS,
@@ -246,18 +246,20 @@ class GenerationFields(SharedFields):
         found = {name: getattr(self, name) for name in SHARED}
         found |= {"stop": tuple(stops), "logit_bias": self._bias()}
         constraints = self.constraints()
-        if len(constraints) > 1:
-            raise UsageError(
-                "{constraints} cannot be combined: choose one.",
-                constraints=" and ".join(constraints),
-            )
+        require_that(
+            len(constraints) <= 1,
+            "{constraints} cannot be combined: choose one.",
+            constraints=" and ".join(constraints),
+        )
         for name, value in constraints.values():
             found[name] = value
         return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})
 
     def _bias(self) -> dict[int, float]:
-        if not all(token.isdecimal() and len(token) < 10 for token in self.logit_bias or {}):
-            raise UsageError("logit_bias must map token ids to numbers.")
+        require_that(
+            all(token.isdecimal() and len(token) < 10 for token in self.logit_bias or {}),
+            "logit_bias must map token ids to numbers.",
+        )
         return {int(token): value for token, value in (self.logit_bias or {}).items()}
 
     def constraints(self) -> dict[str, tuple[str, Any]]:

@@ -171,7 +171,13 @@ class EmbeddingList(BaseModel):
 # ------------------------------------------------------------------ endpoints OpenAI does not have
 
 
-class RerankResponse(BaseModel):
+class ModelResponse(BaseModel):
+    """What a model says about a request."""
+
+    model: str
+
+
+class RerankResponse(ModelResponse):
     """Documents by relevance, the most relevant first."""
 
     class Text(BaseModel):
@@ -183,19 +189,17 @@ class RerankResponse(BaseModel):
         document: "RerankResponse.Text | None" = None
 
     id: str
-    model: str
     results: list[One]
     usage: Usage
 
 
-class FillResponse(BaseModel):
+class FillResponse(ModelResponse):
     """The best tokens for each mask."""
 
-    model: str
     fills: list[list[Fill]]
 
 
-class ClassifyResponse(BaseModel):
+class ClassifyResponse(ModelResponse):
     """The label, or labels, of each text."""
 
     class One(BaseModel):
@@ -205,21 +209,18 @@ class ClassifyResponse(BaseModel):
         labels: list[str] | None = Field(default=None, description="For a multi-label model.")
         scores: dict[str, float]
 
-    model: str
     data: list[One]
 
 
-class NerResponse(BaseModel):
+class NerResponse(ModelResponse):
     """The tagged spans of each text; start and end are character offsets."""
 
-    model: str
     data: list[list[Span]]
 
 
-class AnswerResponse(BaseModel):
+class AnswerResponse(ModelResponse):
     """An answer: extracted from the text, with its offsets, or generated."""
 
-    model: str
     answer: str = Field(description="Empty if the text does not contain the answer.")
     start: int | None = Field(
         description="Character offsets in the context; null for a generated answer."
@@ -229,37 +230,33 @@ class AnswerResponse(BaseModel):
     candidates: list[Candidate]
 
 
-class ScoreResponse(BaseModel):
+class ScoreResponse(ModelResponse):
     """The log-probability of each continuation."""
 
-    model: str
     data: list[Score]
 
 
-class AttentionResponse(BaseModel):
+class AttentionResponse(ModelResponse):
     """Attention maps."""
 
-    model: str
     tokens: list[str]
     words: list[int | None] = Field(description="The word each token belongs to.")
     segments: list[int] = Field(description="1 for the second text of a pair.")
     attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
 
 
-class LensResponse(BaseModel):
+class LensResponse(ModelResponse):
     """Each layer's predictions at each position."""
 
-    model: str
     tokens: list[str]
     layers: list[list[list[LayerGuess]]] = Field(
         description="[layer, the embedding first][place][best first]"
     )
 
 
-class TraceResponse(BaseModel):
+class TraceResponse(ModelResponse):
     """What of a text is in the training text."""
 
-    model: str
     trace: Trace
 
 
