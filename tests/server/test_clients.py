@@ -1,4 +1,4 @@
-"""The server with real clients: openai, LangChain, LlamaIndex, LiteLLM, instructor, cohere, ollama,
+"""The server with real clients: openai, LangChain, LlamaIndex, LiteLLM, instructor, cohere,
 openai-js.
 
     pytest -m heavy tests/server/test_clients.py
@@ -194,20 +194,6 @@ def test_cohere(url: str) -> None:
     found = client.rerank(model="cross", query="the", documents=["a", "the state"], top_n=1)
     assert len(found.results) == 1
     assert 0 < found.results[0].relevance_score < 1
-
-
-def test_ollama(url: str) -> None:
-    ollama = pytest.importorskip("ollama", reason=WHY)
-    client = ollama.Client(host=url.removesuffix("/v1"))
-    assert [one.model for one in client.list().models] == ["gpt", "tools"]
-    ask = {"messages": [{"role": "user", "content": "hello"}], "options": {"seed": 1}}
-    whole = client.chat(model="tools", **ask)
-    parts = client.chat(model="tools", stream=True, **ask)
-    assert "".join(part.message.content for part in parts) == whole.message.content
-    form = Person.model_json_schema()
-    Person.model_validate_json(client.chat(model="tools", format=form, **ask).message.content)
-    options = {"num_predict": 4, "temperature": 0}
-    assert client.generate(model="gpt", prompt="the", options=options).eval_count <= 4
 
 
 SCRIPT = """

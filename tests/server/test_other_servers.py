@@ -1,6 +1,5 @@
-"""Endpoints as vLLM, text-embeddings-inference and Ollama have them say what ours say."""
+"""Endpoints as vLLM and text-embeddings-inference have them say what ours say."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -102,85 +101,6 @@ def test_vectors_of_texts(client: httpx.Client) -> None:
     long = {"model": "bert", "inputs": "the " * 500}
     assert client.post("/embed", json=long).status_code == 400
     assert client.post("/embed", json=long | {"truncate": True}).status_code == 200
-
-
-# ------------------------------------------------------------------ Ollama
-
-
-def lines(client: httpx.Client, path: str, **body: Any) -> list[Any]:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    assert answer.headers["content-encoding"] == "identity"  # compressed lines would be late
-    return [json.loads(line) for line in answer.text.splitlines()]
-
-
-def test_ollama_chats_as_openai_does(client: httpx.Client) -> None:
-    options = {"seed": 1, "num_predict": 12, "num_ctx": 4096, "repeat_penalty": 1.1}
-    ask = {"model": "chat", "messages": USER, "options": options, "keep_alive": "5m"}
-    whole = post(client, "/api/chat", stream=False, **ask)
-    theirs = {"model": "chat", "messages": USER, "seed": 1, "max_tokens": 12}
-    same = post(client, "/v1/chat/completions", repetition_penalty=1.1, **theirs)
-    choice = same["choices"][0]
-    assert whole["message"] == {"role": "assistant", "content": choice["message"]["content"]}
-    assert (whole["done"], whole["done_reason"]) == (True, choice["finish_reason"])
-    assert whole["prompt_eval_count"] == same["usage"]["prompt_tokens"]
-    assert whole["eval_count"] == same["usage"]["completion_tokens"]
-    *parts, last = lines(client, "/api/chat", **ask)
-    assert not any(part["done"] for part in parts)
-    assert "".join(one["message"]["content"] for one in parts) == whole["message"]["content"]
-    assert (last["done"], last["eval_count"]) == (True, whole["eval_count"])
-
-
-def test_ollama_generates(client: httpx.Client, models: dict[str, Model]) -> None:
-    options = {"temperature": 0, "num_predict": 8}
-    want = models["gpt"].generate(PROMPT, temperature=0, max_new_tokens=8)
-    for model, raw in (("gpt", False), ("chat", True)):
-        ask = {"model": model, "prompt": PROMPT, "options": options, "raw": raw}
-        assert post(client, "/api/generate", stream=False, **ask)["response"] == want
-        *parts, last = lines(client, "/api/generate", **ask)
-        assert "".join(one["response"] for one in parts) == want
-        assert last["done"]
-    ask = {"model": "chat", "prompt": "hello", "system": "be kind", "options": options}
-    answer = post(client, "/api/generate", stream=False, **ask)["response"]
-    talk = [{"role": "system", "content": "be kind"}, *USER]
-    theirs = {"model": "chat", "messages": talk, "temperature": 0, "max_tokens": 8}
-    same = post(client, "/v1/chat/completions", **theirs)
-    assert answer.lstrip() == same["choices"][0]["message"]["content"]
-
-
-def test_ollamas_answers_follow_a_format(client: httpx.Client) -> None:
-    pytest.importorskip("llguidance", reason="what follows a format")
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    for form in (schema, "json"):
-        ask = {"model": "chat", "messages": USER, "format": form, "options": {"num_predict": 40}}
-        content = post(client, "/api/chat", stream=False, **ask)["message"]["content"]
-        assert isinstance(json.loads(content), dict)
-
-
-def test_ollamas_list_has_the_models_that_generate(client: httpx.Client) -> None:
-    found = client.get("/api/tags").json()["models"]
-    assert [one["name"] for one in found] == ["gpt", "chat"]
-    assert all(one["size"] > 0 for one in found)
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ({"options": {"mirostat": 1}}, "There is no field mirostat here."),
-        ({"options": {"temperature": "hot"}}, "temperature: Input should be a valid number."),
-        ({"images": ["a"]}, "images is not offered by this server: omit it."),
-        ({"model": "bert"}, "does not generate text"),
-        ({"options": {"num_predict": 10**6}}, "limit per request"),
-    ],
-)
-def test_ollamas_refusals_name_the_field(
-    client: httpx.Client, body: dict[str, Any], sentence: str
-) -> None:
-    for path, asked in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "a"})):
-        answer = client.post(path, json={"model": "gpt"} | asked | body)
-        assert answer.status_code == 400
-        assert sentence in answer.json()["error"]["message"]
 
 
 # ------------------------------------------------------------------ all of them

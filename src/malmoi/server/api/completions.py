@@ -79,7 +79,6 @@ class GenerationReply(ABC):
     """Turns the chunks of the jobs into OpenAI's response bodies."""
 
     prefix: str  # of the response's id
-    stream_class = EventStream
 
     def __init__(self, ask: Any, served: ServedModel, jobs: Sequence[GenerationJob]) -> None:
         self.ask = ask
@@ -161,7 +160,7 @@ async def respond(
     reply = reply_type(ask, served, jobs)
     generation = GenerationStream(request, served, jobs)
     if ask.stream:
-        return reply.stream_class(generation, reply.stream(generation))
+        return EventStream(generation, reply.stream(generation))
     with generation:
         return reply.whole(await unless_disconnected(request.receive, generation.chunks()))
 

@@ -29,7 +29,6 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
     sent_headers: ClassVar = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    end = DONE_EVENT
 
     def __init__(self, generation: GenerationStream, events: Events) -> None:
         super().__init__(headers=self.sent_headers)
@@ -56,24 +55,8 @@ class EventStream(Response):
                 await _send(send, b"".join(map(_event, some)))
         except Exception as error:
             log(error)
-            await _send(send, self.failure(api_error(error)))
-        await send({"type": "http.response.body", "body": self.end})
-
-    def failure(self, error: ApiError) -> bytes:
-        """What tells a client that a stream has failed."""
-        return sse_event(json.dumps(error.body(), ensure_ascii=False))
-
-
-class LineStream(EventStream):
-    """Sends lines of JSON, as Ollama does."""
-
-    media_type = "application/x-ndjson"
-    # else they would be compressed, and lines would wait for others
-    sent_headers: ClassVar = EventStream.sent_headers | {"Content-Encoding": "identity"}
-    end = b""
-
-    def failure(self, error: ApiError) -> bytes:
-        return json.dumps({"error": error.message}, ensure_ascii=False).encode() + b"\n"
+            await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
+        await send({"type": "http.response.body", "body": DONE_EVENT})
 
 
 def sse_event(data: str) -> bytes:
