@@ -40,6 +40,8 @@ def test_the_default_settings_follow_the_rule() -> None:
     found = default_settings(2_390, labels, small)
     assert found == {"epochs": 10, "batch": 16, "lr": 8e-5, "layer_decay": 0.9, "average": 0.33}
     assert default_settings(5_749, number, small)["lr"] == 1.2e-4
+    assert default_settings(5_749, number, small)["epochs"] == 10
+    assert default_settings(5_749, labels, small)["epochs"] == 5
     assert default_settings(67_349, labels, base) | {"lr": 0} == {
         "epochs": 3, "batch": 32, "lr": 0, "layer_decay": 0.9, "average": 0.33,
     }  # fmt: skip

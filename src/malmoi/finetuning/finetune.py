@@ -213,17 +213,18 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
 # §3.1), and the result is the mean of the weights over the last third, so that no epoch has to be
 # selected.
 # A classifier of a deep encoder starts with a new top layer if it has 1,000 to 5,000 rows (Zhang et
-# al. 2021): with MiniLM it took RTE from 58 to 64. Twice the epochs change nothing there, and from
-# 4,000 rows on half of them are better (docs/lab.md). Without a budget a run ends after some minutes, its rate decayed by then, however
-# many epochs are left. A writer has three epochs, but a hundred updates at least, in smaller
-# batches: after the six of 54 rows a GPT still writes what it wrote before.
+# al. 2021): with MiniLM it took RTE from 58 to 64. Twice the epochs change nothing there; from
+# 4,000 rows on half of them are better (docs/lab.md). Without a budget a run ends after some
+# minutes, its rate decayed by then, however many epochs are left. A writer has three epochs, but a
+# hundred updates at least, in smaller batches: after the six of 54 rows a GPT still writes what it
+# wrote before.
 
 # rows up to → epochs, examples per step
 RowTable = tuple[tuple[float, float, int], ...]
 BY_ROWS: RowTable = (
     (200, 30, 16),
     (1_000, 20, 16),
-    (4_000, 10, 16),
+    (8_000, 10, 16),
     (20_000, 5, 16),
     (100_000, 3, 32),
     (math.inf, 2, 32),
@@ -241,6 +242,7 @@ LAYER_DECAY = 0.9
 AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
+HALVED_ROWS = range(4_001, 8_001)
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
 ROWS_PER_MINUTE = 150  # of few rows: a hundred should take less than a minute in all
 MIN_MINUTES = 0.5
@@ -283,6 +285,8 @@ def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str
         "layer_decay": LAYER_DECAY,
         "average": AVERAGED,
     }
+    if kind.calibrated and rows in HALVED_ROWS:
+        chosen["epochs"] /= 2
     if kind.exclusive and rows in NEW_TOP_ROWS and config.distinct >= NEW_TOP_DEPTH:
         chosen["layers_transferred"] = config.distinct - 1
     return chosen
