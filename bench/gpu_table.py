@@ -312,7 +312,8 @@ def stream_rows(table: Table) -> Iterator[Row]:
     ours, peer = open_both(table)
     folder = table.folder / "gpt"
     for streams in (4, 8) if table.tiny else (64, 256):
-        load = serve.Load(streams, 1.0 if table.tiny else 8.0, 8 if table.tiny else 96)
+        seconds, tokens = (1.0, 8) if table.tiny else (8.0, 96)
+        load = serve.Load(streams, seconds, tokens, as_engine=True)
         peers = serve.through_transformers(peer, load)["tokens_per_second"]
         engine = serve.through_engine(ours, load)
         for what, row in (("engine", engine), ("server", serve.over_http("malmoi", folder, load))):

@@ -4,11 +4,13 @@
     malmoi bench serve --gpu [--streams 64 256] [--tokens 96]
 
 Each stream asks again as soon as it is answered. Tokens are those that the servers say they wrote;
-an error is an answer that is not a stream with an end. Memory is the server's own, from a quarter
-of the time on to the end. The peers: `transformers serve` as it is ("plain") and with
+an error is an answer that is not a stream with an end. Clients are several processes where there
+are cores for them. Memory is that of the server's first process, from a quarter of the time on to
+the end. The peers: `transformers serve` as it is ("plain") and with
 --continuous-batching ("batching"). On a processor the model has 5M weights. With `--gpu` it is
-GPT-2 of 124M in bf16, the engine is measured without HTTP too, and the peer is `generate_batch`,
-which gets all prompts at once.
+GPT-2 of 124M in bf16, all prompts are 16 to 128 tokens and answers greedy, the engine is measured
+without HTTP too (with answers that end together, and out of step as clients' do), and the peer is
+`generate_batch`, which gets all prompts at once.
 """
 
 import asyncio
@@ -23,8 +25,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 from urllib.request import urlopen
@@ -47,6 +51,7 @@ class Load:
     streams: int = 64
     seconds: float = 20.0
     tokens: int = 64
+    as_engine: bool = False  # prompts and settings over HTTP as without it
 
 
 @dataclass
@@ -59,6 +64,14 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds to the first text of each answer
     memory: list[int] = field(default_factory=list)  # MB of the server, now and then
+
+    def add(self, other: "Tally") -> None:
+        """What another process of clients saw at the same time."""
+        self.tokens += other.tokens
+        self.answers += other.answers
+        self.seconds = max(self.seconds, other.seconds)
+        for name in ("errors", "first", "memory"):
+            getattr(self, name).extend(getattr(other, name))
 
     def row(self, way: str, streams: int) -> dict[str, Any]:
         ordered = sorted(self.first)
@@ -174,8 +187,12 @@ async def stream(port: int, model: str, seed: int, load: Load, end: float, tally
     chance = random.Random(seed)
     fixed = {"model": model, "max_tokens": load.tokens, "stream": True, "seed": seed}
     fixed |= {"temperature": 1.0, "stream_options": {"include_usage": True}}
+    drawn = draw_prompts(64, seed) if load.as_engine else ()
+    if load.as_engine:
+        fixed |= {"temperature": 0, "ignore_eos": True}
     while time.monotonic() < end:
-        body = fixed | {"prompt": " ".join(chance.choices(WORDS, k=10))}
+        words = " ".join(chance.choices(WORDS, k=10))
+        body = fixed | {"prompt": chance.choice(drawn) if drawn else words}
         try:
             async with asyncio.timeout(LONGEST):
                 await ask(port, body, tally)
@@ -185,22 +202,46 @@ async def stream(port: int, model: str, seed: int, load: Load, end: float, tally
 
 async def watch(pid: int, end: float, tally: Tally) -> None:
     """MB that the server holds, every half second."""
-    while time.monotonic() < end:
+    while pid and time.monotonic() < end:
         lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
         held = next(line for line in lines if line.startswith("VmRSS"))
         tally.memory.append(int(held.split()[1]) // 1024)
         await asyncio.sleep(0.5)
 
 
-async def all_streams(pid: int, port: int, model: str, load: Load) -> Tally:
+async def all_streams(pid: int, port: int, model: str, load: Load, numbers: range) -> Tally:
     tally = Tally()
-    warm = Load(4, 0.5, 4)
-    for one, seen in ((warm, Tally()), (load, tally)):
-        start = time.monotonic()
-        end = start + one.seconds
-        streams = (stream(port, model, i, one, end, seen) for i in range(one.streams))
-        await asyncio.gather(watch(pid, end, seen), *streams)
+    start = time.monotonic()
+    end = start + load.seconds
+    streams = (stream(port, model, i, load, end, tally) for i in numbers)
+    await asyncio.gather(watch(pid, end, tally), *streams)
     tally.seconds = time.monotonic() - start
+    return tally
+
+
+def clients(begin: float, pid: int, port: int, model: str, load: Load, numbers: range) -> Tally:
+    """Some of the streams, in a process of their own, from a moment on that all processes share."""
+    time.sleep(max(0.0, begin - time.monotonic()))
+    return asyncio.run(all_streams(pid, port, model, load, numbers))
+
+
+def ask_together(pid: int, port: int, model: str, load: Load) -> Tally:
+    """All streams, by as many processes as there are cores for."""
+    asyncio.run(all_streams(0, port, model, replace(load, seconds=0.5, tokens=4), range(4)))
+    count = max(1, min(4, (os.cpu_count() or 1) // 4))
+    tally = Tally()
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        for one in [pool.submit(time.sleep, 0.5) for _ in range(count)]:
+            one.result()  # the processes have started
+        begin = time.monotonic() + 0.5
+        shares = [range(i, load.streams, count) for i in range(count)]
+        watched = [pid, *[0] * (count - 1)]
+        parts = [
+            pool.submit(clients, begin, pid, port, model, load, share)
+            for pid, share in zip(watched, shares, strict=True)
+        ]
+        for part in parts:
+            tally.add(part.result())
     return tally
 
 
@@ -210,7 +251,7 @@ def over_http(name: str, folder: Path, load: Load) -> dict[str, Any]:
         port = int(one.getsockname()[1])
     with started(command_of(name, folder, port, load.streams), port) as pid:
         model = folder.name if name == "malmoi" else str(folder)
-        tally = asyncio.run(all_streams(pid, port, model, load))
+        tally = ask_together(pid, port, model, load)
     way = "malmoi server" if name == "malmoi" else f"transformers serve, {name}"
     return tally.row(way, load.streams)
 
@@ -224,15 +265,19 @@ def through_engine(model: Any, load: Load) -> dict[str, Any]:
 
     with Engine(model, slots=load.streams, queue=1024) as engine:
         closed_loop(engine, Load(load.streams, 0.5, load.tokens), 1)
-        return closed_loop(engine, load, 2).row("malmoi engine", load.streams)
+        row = closed_loop(engine, load, 2).row("malmoi engine", load.streams)
+        apart = closed_loop(engine, load, 3, in_step=False)
+        return row | {"out_of_step_tokens_per_second": apart.tokens / apart.seconds}
 
 
-def closed_loop(engine: Any, load: Load, seed: int) -> Tally:
+def closed_loop(engine: Any, load: Load, seed: int, *, in_step: bool = True) -> Tally:
+    """`in_step`: answers begin and end together; else the first ones differ in length."""
     from malmoi.inference.engine import GenerationJob
     from malmoi.inference.generation.options import GenerationConfig, Sampling
 
     tally = Tally()
     config = GenerationConfig(load.tokens, Sampling(temperature=0))
+    chance = random.Random(seed)
     prompts = draw_prompts(4096, seed)
     finished = threading.Semaphore(0)
     start = time.perf_counter()
@@ -256,7 +301,11 @@ def closed_loop(engine: Any, load: Load, seed: int) -> Tally:
                     tally.errors.append("the request failed")
                 submit(number + load.streams)
 
-        engine.submit(GenerationJob(prompts[number % len(prompts)], config), hear)
+        shorter = not in_step and number < load.streams
+        settings = (
+            replace(config, max_new_tokens=chance.randint(1, load.tokens)) if shorter else config
+        )
+        engine.submit(GenerationJob(prompts[number % len(prompts)], settings), hear)
 
     for number in range(load.streams):
         submit(number)
@@ -314,8 +363,12 @@ def gpu_ways(folder: Path, loads: list[Load], *, tiny: bool) -> Iterator[dict[st
     ours = load_model(folder, device=device, dtype=dtype)
     peer = peer.to(device=device, dtype=dtype)
     for load in loads:
-        yield through_engine(ours, load)
-        yield over_http("malmoi", folder, load)
+        engine = through_engine(ours, load)
+        yield engine
+        served = over_http("malmoi", folder, load)
+        rate = served["tokens_per_second"]
+        share = {"of_engine": rate / engine["tokens_per_second"]}
+        yield served | share | {"of_out_of_step": rate / engine["out_of_step_tokens_per_second"]}
         yield through_transformers(peer, load)
 
 
@@ -329,7 +382,7 @@ def main() -> None:
     parser.add_argument("--limit", choices=("tiny",), help="a dry run of --gpu on a CPU")
     given = parser.parse_args()
     be_quiet()
-    loads = [Load(streams, given.seconds, given.tokens) for streams in given.streams]
+    loads = [Load(one, given.seconds, given.tokens, given.gpu) for one in given.streams]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "gpt"
         if given.gpu:
