@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from malmoi.adapters.config import AdapterConfig
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
@@ -189,10 +189,11 @@ def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tens
         common = range(min(COMMON_WORD_COUNT, tokenizer.vocab_size))
         return torch.tensor(random.Random(seed).choices(common, k=n))
     tokens = tokenizer.encode(adapter.init, specials=False).tokens
-    if not tokens:
-        raise UsageError(
-            "adapter.init={init!r} leaves no token of this model's vocabulary.", init=adapter.init
-        )
+    require_that(
+        tokens,
+        "adapter.init={init!r} leaves no token of this model's vocabulary.",
+        init=adapter.init,
+    )
     return torch.tensor((tokens * (n // len(tokens) + 1))[:n])
 
 
@@ -210,10 +211,9 @@ def set_prefix(
 
 def check_soft_tokens(network: Network, n: int) -> None:
     context = network.config.context
-    if n >= context:
-        raise UsageError(
-            "{n} soft tokens leave no room for text in this model's context of {context}; use "
-            "fewer.",
-            n=n,
-            context=context,
-        )
+    require_that(
+        n < context,
+        "{n} soft tokens leave no room for text in this model's context of {context}; use fewer.",
+        n=n,
+        context=context,
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 
 if TYPE_CHECKING:
     from malmoi.evaluation.task import Task
@@ -141,12 +141,12 @@ def register_objective(
     from malmoi.training.losses import OBJECTIVES
     from malmoi.training.recipe import OBJECTIVE_SAMPLES
 
-    if samples not in OBJECTIVE_SAMPLES:
-        raise UsageError(
-            "samples is one of {samples}, not {samples2!r}.",
-            samples=", ".join(OBJECTIVE_SAMPLES),
-            samples2=samples,
-        )
+    require_that(
+        samples in OBJECTIVE_SAMPLES,
+        "samples is one of {samples}, not {samples2!r}.",
+        samples=", ".join(OBJECTIVE_SAMPLES),
+        samples2=samples,
+    )
 
     def register(make: "Callable[[], Objective]") -> "Callable[[], Objective]":
         OBJECTIVE_SAMPLES.register(make.__name__, samples)

@@ -18,7 +18,7 @@ from malmoi.api.options import (
     TokenizerOptions,
 )
 from malmoi.api.records import Files
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
 
@@ -105,8 +105,10 @@ def compress(
     check_options(f"compress {method}", options, known)
     if method == "distil":
         options["overwrite"] = overwrite
-        if "data" not in options:
-            raise UsageError("A student is trained on text or on a task's rows: pass them as data.")
+        require_that(
+            "data" in options,
+            "A student is trained on text or on a task's rows: pass them as data.",
+        )
     else:
         require_free(Path(out), overwrite=overwrite)
     shrink = getattr(import_module(f"malmoi.compression.{method}"), name)

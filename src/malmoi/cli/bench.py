@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 FOLDER = Path(__file__).parents[3] / "bench"  # beside src/, in a copy of the repository alone
@@ -70,11 +70,11 @@ def _script(named: str, arguments: list[str], gpu: bool) -> list[str]:
 
 def benchmarks() -> dict[str, str]:
     """What can be run and what it measures: the scripts of bench/, and the rows of its table."""
-    if not FOLDER.is_dir():
-        raise UsageError(
-            "The benchmarks are not part of the installed package: run this command in a copy of "
-            "the repository, installed with pip install --editable ."
-        )
+    require_that(
+        FOLDER.is_dir(),
+        "The benchmarks are not part of the installed package: run this command in a copy of "
+        "the repository, installed with pip install --editable .",
+    )
     trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in FOLDER.glob("[!_]*.py")}
     found = {name: _first_line(tree) for name, tree in sorted(trees.items())}
     rows = (part for part in trees["table"].body if isinstance(part, ast.FunctionDef))

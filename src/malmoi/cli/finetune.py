@@ -13,7 +13,7 @@ import typer
 from malmoi.api.records import ColumnOptions
 from malmoi.api.runs import announced
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
 from malmoi.pair import BERT, GPT, introduction
@@ -80,11 +80,11 @@ def finetune_command(
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
     name, files = task_and_files(arguments or [], data)
-    if bool(files) == bool(changes.get("labels")):
-        raise UsageError(
-            "Give rows (malmoi finetune rows.csv), or the labels' names and rows without labels "
-            "(malmoi finetune --labels positive,negative --unlabelled texts.txt)."
-        )
+    require_that(
+        bool(files) != bool(changes.get("labels")),
+        "Give rows (malmoi finetune rows.csv), or the labels' names and rows without labels "
+        "(malmoi finetune --labels positive,negative --unlabelled texts.txt).",
+    )
     rows = files[0] if len(files) == 1 else files
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind

@@ -131,8 +131,9 @@ def recipe_and_sources(
         _check_source(source, named=True)
     sources = [*others, *(data or ())]
     require_that(sources, "{recipe} needs text: malmoi pretrain {recipe} FILE…", recipe=recipe)
-    if sources.count("-") > 1:
-        raise UsageError("- was given twice; standard input can be read only once.")
+    require_that(
+        sources.count("-") <= 1, "- was given twice; standard input can be read only once."
+    )
     return recipe, sources
 
 

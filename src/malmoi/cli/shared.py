@@ -296,8 +296,7 @@ def _standard_input() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("There is no text: write one after the options, or pipe one in.")
     content = sys.stdin.buffer.read()
-    if not content.strip():
-        raise UsageError("There is no text: standard input is empty.")
+    require_that(content.strip(), "There is no text: standard input is empty.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

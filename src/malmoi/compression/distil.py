@@ -146,12 +146,12 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
     if layers is None:
         layers = max(1, depth // 2)
     if isinstance(layers, int):
-        if not 1 <= layers <= depth:
-            raise UsageError(
-                "A student of this teacher has 1 to {depth} layers, not {layers}.",
-                depth=depth,
-                layers=layers,
-            )
+        require_that(
+            1 <= layers <= depth,
+            "A student of this teacher has 1 to {depth} layers, not {layers}.",
+            depth=depth,
+            layers=layers,
+        )
         return tuple(round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))
     return tuple(layers)
 
@@ -162,10 +162,11 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
         raise UsageError(
             "Give either --layers or --student: a given student has its own number of layers."
         )
-    if count_parameters(found.network) > count_parameters(teacher.network):
-        raise UsageError(
-            "The student {source} is larger than its teacher; swap the two.", source=found.source
-        )
+    require_that(
+        count_parameters(found.network) <= count_parameters(teacher.network),
+        "The student {source} is larger than its teacher; swap the two.",
+        source=found.source,
+    )
     own = found.required_tokenizer
     wanted = teacher.required_tokenizer
     if is_framed(wanted) and not is_framed(own):  # a GPT that is not fine-tuned yet
@@ -219,12 +220,12 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
             "Distillation trains the student's whole network: it cannot be combined with "
             "features, words or an adapter."
         )
-    if settings.length > teacher.network.config.context:
-        raise UsageError(
-            "length={length} is more than the teacher's {context} tokens.",
-            length=settings.length,
-            context=teacher.network.config.context,
-        )
+    require_that(
+        settings.length <= teacher.network.config.context,
+        "length={length} is more than the teacher's {context} tokens.",
+        length=settings.length,
+        context=teacher.network.config.context,
+    )
     return settings
 
 

@@ -97,12 +97,12 @@ def _by_loss(
     device: str | None,
 ) -> Network:
     """Prunes by importance to the loss on text or rows."""
-    if way not in RANKED_METHODS:
-        raise UsageError(
-            "--train ranks {methods} by their importance, not {way}.",
-            methods=" and ".join(RANKED_METHODS),
-            way=way,
-        )
+    require_that(
+        way in RANKED_METHODS,
+        "--train ranks {methods} by their importance, not {way}.",
+        methods=" and ".join(RANKED_METHODS),
+        way=way,
+    )
     _count(share, 1, way)  # fail on a bad share before the work
     sizes = part_importance(checkpoint, way, *rows, join_process_group(device).device)
     return RANKED_METHODS[way](checkpoint.network, share, sizes)
@@ -167,12 +167,11 @@ def _clear(linear: nn.Linear, block: int, stay: int) -> None:
 
 def _counts(pattern: str) -> tuple[int, int]:
     stay, colon, block = pattern.partition(":")
-    if not (colon and stay.isdecimal() and block.isdecimal() and 0 < int(stay) < int(block)):
-        raise UsageError(
-            "A pattern is two numbers such as 2:4 (two of every four are kept); {pattern!r} "
-            "is not.",
-            pattern=pattern,
-        )
+    require_that(
+        colon and stay.isdecimal() and block.isdecimal() and 0 < int(stay) < int(block),
+        "A pattern is two numbers such as 2:4 (two of every four are kept); {pattern!r} is not.",
+        pattern=pattern,
+    )
     return int(stay), int(block)
 
 
@@ -183,10 +182,10 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
     """The network with only these layers, each with its own attention pattern."""
     config = network.config
     stay = _numbers(layers)
-    if config.distinct < config.depth:
-        raise UsageError(
-            "The layers of this model share their weights: removing some does not make it smaller."
-        )
+    require_that(
+        config.distinct >= config.depth,
+        "The layers of this model share their weights: removing some does not make it smaller.",
+    )
     if config.skip_connections:
         raise UsageError(
             "Skip connections pair the layers of this model by index, so none can be removed. "

@@ -121,10 +121,10 @@ def round_calibrated(
 
 
 def _check_gptq(network: Network, packing: Packing) -> None:
-    if network.config.distinct < network.config.depth:
-        raise UsageError(
-            "GPTQ does not support layers that share weights, as in this model: use --method round."
-        )
+    require_that(
+        network.config.distinct >= network.config.depth,
+        "GPTQ does not support layers that share weights, as in this model: use --method round.",
+    )
     if packing.group % STRIDE:
         raise UsageError(
             "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.messages import msg
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.lines import COMPRESSED
@@ -42,8 +42,7 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
             "The weights do not mention {missing}; give 0 to leave a source out.",
             missing=", ".join(missing),
         )
-    if not sum(found.values()):
-        raise UsageError("All weights are 0: nothing would be left.")
+    require_that(sum(found.values()), "All weights are 0: nothing would be left.")
     return {name: found[name] / sum(found.values()) for name in sources}
 
 
@@ -135,8 +134,7 @@ def named_sources(
     for one in [given] if isinstance(given, str | Path) else given:
         name, source = _name(str(one))
         found.setdefault(name, []).append(source)
-    if not found:
-        raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
+    require_that(found, "No text was given: pass files, folders, globs, - or builtin:sotu.")
     return [
         NamedSource(n, s, read_documents(s, documents=config.documents, text=config.text))
         for n, s in found.items()

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError, explained, nearest, require_known
+from malmoi.errors import UsageError, explained, nearest, require_known, require_that
 from malmoi.evaluation.task import Example, Task
 from malmoi.metrics.labels import entities
 
@@ -99,10 +99,9 @@ def parse_labels(answer: str, task: Task) -> tuple[str, ...]:
 def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
-    if not values:
-        raise UsageError(
-            "The task {task} has no prompt: it lists no numbers to answer with.", task=task.name
-        )
+    require_that(
+        values, "The task {task} has no prompt: it lists no numbers to answer with.", task=task.name
+    )
     near = None
     if example.label is not None:
         near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))

@@ -44,12 +44,11 @@ def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoin
 
 def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> None:
     """Writes an adapter and its base as one model."""
-    if not is_adapter(model):
-        raise UsageError(
-            "{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
-            "merge.",
-            model=model,
-        )
+    require_that(
+        is_adapter(model),
+        "{model} is not an adapter: it has no adapter_config.json, so there is nothing to merge.",
+        model=model,
+    )
     if is_adapter(out):
         raise UsageError(
             "{out} holds an adapter; choose another folder for the merged model.", out=out

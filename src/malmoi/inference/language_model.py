@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.base import LoadedModel, listed_texts
 from malmoi.inference.prompt import encode_conversation, encode_prompt, encode_text
 
@@ -103,10 +103,10 @@ class LanguageModel(LoadedModel):
         self._require_head("lm", "chat")
         prompt = encode_conversation(self.tokenizer, messages)
         config = self._generation_config(**prompt.settings(dict(options)))
-        if config.n != 1:
-            raise UsageError(
-                "A chat has one reply at a time; use another seed to get a different one."
-            )
+        require_that(
+            config.n == 1,
+            "A chat has one reply at a time; use another seed to get a different one.",
+        )
         return (text for _, text in self.generator.stream([prompt.tokens], config))
 
     @overload

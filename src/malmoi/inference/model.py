@@ -167,17 +167,16 @@ class Model(LanguageModel, Interpretation):
             self.config.encoder_depth, "This model cannot translate: it is not an encoder-decoder."
         )
         ends = sorted(self._ends)
-        if not ends:
-            raise UsageError("This model's tokenizer has no end-of-text token.")
+        require_that(ends, "This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation_setting("decoder_start_token_id")
         start = ends[0] if start is None else start
-        if start >= self.config.vocab:
-            raise UsageError(
-                "This model's decoder_start_token_id is {start}, and its vocabulary has "
-                "{vocab} tokens.",
-                start=start,
-                vocab=self.config.vocab,
-            )
+        require_that(
+            start < self.config.vocab,
+            "This model's decoder_start_token_id is {start}, and its vocabulary has "
+            "{vocab} tokens.",
+            start=start,
+            vocab=self.config.vocab,
+        )
         words = self.checkpoint.generation_setting("bad_words_ids") or []
         banned = banned_tokens(words, self.config.vocab)
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
@@ -194,12 +193,12 @@ class Model(LanguageModel, Interpretation):
         )
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
-        if limit < 1:
-            raise UsageError(
-                "max_new_tokens={limit}: after the features there is room for {room}.",
-                limit=limit,
-                room=room,
-            )
+        require_that(
+            limit >= 1,
+            "max_new_tokens={limit}: after the features there is room for {room}.",
+            limit=limit,
+            room=room,
+        )
         network = self.network
         end = min(self._ends)
         given = torch.tensor(np.array(features, np.float32), device=network.device)
@@ -330,12 +329,12 @@ class Model(LanguageModel, Interpretation):
 
     def _in_language(self, encoding: Encoding, language: int) -> Encoding:
         """A text as one of another language: a segment of a model that was trained on pairs."""
-        if not 0 <= language < max(1, self.config.segments):
-            raise UsageError(
-                "This model has no language {language}: it has {segments} segments.",
-                language=language,
-                segments=self.config.segments,
-            )
+        require_that(
+            0 <= language < max(1, self.config.segments),
+            "This model has no language {language}: it has {segments} segments.",
+            language=language,
+            segments=self.config.segments,
+        )
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
     @torch.inference_mode()

@@ -55,10 +55,10 @@ def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[st
     pseudo-log-likelihood of `pseudo_scores`.
     """
     if "lm" not in network.heads:
-        if "mlm" not in network.heads:
-            raise UsageError(
-                "Only a causal or a masked language model can score the likelihood of a text."
-            )
+        require_that(
+            "mlm" in network.heads,
+            "Only a causal or a masked language model can score the likelihood of a text.",
+        )
         parts = [SplitText("", text) for text in texts]
         return [score.logprob for score in pseudo_scores(network, tokenizer, parts)]
     start = start_token(tokenizer)

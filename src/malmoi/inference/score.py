@@ -98,8 +98,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list
 
 def _parted(context: str, continuation: str) -> tuple[str, str]:
     """Moves trailing spaces of the context to the continuation, where tokenizers attach them."""
-    if not continuation:
-        raise UsageError("There is nothing to score: the continuation is empty.")
+    require_that(continuation, "There is nothing to score: the continuation is empty.")
     bare = context.rstrip(" ")
     return bare, context[len(bare) :] + continuation
 

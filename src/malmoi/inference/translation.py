@@ -163,10 +163,11 @@ def cross_attention(
     seen = CrossActivations()
     tokens = torch.tensor([[translator.start, *written]], device=device)
     translator.trunk(tokens, source=torch.tensor([read], device=device), activations=seen)
-    if not -len(seen.cross) <= layer < len(seen.cross):
-        raise UsageError(
-            "This model has the decoder layers 0 to {cross}.", cross=len(seen.cross) - 1
-        )
+    require_that(
+        -len(seen.cross) <= layer < len(seen.cross),
+        "This model has the decoder layers 0 to {cross}.",
+        cross=len(seen.cross) - 1,
+    )
     weights = seen.cross[layer][0].mean(0).float().cpu().numpy()
     # row t predicts target token t
     names = [tokenizer.token(token) for token in (*written, translator.end)]

@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import (
@@ -169,8 +169,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
     """The prompt for a summary; a text that is too long is truncated."""
     form = ZERO_SHOT_PROMPTS[prompt_language(text)]["summarise"]
     room -= len(tokenizer.encode(_put(form, text=""), specials=False).tokens) + 2
-    if room < 1:
-        raise UsageError("This model's context is too short to summarise anything.")
+    require_that(room >= 1, "This model's context is too short to summarise anything.")
     return _put(form, text=truncate_text(tokenizer, text, room))
 
 

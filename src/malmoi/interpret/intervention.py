@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.model.network import Network
 from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Activations, Transformer
@@ -106,12 +106,12 @@ class Intervention:
             return range(1)
         if self.layer is None:
             return range(c.depth)
-        if not 0 <= self.layer < c.depth:
-            raise UsageError(
-                "This model has no layer {layer}: it has {depth}, counted from 0.",
-                layer=self.layer,
-                depth=c.depth,
-            )
+        require_that(
+            0 <= self.layer < c.depth,
+            "This model has no layer {layer}: it has {depth}, counted from 0.",
+            layer=self.layer,
+            depth=c.depth,
+        )
         return range(self.layer, self.layer + 1)
 
     def places(self, c: ModelConfig) -> list[Place]:
@@ -163,10 +163,12 @@ def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
 
 def position_in(at: int, length: int) -> int:
     """A position counted from 0; negative ones are given from the end."""
-    if not -length <= at < length:
-        raise UsageError(
-            "There is no position {at} in a text of {length} tokens.", at=at, length=length
-        )
+    require_that(
+        -length <= at < length,
+        "There is no position {at} in a text of {length} tokens.",
+        at=at,
+        length=length,
+    )
     return at % length
 
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
@@ -194,13 +194,13 @@ def _labels(model: LoadedModel, encoding: Encoding) -> list[str]:
 
 
 def _index(given: int, count: int, what: str) -> int:
-    if not -count <= given < count:
-        raise UsageError(
-            "This model has no {what} {given}: it has {count}, counted from 0.",
-            what=what,
-            given=given,
-            count=count,
-        )
+    require_that(
+        -count <= given < count,
+        "This model has no {what} {given}: it has {count}, counted from 0.",
+        what=what,
+        given=given,
+        count=count,
+    )
     return given % count
 
 

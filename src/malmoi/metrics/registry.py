@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.system.plugins import Registry
 
 Labels = Sequence[Any]
@@ -24,8 +24,7 @@ def check_paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> Non
         gold=len(gold),
         predicted=len(predicted),
     )
-    if not len(gold):
-        raise UsageError("There is nothing to score: no labels.")
+    require_that(len(gold), "There is nothing to score: no labels.")
 
 
 def mean_of(
@@ -47,8 +46,7 @@ def f_score(right: float, predicted: float, gold: float) -> float:
 
 def some_values(values: NumberSeq) -> np.ndarray[Any, Any]:
     array = np.asarray(values, np.float64)
-    if not array.size:
-        raise UsageError("There are no values to score.")
+    require_that(array.size, "There are no values to score.")
     return array
 
 
@@ -206,6 +204,5 @@ def perplexity(logprobs: NumberSeq) -> float:
 def bits_per_byte(logprobs: NumberSeq, text: str) -> float:
     """The loss in bits per byte of the text: comparable between tokenizers."""
     size = len(text.encode())
-    if not size:
-        raise UsageError("There is no text to count the bytes of.")
+    require_that(size, "There is no text to count the bytes of.")
     return -float(np.sum(some_values(logprobs))) / math.log(2) / size

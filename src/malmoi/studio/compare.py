@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from pydantic import BaseModel
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, fills, pseudo_scores
@@ -41,10 +41,12 @@ def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -
     words = text.split()
     if not words:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
-    if not 0 <= place < len(words):
-        raise UsageError(
-            "There is no word {place}: the sentence has {words}.", place=place + 1, words=len(words)
-        )
+    require_that(
+        0 <= place < len(words),
+        "There is no word {place}: the sentence has {words}.",
+        place=place + 1,
+        words=len(words),
+    )
     sides = (
         None if gpt is None else _gpt(gpt, words, place),
         None if bert is None else _bert(bert.masked, words, place),

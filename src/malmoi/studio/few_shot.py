@@ -76,10 +76,12 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
             known=", ".join(known),
         )
     task, rows = _rows(wanted)
-    if not 0 <= wanted.item < len(rows):
-        raise UsageError(
-            "There is no item {item}: there are {rows}.", item=wanted.item + 1, rows=len(rows)
-        )
+    require_that(
+        0 <= wanted.item < len(rows),
+        "There is no item {item}: there are {rows}.",
+        item=wanted.item + 1,
+        rows=len(rows),
+    )
     builder = QuestionBuilder(task, model, rows, wanted.shots, wanted.seed)
     asked = [wanted.item, *(range(len(rows))[:MAX_JUDGED] if wanted.all_items else ())]
     questions = [builder.build(rows[i], i) for i in asked]

@@ -296,12 +296,12 @@ def show_pair_sets(sources: PairSources) -> dict[str, list[PairSet]]:
 @router.post("/pairs")
 def show_pair_scores(folder: RunsFolder, sources: PairSources, body: PairsRequest) -> PairScores:
     """A snapshot's accuracy on minimal pairs, by phenomenon."""
-    if body.pairs not in sources:
-        raise UsageError(
-            "There are no pairs {pairs!r}. Known: {sources}.",
-            pairs=body.pairs,
-            sources=", ".join(sources),
-        )
+    require_that(
+        body.pairs in sources,
+        "There are no pairs {pairs!r}. Known: {sources}.",
+        pairs=body.pairs,
+        sources=", ".join(sources),
+    )
     pairs = pair_examples(sources[body.pairs])
     with reading_snapshot(folder, body.run, body.step) as model:
         return score_examples(model, pairs)

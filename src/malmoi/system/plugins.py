@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 
 ENTRY_POINTS = "malmoi.plugins"
 FILE_PREFIX = "malmoi_plugin."  # of the modules made from files
@@ -68,8 +68,7 @@ def _module(frame: FrameType) -> str:
 def load_plugin(file: str | Path) -> None:
     """Runs a Python file that registers names."""
     path = Path(file)
-    if not path.is_file():
-        raise UsageError("There is no plugin file {path}.", path=path)
+    require_that(path.is_file(), "There is no plugin file {path}.", path=path)
     name = f"{FILE_PREFIX}{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.messages import joined, msg, plural
 from malmoi.text.formats import (
     DOCUMENT_RULES,
@@ -175,8 +175,7 @@ def read_documents(
     rules = (*DOCUMENT_RULES, "auto")
     require_known(documents, rules, "documents={name!r} is not a rule for plain text.{hint}")
     given = [sources] if isinstance(sources, str | Path) else sources
-    if not given:
-        raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
+    require_that(given, "No text was given: pass files, folders, globs, - or builtin:sotu.")
     found = {source.name: source for one in given for source in resolve_source(str(one))}
     return DocumentReader(list(found.values()), documents, text)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,11 @@ def pad_rows(
     rows: Rows, padding: object, limit: int | None, pad: int | None, *, left: bool
 ) -> Rows:
     """The rows, each padded to the longest or to the limit."""
-    if padding not in (True, "longest", "max_length"):
-        raise UsageError(
-            "padding is True, 'longest' or 'max_length', not {padding!r}.", padding=padding
-        )
+    require_that(
+        padding in (True, "longest", "max_length"),
+        "padding is True, 'longest' or 'max_length', not {padding!r}.",
+        padding=padding,
+    )
     width = limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0)
     if width is None:
         raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")

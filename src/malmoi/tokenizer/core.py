@@ -449,10 +449,11 @@ class Tokenizer:
             >>> batch["input_ids"].shape == batch["attention_mask"].shape
             True
         """
-        if return_tensors not in TENSORS:
-            raise UsageError(
-                "return_tensors is 'pt' or 'np', not {tensors!r}.", tensors=return_tensors
-            )
+        require_that(
+            return_tensors in TENSORS,
+            "return_tensors is 'pt' or 'np', not {tensors!r}.",
+            tensors=return_tensors,
+        )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         limit = self.model_max_length if max_length is None else max_length
@@ -544,10 +545,12 @@ class Tokenizer:
 
     def _secret(self, id: int) -> str:
         name = self.token(id)
-        if name not in self._secrets:
-            raise UsageError(
-                "Token {id} ({name!r}) is not a control token: write it as text.", id=id, name=name
-            )
+        require_that(
+            name in self._secrets,
+            "Token {id} ({name!r}) is not a control token: write it as text.",
+            id=id,
+            name=name,
+        )
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:

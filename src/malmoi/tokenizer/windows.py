@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.tokenizer.core import TEXTS_PER_CALL, Encoding, Tokenizer, TokenRow
 
 
@@ -97,11 +97,11 @@ def _windows(e: Encoding, length: int, stride: int, most: int) -> Iterator[Conte
     tail = np.arange(end, len(tokens))
     offsets = np.array(e.offsets[begin:end], np.int32).reshape(-1, 2)
     room = length - len(head) - len(tail)
-    if room < 1:
-        raise UsageError(
-            "{length} tokens leave no room for the context after the question; increase the limit.",
-            length=length,
-        )
+    require_that(
+        room >= 1,
+        "{length} tokens leave no room for the context after the question; increase the limit.",
+        length=length,
+    )
     step = min(stride, room)
     for start in range(0, max(1, len(offsets) - room + step), step):
         stop = min(start + room, len(offsets))

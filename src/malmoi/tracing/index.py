@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import DiskError, atomic_write
 from malmoi.system.machine import this_machine
@@ -203,12 +203,12 @@ class TextIndex:
                 "--out {run}",
                 run=run,
             )
-        if not folders:
-            raise UsageError(
-                "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "
-                "the text with --data (data=).",
-                run=run,
-            )
+        require_that(
+            folders,
+            "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "
+            "the text with --data (data=).",
+            run=run,
+        )
         return cls(tokenizer, tuple(map(IndexedStore.open, folders)))
 
     @classmethod

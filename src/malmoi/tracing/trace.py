@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.inference.score import ScoredRow, score_windows, token_logprobs
 from malmoi.messages import StatusLog, msg
 from malmoi.model import Network
@@ -141,8 +141,7 @@ def trace_text(
     With `words`, a part of the text, only matches that have some of them: of their last place.
     """
     marked = text.rfind(words) if words else 0
-    if marked < 0:
-        raise UsageError("The words {words!r} are not in the text.", words=words)
+    require_that(marked >= 0, "The words {words!r} are not in the text.", words=words)
     queries = [_Query.of(index, text)]
     if index.tokenizer.tokens_have_spaces:  # marked words usually followed others
         queries.insert(0, _Query.of(index, text, " "))

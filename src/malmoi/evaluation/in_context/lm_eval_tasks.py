@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, explained
+from malmoi.errors import MalmoiError, UsageError, explained, require_that
 from malmoi.evaluation.in_context.graders import (
     Grader,
     grade_choices,
@@ -30,8 +30,11 @@ def evaluate_with_harness(
     model: Model, task: Task | Path, data: RowSource | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
     """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
-    if harness not in HARNESSES:
-        raise UsageError("There is no harness {harness!r}; Malmoi knows lm-eval.", harness=harness)
+    require_that(
+        harness in HARNESSES,
+        "There is no harness {harness!r}; Malmoi knows lm-eval.",
+        harness=harness,
+    )
     shots, *others = parse_shots(asking.shots)
     if others or shots is None:
         raise UsageError("lm-eval takes one number of examples: --shots 4.")

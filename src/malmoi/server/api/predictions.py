@@ -83,8 +83,10 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     sentence = reader.checkpoint.sentence
     if ask.dimensions is not None and ask.dimensions > width:
         raise UsageError("dimensions is above this model's {width} dimensions.", width=width)
-    if "" in prompts_of(ask.input):
-        raise UsageError("input has an empty text, which has no meaning to embed: leave it out.")
+    require_that(
+        "" not in prompts_of(ask.input),
+        "input has an empty text, which has no meaning to embed: leave it out.",
+    )
     own = ask.pool == "auto" and sentence is not None and sentence.normalize
     scaled = own if ask.normalize is None else ask.normalize
     cut = ask.truncate or sentence is not None
