@@ -19,6 +19,7 @@ from malmoi.errors import is_out_of_memory
 from malmoi.messages import measured
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.storage import publish
 from malmoi.system.threads import ThreadTuner
 from malmoi.training.budget import LOOK_SECONDS, WorkClock
 from malmoi.training.device import (
@@ -475,6 +476,7 @@ class Loop(ABC):
         with self.averaged():
             self.save_model()
         self.group.barrier()  # the writing process would fail if another left early
+        publish(self.out)
         self._saved_at = time.monotonic()
 
     def _save_state(self) -> Path:

@@ -25,7 +25,7 @@ from malmoi.checkpoint.weights import write_tensors
 from malmoi.errors import MalmoiError, explained
 from malmoi.messages import msg
 from malmoi.settings import field_types
-from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
+from malmoi.system.files import explain_disk_errors, file_checksum, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
@@ -427,11 +427,7 @@ def _first_row(tensor: Any) -> int:
 
 
 def _checksum(path: Path) -> list[int]:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 24):
-            crc = zlib.crc32(chunk, crc)
-        return [file.tell(), crc]
+    return [path.stat().st_size, file_checksum(path)]
 
 
 def _json_checksum(values: Mapping[str, Any]) -> int:
