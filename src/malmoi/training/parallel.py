@@ -7,7 +7,8 @@ gradients and optimizer state.
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ class ProcessGroup:
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     owned: bool = False  # whether this run initialised the process group
+    channel: Any = None  # over which it waits; None: that of the collectives
 
     @property
     def first(self) -> bool:
@@ -50,7 +52,11 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(self.channel)
+
+    def apart(self) -> Self:
+        """The same processes for another thread, whose barriers do not mix with these."""
+        return replace(self, channel=dist.new_group(backend="gloo")) if self.world > 1 else self
 
     def broadcast(self, value: int) -> int:
         """The first process's value, on all processes."""
