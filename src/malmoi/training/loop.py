@@ -202,6 +202,7 @@ class Loop(ABC):
                 self.network.train()
                 if self.progress < 1:
                     self.announce("Running the first step …")
+                self.group.expect_steps()
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()

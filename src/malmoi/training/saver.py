@@ -31,7 +31,7 @@ class Saver:
     def __exit__(self, error: object, *more: object) -> None:
         if error is None:
             self.wait()
-        elif self._running is not None:
+        elif self._running is not None and self.group.world == 1:  # others may never answer
             self._running.exception()  # waits, too
 
     def copy(self, parts: StateParts) -> StateParts:
