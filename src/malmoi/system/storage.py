@@ -52,23 +52,11 @@ def remote_url(given: str | Path) -> str:
 def open_url(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path there."""
     url_to_fs = optional_package("fsspec", url).url_to_fs
-    with reached(url):
+    # every store has errors of its own, and some stores are packages of their own
+    with explained(Exception, "{given} cannot be opened: {error}", given=url):
         files, path = url_to_fs(url, **({"auto_mkdir": True} if url.startswith("file:") else {}))
         files.invalidate_cache()
         return files, path
-
-
-@contextmanager
-def reached(url: str) -> Iterator[None]:
-    """Every store has errors of its own, and some stores are packages of their own."""
-    try:
-        yield
-    except MalmoiError:
-        raise
-    except Exception as error:
-        raise MalmoiError(
-            "{given} cannot be opened: {error}", given=url, error=first_line(error)
-        ) from error
 
 
 def persistently(name: str, action: Callable[[], T]) -> T:

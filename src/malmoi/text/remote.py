@@ -15,7 +15,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError, explained
 from malmoi.system.native import temporary_folder
-from malmoi.system.storage import StoredFile, fetch_file, open_url, reached
+from malmoi.system.storage import StoredFile, fetch_file, open_url
 from malmoi.text.formats import FoundDocument, FoundLines, ReadOptions
 from malmoi.text.sources import FileSource, format_of, known_format
 
@@ -50,7 +50,7 @@ class RemoteFile:
 def remote_files(given: str) -> list[RemoteFile]:
     """The files of a URL: one, those of a folder, or those that match a glob."""
     files, path = open_url(given)
-    with reached(given):
+    with explained(Exception, "{given} cannot be opened: {error}", given=given):
         if any(sign in path for sign in "*?["):
             found = files.glob(path)
         else:
