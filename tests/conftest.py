@@ -14,6 +14,7 @@ from contextlib import chdir, contextmanager
 from itertools import dropwhile
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -229,6 +230,24 @@ def cache_home(tmp_path: Path) -> Iterator[Path]:
     """An empty cache folder for the test alone."""
     with environment(XDG_CACHE_HOME=str(tmp_path / "cache")):
         yield tmp_path / "cache"
+
+
+@pytest.fixture
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server of S3 on this machine, as fsspec's file system."""
+    s3fs = pytest.importorskip("s3fs", reason="optional: pip install s3fs moto[server]")
+    moto = pytest.importorskip("moto.server", reason="a server of S3; optional: pip install moto")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    s3fs.S3FileSystem.clear_instance_cache()  # one of another server
+    try:
+        yield s3fs.S3FileSystem()
+    finally:
+        server.stop()
 
 
 @contextmanager

@@ -283,6 +283,53 @@ def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path) -> N
     )
 
 
+FAULTS = """
+import os, signal
+from contextlib import nullcontext
+from tiny_runs import signalled
+from malmoi.cli import main
+faults = [(5, signal.SIGKILL, 1), (6, signal.SIGSTOP, 0)] if os.environ["WORLD_SIZE"] == "2" else []
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+with signalled(*faults[start]) if faults else nullcontext():
+    main()
+"""
+
+
+@pytest.mark.heavy
+def test_a_run_goes_on_after_a_process_was_killed_or_hung_and_with_more_of_them(
+    corpus: Path, alone: dict[str, Path], tmp_path: Path
+) -> None:
+    """One is killed in step 5, when the save of step 2 is whole and that of step 4 may be; started
+    again, another hangs in step 6; then there are four.
+    """
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS)
+    recipe, settings = KINDS["gpt"]
+    values = {**settings, **SETTINGS, "train.save_every": 2}
+    sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    given = ["pretrain", recipe, str(corpus), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    paths = os.pathsep.join([str(SCRIPT.parent), *sys.path])
+    more = {"OMP_NUM_THREADS": "1", "MALMOI_TIMEOUT": "10", "PYTHONPATH": paths}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--max-restarts", "1"]
+    done = [
+        subprocess.run(
+            [*torchrun, "--nproc-per-node", str(count), str(script), *given, *sets],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **more},
+        )
+        for count in (2, 4)
+    ]
+    assert [one.returncode for one in done] == [1, 0], done[1].stderr
+    assert "another process of this run ended" in done[0].stderr
+    assert "Process 1 stopped because another process of this run does not answer" in done[0].stderr
+    assert all("Resuming from step " in one.stderr for one in done)
+    assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone["gpt"]), abs=1e-4)
+    near(tmp_path / "run", alone["gpt"])
+
+
 def test_settings_that_cannot_be_sharded_are_refused() -> None:
     chosen = named_recipe("gpt-char").override({"train.parallel": "fsdp"})
     with pytest.raises(UsageError, match=r"Muon needs whole matrices"):

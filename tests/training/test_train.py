@@ -48,6 +48,7 @@ from malmoi.training.signals import Stopped
 from malmoi.training.state import (
     CorruptState,
     RunState,
+    StateParts,
     latest_state,
     prune_states,
     read_state,
@@ -347,11 +348,11 @@ def test_twenty_kills_at_random_moments(kind: str, corpus: Path, tmp_path: Path)
 
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
-    tensors = {"weights.x": torch.arange(6.0)}
-    save_state(tmp_path, RunState(step=3), tensors, ProcessGroup())
+    parts = StateParts.of({"weights.x": torch.arange(6.0)}, ProcessGroup())
+    save_state(tmp_path, RunState(step=3), parts, ProcessGroup())
     (tmp_path / "step-3").rename(tmp_path / ".step-3.old")
     assert latest_state(tmp_path, print, ProcessGroup()) == tmp_path / "step-3"
-    save_state(tmp_path, RunState(step=3, tokens=9), tensors, ProcessGroup())
+    save_state(tmp_path, RunState(step=3, tokens=9), parts, ProcessGroup())
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     assert json.loads((tmp_path / "step-3" / "state.json").read_text())["position"]["tokens"] == 9
 
@@ -361,7 +362,7 @@ def test_the_last_states_and_the_best_are_kept(tmp_path: Path) -> None:
         save_state(
             tmp_path,
             RunState(step=step, valid_loss=loss),
-            {"weights.x": torch.ones(2)},
+            StateParts.of({"weights.x": torch.ones(2)}, ProcessGroup()),
             ProcessGroup(),
         )
         prune_states(tmp_path, 2)

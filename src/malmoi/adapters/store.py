@@ -39,6 +39,7 @@ from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.result import plain
+from malmoi.system.storage import address, local_path
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import Tokenizer
 
@@ -101,7 +102,7 @@ def write_adapter(
     tensors = own | {prefix + name: tensor for name, tensor in new.items()}
     types = [HEADS[head].peft_task for head in network.heads if HEADS[head].peft_task]
     config |= {
-        "base_model_name_or_path": str(base.source),
+        "base_model_name_or_path": address(Path(str(base.source))),
         "task_type": types[0] if types else None,
         "inference_mode": True,
         "modules_to_save": modules(new, table) or None,
@@ -163,7 +164,7 @@ def read_with_adapter(
     """
     if not is_adapter(source):
         return read_checkpoint(source, device=device, packed=packed)
-    found = _open(Path(source).expanduser())
+    found = _open(local_path(source))
     base = _base(found)
     network = base.network
     _set_heads(found, network, table_for(network))

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import copy
 from functools import wraps
 from importlib import import_module
@@ -32,6 +33,7 @@ from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.paths import local_model, require_path
 from malmoi.system.plugins import load_plugin
+from malmoi.system.storage import remote_url, working_copy
 from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
@@ -100,7 +102,10 @@ class Command(TyperCommand):
             require_path(path)
         for source in _values(ctx, ("model",), str):
             shipped(source) or local_model(source)
-        return super().invoke(ctx)
+        with ExitStack() as copies:
+            if remote_url(ctx.params.get("out") or ""):
+                ctx.params["out"] = copies.enter_context(working_copy(ctx.params["out"]))
+            return super().invoke(ctx)
 
 
 class CommandGroup(TyperGroup):

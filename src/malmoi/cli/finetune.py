@@ -19,6 +19,7 @@ from malmoi.messages import joined, msg, plural
 from malmoi.pair import BERT, GPT, introduction
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.storage import address, local_path
 
 if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
@@ -105,7 +106,7 @@ def finetune_command(
 
     changes |= {"device": device, "overwrite": overwrite, **cli.changes_of(settings)}
     done = run_finetuning(base, task, rows, folder, dev or None, **changes)
-    facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
+    facts = {**done.metrics, "model": address(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:
         _show_trials(folder)
@@ -133,7 +134,8 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
     known = {**KIND_METRICS, **TASKS, **KIND_ALIASES}
     named = [word for word in words if word in known]
     at = words.index(named[0]) if named else len(words)  # a folder may have the task's name
-    files = [*map(Path, [*words[:at], *words[at + 1 :]]), *(data or [])]
+    given: list[str | Path] = [*words[:at], *words[at + 1 :], *(data or [])]
+    files = [*map(local_path, given)]
     for file in files:
         if not named and not file.suffix and not file.exists():
             hint = similar_path(file) or nearest(str(file), known)
@@ -158,7 +160,7 @@ def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
     from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 
-    folder = shlex.quote(str(out))
+    folder = shlex.quote(address(out))
     output = head_kind(task).output
     use = f'malmoi predict -m {folder} "…"'
     if output is WRITING:

@@ -18,6 +18,7 @@ from malmoi.pair import BERT
 from malmoi.system.files import require_free
 from malmoi.system.paths import names_file, require_path
 from malmoi.system.result import plain
+from malmoi.system.storage import address, local_path, remote_url
 
 
 def predict_command(
@@ -77,14 +78,18 @@ def predict_command(
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
+        out = out or (Path(default_output(data).name) if remote_url(data) else None)
+        data = local_path(data)
         require_path(data)
         target = out or default_output(data)
         # killed between writing the one and removing the other, the same command finishes it
         require_free(target, overwrite=overwrite or partial_file(target).is_file())
         opened = cli.open_model(model, device, dtype, BERT)
         count = predict_file(opened, data, target, labels=names, **columns)
-        result = {"file": str(target), "rows": count}
-        cli.print_json(result) if json else cli.print_result(f"{target}: " + plural(count, "row"))
+        result = {"file": address(target), "rows": count}
+        cli.print_json(result) if json else cli.print_result(
+            f"{address(target)}: " + plural(count, "row")
+        )
         return
     inputs = _inputs(texts, choices or [], paired=paired)
     some = [one for one, empty in inputs if not empty]

@@ -14,6 +14,7 @@ from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import joined, msg, plural
 from malmoi.system.limits import format_size
 from malmoi.system.paths import require_path, similar_path
+from malmoi.system.storage import address
 from malmoi.system.untrusted import read_object
 from malmoi.training.recipe import BUDGETS, TrainConfig
 
@@ -148,7 +149,7 @@ def _check_source(word: str, *, named: bool) -> None:
     from malmoi.training.recipes import RECIPES
 
     path = word.rpartition("=")[2]  # NAME=SRC
-    if path == "-" or path.startswith(SCHEMES) or any(sign in path for sign in "*?["):
+    if path == "-" or path.startswith(SCHEMES) or any(sign in path for sign in ("://", *"*?[")):
         return
     if Path(path).exists():
         return
@@ -233,17 +234,17 @@ def _print_run(out: Path, json: bool) -> None:
     row: dict[str, Any] = dict(measured[-1]) if measured else {}
     row.pop("sample", None)
     if json:
-        cli.print_json({"folder": str(out), **row})
+        cli.print_json({"folder": address(out), **row})
         return
     row.pop("seconds", None)
     named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
     shown = {n: f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for n, v in named.items()}
     words = (msg(name.replace("_", " ") + " {value}", value=v) for name, v in shown.items())
-    cli.print_result(joined(": ", (str(out), joined(", ", words))))
+    cli.print_result(joined(": ", (address(out), joined(", ", words))))
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
     causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
-    folder = shlex.quote(str(out))
+    folder = shlex.quote(address(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
     use = f"malmoi {use.format(folder)}"
     cli.say_next(use, folder, out)

@@ -12,6 +12,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import kind_of
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import joined, msg, plural
+from malmoi.system.storage import local_path
 from malmoi.text.rows import (
     BadRow,
     DataRow,
@@ -244,7 +245,7 @@ def _order(label: str) -> tuple[int, float, str]:
 
 def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
     """The training file and, for a folder, its development file."""
-    path = Path(source)
+    path = local_path(source)
     if not path.is_dir():
         return path, None
     train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)

@@ -73,7 +73,7 @@ def guess_task(
     """
     if data is None:
         return task_on_columns(name or CLASSIFICATION.name, **columns), None
-    folder = isinstance(data, str | Path) and Path(data).is_dir()
+    folder = isinstance(data, str | Path) and file_list(data)[0].is_dir()
     several = not isinstance(columns.get("label") or "", str)
     name = KIND_ALIASES.get(name or "", name)
     if not any(columns.values()) and (known := _published_format(name, data)):
@@ -217,8 +217,7 @@ def input_columns(task: Task) -> list[str]:
 
 def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
     """The columns that a fine-tuned model learnt from, as far as these rows have them."""
-    sources: Any = [data] if isinstance(data, str | Path) else data
-    if model.task_head is None or (is_files(data) and any(Path(one).is_dir() for one in sources)):
+    if model.task_head is None or (is_files(data) and any(p.is_dir() for p in file_list(data))):
         return {}
     columns = Predictor.of(model.checkpoint).columns
     row = first_rows(data, columns.values())[0] if columns else {}

@@ -37,6 +37,7 @@ from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
+from malmoi.system.storage import working_copy
 from malmoi.text.rows import RowSource
 from malmoi.training.log import check_trackers
 from malmoi.training.parallel import join_process_group
@@ -73,6 +74,18 @@ def run_finetuning(
     A GPT starts from GPT-1's defaults, other models from BERT's. The same call on the same folder
     resumes an unfinished run; a finished one is not repeated unless `overwrite` is set.
     """
+    with working_copy(out) as folder:
+        return _finetuned(model, task, data, folder, dev, **options)
+
+
+def _finetuned(
+    model: str | Path | Model,
+    task: str | Task,
+    data: RowSource,
+    out: Path,
+    dev: RowSource | None,
+    **options: Any,
+) -> FinetuneResult:
     began = time.monotonic()
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
@@ -85,7 +98,6 @@ def run_finetuning(
     settings = default_budget(settings, given, kind, device.type)
     check_trackers(settings.track)
     chosen = by_metric(chosen, settings.metric)
-    out = Path(out)
     start = _checked(start, settings, out, reads=not kind.writes)
     work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
     settings = replace(settings, unlabelled=tuple(Path(path).name for path in settings.unlabelled))

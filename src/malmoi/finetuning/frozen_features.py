@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest, require_that
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
@@ -62,11 +62,11 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     if not settings.features:
         return None
     head = head_kind(task).head
-    if head not in LABEL_HEADS:
-        raise UsageError(
-            "features support labels and numbers; {kind} is learnt by fine-tuning the whole model.",
-            kind=task.kind,
-        )
+    require_that(
+        head in LABEL_HEADS,
+        "features support labels and numbers; {kind} is learnt by fine-tuning the whole model.",
+        kind=task.kind,
+    )
     model = start.network.config
     layers, weighted = _chosen(settings.features, model.depth)
     return FeatureConfig(

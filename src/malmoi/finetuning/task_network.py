@@ -13,7 +13,7 @@ from torch import Tensor
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt
 from malmoi.evaluation.task import Example, Task, read_columns
@@ -114,8 +114,9 @@ def _reading_settings(
 
 
 def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
-    if "lm" not in start.network.heads:
-        raise UsageError("The kind writing needs a GPT; this model has no lm head.")
+    require_that(
+        "lm" in start.network.heads, "The kind writing needs a GPT; this model has no lm head."
+    )
     if settings.freeze or settings.features:
         raise UsageError(
             "The kind writing adds no layer, so with a frozen model there is nothing to train; "
@@ -126,10 +127,11 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
 def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -> Checkpoint:
     """The encoder itself, without a new layer, and how its tokens are pooled."""
     config = start.network.config
-    if config.pool == "last":
-        raise UsageError(
-            "{kind} needs a bidirectional model such as a BERT, not a GPT.", kind=task.kind
-        )
+    require_that(
+        config.pool != "last",
+        "{kind} needs a bidirectional model such as a BERT, not a GPT.",
+        kind=task.kind,
+    )
     if settings.adapter.kind != "none" or settings.features or settings.lm:
         raise UsageError(
             "{kind} trains the encoder itself: leave adapter, features, lm out.", kind=task.kind
@@ -262,12 +264,12 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
     layers = network.config.distinct if settings.freeze else settings.freeze_layers
     if not layers:
         return
-    if layers > network.config.distinct:
-        raise UsageError(
-            "freeze_layers={layers} is more than the {distinct} layers of this model.",
-            layers=layers,
-            distinct=network.config.distinct,
-        )
+    require_that(
+        layers <= network.config.distinct,
+        "freeze_layers={layers} is more than the {distinct} layers of this model.",
+        layers=layers,
+        distinct=network.config.distinct,
+    )
     still = (
         [network.trunk]
         if settings.freeze
@@ -283,12 +285,12 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
 def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
     """The task's prompt and the words for each label."""
     words = task_prompt(replace(task, labels=labels), Example("")).choices
-    if len(set(words)) < len(words):
-        raise UsageError(
-            "Two labels of {task} have the same label word: {words}.",
-            task=task.name,
-            words=", ".join(words),
-        )
+    require_that(
+        len(set(words)) >= len(words),
+        "Two labels of {task} have the same label word: {words}.",
+        task=task.name,
+        words=", ".join(words),
+    )
     return Verbalizer(task.prompt, words)
 
 

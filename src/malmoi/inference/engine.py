@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Literal, Self, Unpack
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.inference.generation.batch import DecodeBatch, StepMode
 from malmoi.inference.generation.generate import writer_for
 from malmoi.inference.generation.keywords import GenerationSettings
@@ -246,8 +246,7 @@ class Engine:
             raise UsageError(
                 "A job is a single continuation: n, beams and speculate are not supported."
             )
-        if not job.prompt:
-            raise UsageError("The prompt of a job needs at least one token.")
+        require_that(job.prompt, "The prompt of a job needs at least one token.")
         vocab = self.model.config.vocab
         for token in job.prompt:
             if not 0 <= token < vocab:  # on a GPU it would crash the whole batch

@@ -24,7 +24,7 @@ from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.system.untrusted import JsonObject
 from malmoi.text.columns import text_column
-from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
+from malmoi.text.rows import BadRow, has_rows, records_of, rows_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
 
 TextOrPair = str | tuple[str, str]
@@ -187,7 +187,7 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     """
     if isinstance(rows, Path):
         with explained(BadRow, "{error}."):
-            rows = [row.checked for row in any_rows(rows, columns.values())]
+            rows = [row.checked for row in rows_of(rows, columns.values())]
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
     found = list(rows) if isinstance(rows, Iterable) else [rows]

@@ -5,15 +5,13 @@ opened is an ordinary folder in fp32 that any tool reads, unpacked once into the
 `models/` in the repository has the text, the recipes and the command that make them again.
 """
 
-import atexit
 import shutil
 import tempfile
 import zlib
-from functools import cache
 from pathlib import Path
 
 from malmoi.messages import msg
-from malmoi.system.native import cache_folder
+from malmoi.system.native import cache_or_temporary
 
 BERT = "malmoi-bert"
 GPT = "malmoi-gpt"
@@ -29,7 +27,7 @@ def shipped(source: str | Path) -> Path | None:
     name = str(source)
     if name not in (BERT, GPT) or Path(name).exists():
         return None
-    return _unpacked(STORED / name, cache_folder("models") or _temporary_folder())
+    return _unpacked(STORED / name, cache_or_temporary("models"))
 
 
 def introduction(name: str) -> str:
@@ -64,14 +62,6 @@ def store(folder: Path, out: Path) -> None:
     save_file(numbers, out / NUMBERS)
     for path in _texts(folder):
         shutil.copy(path, out)
-
-
-@cache
-def _temporary_folder() -> Path:
-    """A folder of this process, where there is no cache that only this user can write."""
-    folder = tempfile.mkdtemp(prefix="malmoi-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _unpacked(stored: Path, cached: Path) -> Path:

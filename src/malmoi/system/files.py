@@ -139,6 +139,14 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def file_checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            checksum = crc32(chunk, checksum)
+    return checksum
+
+
 def _check_no_folder(*files: Path) -> None:
     for path in files:
         if path.is_dir():

@@ -4,9 +4,11 @@ A library is stored as `<name>-<sha256 of its bytes>.so`, so that a single renam
 together with its checksum.
 """
 
+import atexit
 import ctypes
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -100,6 +102,18 @@ def cache_folder(name: str) -> Path | None:
     except OSError:
         return None
     return folder
+
+
+def cache_or_temporary(name: str) -> Path:
+    """A folder of the cache; of this process, where no cache is this user's alone."""
+    return cache_folder(name) or temporary_folder()
+
+
+@cache
+def temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="malmoi-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _is_private(folder: Path) -> bool:

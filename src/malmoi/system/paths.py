@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from malmoi.errors import MOST_NAMES, MalmoiError, UsageError, did_you_mean, similar_names
+from malmoi.system.storage import local_path
 
 ADAPTER_CONFIG = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -13,7 +14,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 def require_path(path: Path) -> None:
     """Raises an error if a file or folder does not exist."""
-    if not path.expanduser().exists():
+    if not local_path(path).exists():
         raise UsageError(
             "There is no file or folder {path!r}.{hint}", path=str(path), hint=similar_path(path)
         )
@@ -38,7 +39,7 @@ def similar_path(path: Path) -> str:
 
 def local_model(source: str | Path) -> Path | None:
     """A model's folder or file; None if it is not here but may be on the hub."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.exists():
         return path
     name = str(source)
@@ -65,4 +66,4 @@ def names_file(text: str) -> bool:
 
 def is_adapter(source: str | Path) -> bool:
     """Whether a folder holds an adapter, in PEFT's format, instead of a whole model."""
-    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()
+    return (local_path(source) / ADAPTER_CONFIG).is_file()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import msg
+from malmoi.system.storage import local_path
 from malmoi.system.untrusted import parse
 from malmoi.text.lines import (
     COMPRESSED,
@@ -228,7 +229,7 @@ def rows_of(data: RowSource, named: Iterable[str] = ()) -> Iterator[DataRow]:
 
 
 def file_list(data: RowSource) -> list[Path]:
-    return [Path(one) for one in ([data] if isinstance(data, str | Path) else data)]  # type: ignore[union-attr, arg-type]
+    return [local_path(one) for one in ([data] if isinstance(data, str | Path) else data)]  # type: ignore[union-attr, arg-type]
 
 
 def source_name(data: RowSource) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import DiskError, atomic_write
 from malmoi.system.machine import this_machine
-from malmoi.system.native import cache_folder, native_functions
+from malmoi.system.native import cache_or_temporary, native_functions
 from malmoi.system.result import Result
 from malmoi.text.documents import read_documents
 from malmoi.text.sentences import split_sentences
@@ -215,7 +214,7 @@ class TextIndex:
     def of_sources(cls, sources: Sequence[str], tokenizer: Tokenizer) -> "TextIndex":
         """The index of any text, encoded into the user's cache."""
         name = hashlib.sha256(json.dumps([*sources, tokenizer.fingerprint()]).encode()).hexdigest()
-        folder = (cache_folder("texts") or Path(mkdtemp(prefix="malmoi-"))) / name[:16]
+        folder = cache_or_temporary("texts") / name[:16]
         end = tokenizer.specials.eos
         build_stores(read_documents(sources), tokenizer, folder, valid=0, end=end)
         return cls(tokenizer, (IndexedStore.open(folder / "train"),))

@@ -9,6 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from malmoi.errors import is_out_of_memory
 from malmoi.messages import measured
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.storage import publish
 from malmoi.system.threads import ThreadTuner
 from malmoi.training.budget import LOOK_SECONDS, WorkClock
 from malmoi.training.device import (
@@ -35,9 +38,11 @@ from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig, rate_at
+from malmoi.training.saver import Saver
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (
     RunState,
+    StateParts,
     latest_state,
     load_state,
     other_tensors,
@@ -100,6 +105,7 @@ class Loop(ABC):
         self.average: WeightAverage | None = None
         self.clock = WorkClock()
         self.threads: ThreadTuner
+        self.saver = Saver(group)
         self._signals = StopSignals()
         self._compiled = False  # whether a pass was compiled
         self._saved_at = 0.0  # by time.monotonic
@@ -162,8 +168,9 @@ class Loop(ABC):
         """Whether the last evaluations end the run."""
         return False
 
-    def save_model(self) -> None:
-        """Writes the model beside its state."""
+    def model_writer(self, parts: StateParts) -> Callable[[], object]:
+        """What writes the model beside its state, of which these are the parts."""
+        return lambda: None
 
     def save_snapshot(self) -> None:
         """Writes the model after this step."""
@@ -182,7 +189,7 @@ class Loop(ABC):
 
     def fit(self) -> None:
         """Trains until the budget is used; a signal saves and raises `Stopped`."""
-        with self._signals:
+        with self._signals, self.saver:
             self._resume()
             used = (self.state.threads, self.state.threads_used)
             threads = thread_count(self.group.device, *used, self.log.line)
@@ -195,6 +202,7 @@ class Loop(ABC):
                 self.network.train()
                 if self.progress < 1:
                     self.announce("Running the first step …")
+                self.group.expect_steps()
                 self._take_steps(batches)
                 self.finish()
                 self._mention_others()
@@ -339,6 +347,7 @@ class Loop(ABC):
 
     def _watch(self) -> bool:
         """After a step: logs, evaluates and saves when due; returns whether it was the last."""
+        self.saver.check()
         # on a GPU the losses are read only now and then, because reading waits for it
         waits = self.group.device.type != "cpu" and self.clock.started
         looked = self.state.seconds - self._looked < LOOK_SECONDS
@@ -358,6 +367,7 @@ class Loop(ABC):
                 raise BadLoss(math.nan)
         self._write(snapping=snapping, evaluating=evaluating, saving=saving)
         if signal and not done:
+            self.saver.wait()
             self.settle()
             self.log.line(
                 "Stopped at step {step:,} and saved; run the same command to resume.", step=step
@@ -464,26 +474,34 @@ class Loop(ABC):
         return self.out / "train_state"
 
     def save(self) -> None:
-        """Saves the training state, then the model; removes old states but the best."""
+        """Copies the training state and the model, which are written beside the next steps."""
         self.log.require_folder()
         if self.group.world == 1:
             self.state.seconds = self.clock.seconds
-        self._save_state()
+        parts = self.saver.copy(self._parts())
+        state = deepcopy(self.state)
+        self.saver.start(partial(self._write_save, state, parts, self.model_writer(parts)))
         self.state.valid_loss = None  # it belonged to this state only
-        if self.group.first:
-            prune_states(self.state_root, self.config.keep)
-        with self.averaged():
-            self.save_model()
-        self.group.barrier()  # the writing process would fail if another left early
         self._saved_at = time.monotonic()
 
-    def _save_state(self) -> Path:
+    def _write_save(
+        self, state: RunState, parts: StateParts, write_model: Callable[[], object]
+    ) -> None:
+        """Writes the training state, then the model; removes old states but the best."""
+        save_state(self.state_root, state, parts, self.saver.group)
+        if self.group.first:
+            prune_states(self.state_root, self.config.keep)
+        write_model()
+        self.saver.group.barrier()  # the writing process would fail if another left early
+        publish(self.out)
+
+    def _parts(self) -> StateParts:
         tensors = tensors_of(self.network, self.optimizers)
         if self.average is not None:
             tensors |= self.average.tensors
         if self.group.world == 1:
             tensors |= self.own_tensors()
-        return save_state(self.state_root, self.state, tensors, self.group)
+        return StateParts.of(tensors, self.group)
 
     def _resume(self) -> None:
         """Resumes from the newest intact state in the folder, or starts with initial weights."""
@@ -500,12 +518,13 @@ class Loop(ABC):
 
     def restore(self) -> None:
         """Restores the newest intact state, if there is one."""
+        self.saver.wait()
         folder = latest_state(self.state_root, self.log.line, self.group)
         self._pending = []
         if folder is None:
             if not self.keeps_initial:
                 return
-            folder = self._save_state()
+            folder = save_state(self.state_root, self.state, self._parts(), self.group)
         self.state = read_state(folder)
         self.load_own(other_tensors(folder) if self.group.world == 1 else {})
         self.average = WeightAverage(self.network) if self.state.averaged else None

@@ -7,7 +7,9 @@ gradients and optimizer state.
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,18 @@ from torch import Tensor, nn
 from malmoi.errors import MalmoiError
 from malmoi.system.machine import pick_device
 from malmoi.training.signals import Stopped
+
+PREPARATION = timedelta(days=2)  # that processes wait for one another before the first step
+STEP_SECONDS = 600  # … after it, …
+SAVING = timedelta(hours=1)  # … and beside it, for a slow disk
+ENDED = (
+    "Process {rank} stopped because another process of this run ended; see its message, or "
+    "torchrun's."
+)
+HUNG = (
+    "Process {rank} stopped because another process of this run does not answer (MALMOI_TIMEOUT "
+    "has the seconds to wait); torchrun --max-restarts 3 would go on from the last save."
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class ProcessGroup:
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     owned: bool = False  # whether this run initialised the process group
+    channel: Any = None  # over which it waits; None: that of the collectives
 
     @property
     def first(self) -> bool:
@@ -50,7 +65,13 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(self.channel)
+
+    def apart(self) -> Self:
+        """The same processes for another thread, whose barriers do not mix with these."""
+        if self.world == 1:
+            return self
+        return replace(self, channel=dist.new_group(backend="gloo", timeout=SAVING))
 
     def broadcast(self, value: int) -> int:
         """The first process's value, on all processes."""
@@ -68,6 +89,14 @@ class ProcessGroup:
         buffer = torch.tensor(sent, dtype=torch.uint8, device=self.device)
         dist.broadcast(buffer, 0)
         return bytes(buffer.tolist()).decode()
+
+    def expect_steps(self) -> None:
+        """From now on a process that is silent for long is taken for hung; before, one may encode
+        the text for hours.
+        """
+        if self.owned:
+            seconds = float(os.environ.get("MALMOI_TIMEOUT", STEP_SECONDS))
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
 
     def close(self) -> None:
         """Destroys the process group, unless the caller had initialised it."""
@@ -88,15 +117,33 @@ def join_process_group(device: torch.device | str | None = None) -> ProcessGroup
         return ProcessGroup(device=where)
     owned = not dist.is_initialized()
     if owned:
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=_store_of_this_start(world),
+            rank=int(os.environ["RANK"]),
+            world_size=world,
+            timeout=PREPARATION,
+            device_id=where if cuda else None,
+        )
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), where, owned)
+
+
+def _store_of_this_start(world: int) -> Any:
+    """torchrun's store; after a restart it still has the addresses of processes that are gone."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    stores: Any = dist  # torch has no types for them
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = stores.TCPStore(*place, world_size=world, is_master=False)
+    return stores.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 @contextmanager
 def process_group(device: torch.device | str | None = None) -> Iterator[ProcessGroup]:
     """The run's process group, destroyed at the end; a failing process exits at once."""
-    group = join_process_group(device)
+    group = ProcessGroup()
     try:
+        group = join_process_group(device)
         yield group
     except Stopped:
         group.close()
@@ -104,13 +151,10 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
     except RuntimeError as error:
         # Gloo reports only in the message that processes could not reach one another
         alone = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-        if group.world == 1 or not alone:
+        if os.environ.get("WORLD_SIZE", "1") == "1" or not alone:
             raise
-        raise MalmoiError(
-            "Process {rank} stopped because another process of this run ended; see its "
-            "message, or torchrun's.",
-            rank=group.rank,
-        ) from error
+        hung = "timed out waiting" in str(error).lower()
+        raise MalmoiError(HUNG if hung else ENDED, rank=os.environ["RANK"]) from error
     group.close()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
@@ -141,12 +141,12 @@ class RunSources:
         kinds = dict(documents=data.documents, text=data.text)
         if not data.weights:
             return [read_documents(self.sources, **kinds)]
-        if len(data.weights) != len(self.sources):
-            raise UsageError(
-                "data.weights has {weights} numbers for {sources} sources; give one for each.",
-                weights=len(data.weights),
-                sources=len(self.sources),
-            )
+        require_that(
+            len(data.weights) == len(self.sources),
+            "data.weights has {weights} numbers for {sources} sources; give one for each.",
+            weights=len(data.weights),
+            sources=len(self.sources),
+        )
         return [read_documents([source], **kinds) for source in self.sources]
 
 
@@ -287,13 +287,13 @@ def _check_start(
             )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
-    if words.vocab_size > vocab:
-        raise UsageError(
-            "The tokenizer has {vocab_size:,} tokens, but {start} only {vocab:,}.",
-            vocab_size=words.vocab_size,
-            start=origin.start,
-            vocab=vocab,
-        )
+    require_that(
+        words.vocab_size <= vocab,
+        "The tokenizer has {vocab_size:,} tokens, but {start} only {vocab:,}.",
+        vocab_size=words.vocab_size,
+        start=origin.start,
+        vocab=vocab,
+    )
     if own is not None and own.fingerprint() != words.fingerprint():
         raise UsageError(
             "{start} was trained with its own tokenizer: omit --tokenizer.", start=origin.start

@@ -18,6 +18,7 @@ from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name, render
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.run_folder import read_metrics
+from malmoi.system.storage import address, local_path, working_copy
 from malmoi.training.budget import estimate_run, verdict
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
@@ -60,10 +61,10 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
     """
     chosen = resolve_recipe(recipe, overrides)
     named = recipe if isinstance(recipe, str) else ""
-    out = Path(out)
     sources = (data,) if isinstance(data, str | Path) else data
-    origin = RunSources(tuple(map(str, sources)), Path(tokenizer) if tokenizer else None, start)
-    with process_group(device) as group:
+    known = local_path(tokenizer) if tokenizer else None
+    origin = RunSources(tuple(map(str, sources)), known, start)
+    with working_copy(out) as out, process_group(device) as group:
         if overwrite:
             if group.first:
                 discard_run(out)
@@ -278,7 +279,7 @@ def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
     budget = next(plural(getattr(c, n), n.removesuffix("s")) for n in BUDGETS if getattr(c, n))
     return [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
-        (translate("folder"), str(out)),
+        (translate("folder"), address(out)),
         (translate("learns by"), recipe.objective),
         (translate("budget"), translate(budget)),
         (translate("batch"), f"{c.batch} × {', '.join(str(n) for n, _ in recipe.phases)}"),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError, nearest, require_known
+from malmoi.errors import UsageError, nearest, require_known, require_that
 from malmoi.model import preset
 from malmoi.training.recipe import (
     BUDGETS,
@@ -444,8 +444,7 @@ def _named_or_read(name: str) -> Recipe:
         # the paper's batch assumes its hardware; with a memory the number of rows is constant
         named = named_recipe(name)
         return named.override({"train.fit_batch": not named.model.memory})
-    if not path.is_file():
-        raise UsageError("There is no recipe file {path}.", path=path)
+    require_that(path.is_file(), "There is no recipe file {path}.", path=path)
     return read_recipe(path)
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
 from malmoi.system.machine import this_machine
@@ -396,12 +396,12 @@ def size_recipe(
     from them.
     """
     given = frozenset(settings_by_path(requested, overrides))
-    if "train.minutes" not in given:
-        raise UsageError(
-            "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
-            "a recipe with a fixed size (malmoi recipes).",
-            requested=requested.name,
-        )
+    require_that(
+        "train.minutes" in given,
+        "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
+        "a recipe with a fixed size (malmoi recipes).",
+        requested=requested.name,
+    )
     if origin.start is not None:
         raise UsageError(
             "--start already has a size, which `pretrain {requested}` would choose: give the "

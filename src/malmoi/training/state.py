@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, Self, get_args, get_origin
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +25,7 @@ from malmoi.checkpoint.weights import write_tensors
 from malmoi.errors import MalmoiError, explained
 from malmoi.messages import msg
 from malmoi.settings import field_types
-from malmoi.system.files import explain_disk_errors, flush_to_disk, write_text
+from malmoi.system.files import explain_disk_errors, file_checksum, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
@@ -103,9 +103,38 @@ def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
     return not group.max((~torch.stack(norms).isfinite()).any().int()).item()
 
 
-def save_state(
-    root: Path, state: RunState, tensors: Mapping[str, Tensor], group: ProcessGroup
-) -> Path:
+class StateParts(NamedTuple):
+    """What this process writes of a state: its rows of the tensors, and what all of them are."""
+
+    local: dict[str, Tensor]
+    rows: dict[str, int]  # the first of each
+    shapes: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], group: ProcessGroup) -> Self:
+        own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
+        return cls(
+            {name: local_part(t).detach() for name, t in own.items()},
+            {name: _first_row(t) for name, t in own.items()},
+            {name: list(t.shape) for name, t in tensors.items()},
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.nbytes for tensor in self.local.values())
+
+    def copied(self, buffers: dict[str, Tensor]) -> Self:
+        """A copy in the processor's memory, in buffers that are used again."""
+        for name, tensor in self.local.items():
+            if name not in buffers or buffers[name].shape != tensor.shape:
+                buffers[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            buffers[name].copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in self.local.values()):
+            torch.cuda.synchronize()
+        return self._replace(local={name: buffers[name] for name in self.local})
+
+
+def save_state(root: Path, state: RunState, parts: StateParts, group: ProcessGroup) -> Path:
     """Writes train_state/step-N atomically: to a temporary folder, flushed, then renamed."""
     final = root / f"step-{state.step}"
     beside = root / f".step-{state.step}.tmp"
@@ -116,13 +145,10 @@ def save_state(
             beside.mkdir(parents=True)
         group.barrier()
         file = beside / f"rank-{group.rank:05}.safetensors"
-        own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
-        rows = {name: _first_row(t) for name, t in own.items()}
-        local = {name: local_part(t) for name, t in own.items()}
-        write_tensors(file, local, {"rows": json.dumps(rows)})
+        write_tensors(file, parts.local, {"rows": json.dumps(parts.rows)})
         group.barrier()
         if group.first:
-            _publish(beside, final, state, {name: list(t.shape) for name, t in tensors.items()})
+            _publish(beside, final, state, parts.shapes)
         on_failure.pop_all()
     group.barrier()
     return final
@@ -427,11 +453,7 @@ def _first_row(tensor: Any) -> int:
 
 
 def _checksum(path: Path) -> list[int]:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 24):
-            crc = zlib.crc32(chunk, crc)
-        return [file.tell(), crc]
+    return [path.stat().st_size, file_checksum(path)]
 
 
 def _json_checksum(values: Mapping[str, Any]) -> int:

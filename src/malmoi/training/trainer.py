@@ -2,8 +2,9 @@
 
 import math
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
+from malmoi.training.saver import with_weights
+from malmoi.training.state import StateParts
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -360,11 +363,18 @@ class Trainer(Loop):
 
     # ------------------------------------------------------------------ saving and resuming
 
-    def save_model(self) -> None:
+    def model_writer(self, parts: StateParts) -> Callable[[], object]:
         """Writes the checkpoint at the top of the run folder."""
-        checkpoint = self.run.gathered()
+        if self.run.sharded:
+            with self.averaged():
+                checkpoint = self.run.gathered()
+        elif self.group.first:
+            kind = "weights" if self.average is None else "average"
+            network = with_weights(self.network, parts, kind)
+            checkpoint = replace(self.run.checkpoint, network=network)
         if self.group.first:
-            write_checkpoint(checkpoint, self.out)
+            return partial(write_checkpoint, checkpoint, self.out)
+        return super().model_writer(parts)
 
     def save_snapshot(self) -> None:
         """Writes the model after this step to its own folder, atomically."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, check_whole_number
@@ -59,8 +59,7 @@ class BannedWords(Constraint):
     """Forbids words anywhere in the text, however they are tokenized."""
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer) -> None:
-        if not all(words):
-            raise UsageError("A banned word must be a text of at least one character.")
+        require_that(all(words), "A banned word must be a text of at least one character.")
         self.words = [word.encode() for word in words]
         self.token_bytes = all_token_bytes(tokenizer)
         self.longest = max(map(len, self.words), default=0)

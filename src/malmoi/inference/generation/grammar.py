@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError, first_line
+from malmoi.errors import MalmoiError, UsageError, first_line, require_that
 from malmoi.inference.generation.constraints import Constraint, require_some
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.messages import msg
@@ -66,13 +66,13 @@ def _choices_grammar(texts: Any) -> str:
 
 
 def _regex_grammar(regex: str) -> str:
-    if len(regex) > MAX_REGEX_CHARACTERS:
-        raise UsageError(
-            "The regular expression has {regex:,} characters, more than {most:,}. For one of "
-            "many texts use choices.",
-            regex=len(regex),
-            most=MAX_REGEX_CHARACTERS,
-        )
+    require_that(
+        len(regex) <= MAX_REGEX_CHARACTERS,
+        "The regular expression has {regex:,} characters, more than {most:,}. For one of "
+        "many texts use choices.",
+        regex=len(regex),
+        most=MAX_REGEX_CHARACTERS,
+    )
     if re.search(r"(?<!\\)(\\\\)*\\\Z", regex):  # llguidance would drop it
         raise UsageError(
             "The regular expression {regex} is invalid at character {regex2}: nothing follows "

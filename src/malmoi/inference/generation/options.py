@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from malmoi.errors import UsageError, require
+from malmoi.errors import UsageError, require, require_that
 from malmoi.messages import msg
 from malmoi.settings import find_problem, option, setting
 from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
@@ -143,11 +143,11 @@ class GenerationConfig:
                 )
         if self.beams > 1 and self.speculate:
             raise UsageError("beams and speculate cannot be combined: choose one.")
-        if self.early_stopping not in (True, False, "never"):
-            raise UsageError(
-                "early_stopping must be True, False or 'never', not {stopping!r}.",
-                stopping=self.early_stopping,
-            )
+        require_that(
+            self.early_stopping in (True, False, "never"),
+            "early_stopping must be True, False or 'never', not {stopping!r}.",
+            stopping=self.early_stopping,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

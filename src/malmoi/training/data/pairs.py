@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.tokenizer.core import Specials
 from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.permute import (
@@ -68,11 +68,11 @@ class Pairs:
             )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
-        if self.room < 2:
-            raise UsageError(
-                "A context of {context} leaves no room for text between the special tokens.",
-                context=self.context,
-            )
+        require_that(
+            self.room >= 2,
+            "A context of {context} leaves no room for text between the special tokens.",
+            context=self.context,
+        )
         self.count = max(1, len(self.store.tokens) // self.room)
 
     def __len__(self) -> int:

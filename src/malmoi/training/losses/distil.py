@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
@@ -58,15 +58,16 @@ class Distillation:
         return (self.teacher, *self.others)
 
     def __post_init__(self) -> None:
-        if not 0 < self.soft <= 1:
-            raise UsageError(
-                "soft is a share of the loss: above 0 and at most 1, not {soft:g}.", soft=self.soft
-            )
-        if self.temperature <= 0:
-            raise UsageError(
-                "The temperature must be positive, not {temperature:g}.",
-                temperature=self.temperature,
-            )
+        require_that(
+            0 < self.soft <= 1,
+            "soft is a share of the loss: above 0 and at most 1, not {soft:g}.",
+            soft=self.soft,
+        )
+        require_that(
+            self.temperature > 0,
+            "The temperature must be positive, not {temperature:g}.",
+            temperature=self.temperature,
+        )
         for teacher in self.teachers:
             teacher.eval().requires_grad_(requires_grad=False)
 
