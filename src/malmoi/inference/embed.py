@@ -83,14 +83,14 @@ def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
     require_that(layers, "layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:
-        if not -depth - 1 <= layer <= depth:
-            raise UsageError(
-                "This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
-                "embedding) to {depth}, or from the end, -1 to {depth2}.",
-                layer=layer,
-                depth=depth,
-                depth2=-depth - 1,
-            )
+        require_that(
+            -depth - 1 <= layer <= depth,
+            "This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
+            "embedding) to {depth}, or from the end, -1 to {depth2}.",
+            layer=layer,
+            depth=depth,
+            depth2=-depth - 1,
+        )
 
 
 def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.predict import (
     Predictor,
     TextOrPair,
@@ -51,13 +51,13 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
     """Predicts the labelled spans of each text."""
     encodings = reading.tokenizer.encode_batch(*split_pairs(texts))
     for encoding in encodings:
-        if len(encoding.tokens) > reading.network.config.context:
-            raise UsageError(
-                "The text has {tokens} tokens, more than this model's context of {context}; "
-                "split it into sentences.",
-                tokens=len(encoding.tokens),
-                context=reading.network.config.context,
-            )
+        require_that(
+            len(encoding.tokens) <= reading.network.config.context,
+            "The text has {tokens} tokens, more than this model's context of {context}; "
+            "split it into sentences.",
+            tokens=len(encoding.tokens),
+            context=reading.network.config.context,
+        )
     scores = token_scores(reading.network, encodings, "tag")
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     tagged = zip(firsts, encodings, scores, strict=True)

@@ -151,13 +151,13 @@ def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int
         )
     encoding = subject.encode(row if isinstance(row, str) else row[0])
     if labelled:
-        if row[1] not in subject.labels:
-            raise UsageError(
-                "Row {number}: this model has no label {row!r}; its labels are {labels}.",
-                number=number + 1,
-                row=row[1],
-                labels=", ".join(subject.labels),
-            )
+        require_that(
+            row[1] in subject.labels,
+            "Row {number}: this model has no label {row!r}; its labels are {labels}.",
+            number=number + 1,
+            row=row[1],
+            labels=", ".join(subject.labels),
+        )
         return encoding, {0: subject.labels.index(row[1])}
     tokens = encoding.tokens
     if subject.head == "lm":
@@ -274,12 +274,12 @@ def patching_map(
     subject: Subject, source: str, text: str, site: Site, answer: str | None
 ) -> PatchingMap:
     """Copies each position of each layer from `source` into `text`, one at a time."""
-    if site not in PATCHED_SITES:
-        raise UsageError(
-            "The site is {sites} or {sites2}.",
-            sites=", ".join(PATCHED_SITES[:-1]),
-            sites2=PATCHED_SITES[-1],
-        )
+    require_that(
+        site in PATCHED_SITES,
+        "The site is {sites} or {sites2}.",
+        sites=", ".join(PATCHED_SITES[:-1]),
+        sites2=PATCHED_SITES[-1],
+    )
     network = subject.network
     encodings = [subject.encode(source), subject.encode(text)]
     sizes = [len(encoding.tokens) for encoding in encodings]

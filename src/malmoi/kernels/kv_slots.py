@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model import FusedDecodeCache, KVCache, Layout, Network
 from malmoi.system.machine import this_machine
 from malmoi.tokenizer.padding import pad
@@ -231,7 +231,7 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def check_causal(network: Network) -> None:
-    if not network.trunk.is_causal:
-        raise UsageError(
-            "This model cannot be decoded token by token: its attention sees later tokens."
-        )
+    require_that(
+        network.trunk.is_causal,
+        "This model cannot be decoded token by token: its attention sees later tokens.",
+    )

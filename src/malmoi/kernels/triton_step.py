@@ -254,7 +254,7 @@ class FusedStep:
     def __init__(self, network: Network, slots: KVSlots, *, overlap: bool | None = None) -> None:
         self.network = network
         self.slots = slots
-        self.overlap = _can_overlap(slots.device) if overlap is None else overlap
+        self.overlap = _capability(slots.device) >= (9, 0) if overlap is None else overlap
         c = network.config
         distinct = cast("list[Block]", list(network.trunk.blocks))
         self.blocks = [distinct[i * c.distinct // c.depth] for i in range(c.depth)]
@@ -352,10 +352,6 @@ class FusedStep:
             overlap=self.overlap,
         )  # fmt: skip
         return found.view(len(qkv), -1)
-
-
-def _can_overlap(device: torch.device) -> bool:
-    return _capability(device) >= (9, 0)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

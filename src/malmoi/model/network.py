@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.messages import msg
 from malmoi.model.heads import (
     HEADS,
@@ -90,11 +90,10 @@ class Network(nn.Module):
 
     def require_language_head(self) -> str:
         """The head over the vocabulary, with which layers are read as tokens."""
-        if not self.language_head:
-            raise UsageError(
-                "This model has no head over the vocabulary, so its layers cannot be read as "
-                "tokens."
-            )
+        require_that(
+            self.language_head,
+            "This model has no head over the vocabulary, so its layers cannot be read as tokens.",
+        )
         return self.language_head
 
     @property
@@ -111,12 +110,12 @@ class Network(nn.Module):
         if name in LABEL_HEADS and classes < 1:
             raise UsageError("The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
-            if name not in LABEL_HEADS:
-                raise UsageError(
-                    "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
-                    name=name,
-                    heads=" or ".join(sorted(LABEL_HEADS)),
-                )
+            require_that(
+                name in LABEL_HEADS,
+                "A feature model on frozen layers has no head {name!r}; it can have {heads}.",
+                name=name,
+                heads=" or ".join(sorted(LABEL_HEADS)),
+            )
             self.heads[name] = LinearHead(self.config, classes, width=self.width)
             return
         if name in POOLED_HEADS and self.pooler is None:
@@ -149,8 +148,9 @@ class Network(nn.Module):
         left.
         """
         c = self.config
-        if not c.both_ways:
-            raise UsageError("This model reads left to right only: it was not trained both ways.")
+        require_that(
+            c.both_ways, "This model reads left to right only: it was not trained both ways."
+        )
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
@@ -165,14 +165,14 @@ class Network(nn.Module):
         Windows that reach as far as the memory change with it.
         """
         c = self.config
-        if not self.trunk.needs_distances:
-            raise UsageError(
-                "This model has {positions} positions, which end at its context of {context} "
-                "tokens: only a model with relative positions (transformer-xl) supports a "
-                "memory.",
-                positions=c.positions,
-                context=c.context,
-            )
+        require_that(
+            self.trunk.needs_distances,
+            "This model has {positions} positions, which end at its context of {context} "
+            "tokens: only a model with relative positions (transformer-xl) supports a "
+            "memory.",
+            positions=c.positions,
+            context=c.context,
+        )
         attention = tuple(
             f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text
             for text in c.attention
@@ -232,13 +232,12 @@ class Network(nn.Module):
         slots: Tensor | None = None,
         firsts: Tensor | None = None,
     ) -> Tensor:
-        if name not in self.heads:
-            raise UsageError(
-                "This model has no head {name!r} (it has: {have}); it was trained for "
-                "something else.",
-                name=name,
-                have=", ".join(self.heads) or msg("none"),
-            )
+        require_that(
+            name in self.heads,
+            "This model has no head {name!r} (it has: {have}); it was trained for something else.",
+            name=name,
+            have=", ".join(self.heads) or msg("none"),
+        )
         if name in POOLED_HEADS:
             pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)
             return cast(Tensor, self.heads[name](pooled))

@@ -1,6 +1,7 @@
 """Compression methods compared by score, size and speed on one task."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,12 @@ def _half_heads(source: Path, out: Path) -> None:
     prune_model(source, out, heads=max(1, heads // 2) / heads)
 
 
-def _shared(source: Path, out: Path) -> None:
-    share_layers(source, out, groups=1)
-
-
 Change = Callable[[Path, Path], None]
 # applied to the pre-trained model, which recovers during fine-tuning
 BEFORE_TUNING: dict[str, Change] = {
     HALF_LAYERS: _half_layers,
     "half of the heads": _half_heads,
-    "shared layers": _shared,
+    "shared layers": partial(share_layers, groups=1),
 }
 # options, given the held-out text
 AFTER_TUNING: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from malmoi.demo.texts import SPEECHES
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.evaluation.kinds import KINDS, custom_task
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.system.files import folder_lock, write_json, write_text
@@ -105,13 +105,13 @@ class StudyData:
             if not (out / "made.json").is_file():
                 _make(out, texts, characters, {task.role for task in public})
                 write_json(out / "made.json", made_of)
-        if json.loads((out / "made.json").read_text("utf-8")) != made_of:
-            raise UsageError(
-                "{out} was made from a different text than {texts}, or at a different scale: "
-                "choose another --out.",
-                out=out,
-                texts=", ".join(texts),
-            )
+        require_that(
+            json.loads((out / "made.json").read_text("utf-8")) == made_of,
+            "{out} was made from a different text than {texts}, or at a different scale: "
+            "choose another --out.",
+            out=out,
+            texts=", ".join(texts),
+        )
         tasks = (*public, *_made_tasks(out))
         return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
 
@@ -180,10 +180,11 @@ def _made_tasks(out: Path) -> Iterator[StudyTask]:
 def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) -> None:
     """train.jsonl, held-out.txt, and rows for the roles that no data set fills."""
     parts = _split([document.text for document in read_documents(sources)], characters)
-    if not parts["dev"]:
-        raise UsageError(
-            "{sources} is too short for a study: give more text.", sources=", ".join(sources)
-        )
+    require_that(
+        parts["dev"],
+        "{sources} is too short for a study: give more text.",
+        sources=", ".join(sources),
+    )
     write_rows(out / "train.jsonl", ({"text": text} for text in parts["train"]))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
     makers = {role: make for role, make in ROW_MAKERS.items() if role not in filled}

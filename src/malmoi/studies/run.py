@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.messages import StatusLog, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
@@ -86,10 +86,9 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     plan = StudyPlan(scale, StudyData.prepare(kept / "data", options.data, scale.characters))
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
-    if not cells:
-        raise UsageError(
-            "The data has no task for the study {name}: give it with --data.", name=study.name
-        )
+    require_that(
+        cells, "The data has no task for the study {name}: give it with --data.", name=study.name
+    )
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)

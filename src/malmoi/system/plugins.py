@@ -111,9 +111,9 @@ def require_plugins(names: Iterable[str]) -> None:
     if missing:
         load_installed_plugins()
     for name in missing:
-        if name not in _loaded:
-            raise UsageError(
-                "This run uses the plugin {name}, which is not loaded: add --plugin FILE.py "
-                "to the command, or import it first.",
-                name=name,
-            )
+        require_that(
+            name in _loaded,
+            "This run uses the plugin {name}, which is not loaded: add --plugin FILE.py "
+            "to the command, or import it first.",
+            name=name,
+        )

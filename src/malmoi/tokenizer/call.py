@@ -52,11 +52,11 @@ def pad_rows(
 def as_arrays(rows: Rows) -> ArrayRows:
     """The rows as arrays; they must be of one length."""
     for some in rows.values():
-        if len({len(row) for row in some}) > 1:
-            raise UsageError(
-                "Texts of different lengths cannot form an array: pass padding=True, and "
-                "truncation=True for long texts."
-            )
+        require_that(
+            len({len(row) for row in some}) <= 1,
+            "Texts of different lengths cannot form an array: pass padding=True, and "
+            "truncation=True for long texts.",
+        )
     return {name: np.array(some, np.int64) for name, some in rows.items()}
 
 

@@ -278,13 +278,13 @@ def _check_start(
     objective_name: str,
 ) -> None:
     for head in heads:
-        if head not in checkpoint.network.heads:
-            raise UsageError(
-                "{start} has no {head} head, which the objective {name} trains.",
-                start=origin.start,
-                head=head,
-                name=objective_name,
-            )
+        require_that(
+            head in checkpoint.network.heads,
+            "{start} has no {head} head, which the objective {name} trains.",
+            start=origin.start,
+            head=head,
+            name=objective_name,
+        )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
     require_that(

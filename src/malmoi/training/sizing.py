@@ -416,13 +416,13 @@ def size_recipe(
     share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
     tokens = text.tokens(words)
     fixed = _fixed_sizes(requested, given)
-    if fixed.get("context", 0) > share * tokens:
-        raise UsageError(
-            "model.context={context} is longer than the text to learn from, about "
-            "{share:,.0f} tokens: use more text or a shorter context.",
-            context=fixed["context"],
-            share=share * tokens,
-        )
+    require_that(
+        fixed.get("context", 0) <= share * tokens,
+        "model.context={context} is longer than the text to learn from, about "
+        "{share:,.0f} tokens: use more text or a shorter context.",
+        context=fixed.get("context", 0),
+        share=share * tokens,
+    )
     seconds = requested.train.minutes * 60
     size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
     if kind == "bert":
@@ -468,14 +468,14 @@ def held_out_share(text: TextSize) -> float:
 
 def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
-    if text.bytes < MIN_TEXT_BYTES:
-        raise UsageError(
-            "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
-            "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
-            "a small text: malmoi pretrain gpt-char.",
-            kilobytes=kilobytes,
-            least=MIN_TEXT_BYTES // 1000,
-        )
+    require_that(
+        text.bytes >= MIN_TEXT_BYTES,
+        "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
+        "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
+        "a small text: malmoi pretrain gpt-char.",
+        kilobytes=kilobytes,
+        least=MIN_TEXT_BYTES // 1000,
+    )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
             "There are only {kilobytes:.0f} kB of text: the model will memorise much of "

@@ -87,10 +87,6 @@ def _lark(regex: str) -> str:
     return f"start: /{regex_to_lark(regex, 'ds')}/"
 
 
-def _schema_grammar(schema: Any) -> str:
-    return f"start: {json_rule(schema)}"
-
-
 def json_rule(schema: Any) -> str:
     """JSON of a schema, as a part of a rule."""
     if schema is not True and not isinstance(schema, Mapping):
@@ -143,7 +139,7 @@ def _named_parts(parts: Any, *, closed: bool) -> Any:
 GRAMMARS: dict[str, Callable[[Any], str]] = {
     "choices": _choices_grammar,
     "regex": _regex_grammar,
-    "json_schema": _schema_grammar,
+    "json_schema": lambda schema: f"start: {json_rule(schema)}",
     "grammar": str,
 }
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
@@ -168,11 +168,11 @@ class Mixture:
                 sources=len(sources),
                 weights=len(weights),
             )
-        if not all(0 < weight < float("inf") for weight in weights):
-            raise UsageError(
-                "The weights {weights} of a mixture must all be positive numbers.",
-                weights=list(weights),
-            )
+        require_that(
+            all(0 < weight < float("inf") for weight in weights),
+            "The weights {weights} of a mixture must all be positive numbers.",
+            weights=list(weights),
+        )
         self.sources = list(sources)
         self.seed = seed
         self.units = _units(np.array(weights, float))
