@@ -1,7 +1,6 @@
 """Compression methods compared by score, size and speed on one task."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,12 @@ def _half_heads(source: Path, out: Path) -> None:
     prune_model(source, out, heads=max(1, heads // 2) / heads)
 
 
-Change = Callable[[Path, Path], None]
+Change = Callable[[Path, Path], object]
 # applied to the pre-trained model, which recovers during fine-tuning
 BEFORE_TUNING: dict[str, Change] = {
     HALF_LAYERS: _half_layers,
     "half of the heads": _half_heads,
-    "shared layers": partial(share_layers, groups=1),
+    "shared layers": share_layers,
 }
 # options, given the held-out text
 AFTER_TUNING: dict[str, Callable[[Path], dict[str, Any]]] = {
