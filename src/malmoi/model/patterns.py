@@ -99,7 +99,7 @@ def causal(at: Layout) -> Predicate:
 @pattern
 def local(at: Layout, window: int) -> Predicate:
     """Positions less than `window` apart: GPT-3 §2.1's band, Child et al. 2019's first head set."""
-    return lambda b, h, q, k: _within(at.query(b, q) - at.key(b, k), window)
+    return lambda b, h, q, k: abs(at.query(b, q) - at.key(b, k)) < window
 
 
 @pattern
@@ -175,10 +175,6 @@ def by_head(groups: Sequence[Predicate], heads: int) -> Predicate:
         )
 
     return predicate
-
-
-def _within(distance: Any, window: int) -> Any:
-    return (distance < window) & (-distance < window)
 
 
 # ------------------------------------------------------------------ text → predicate

@@ -28,8 +28,7 @@ GROUP = 16  # inputs per scale: widths of small models are not multiples of 32
 
 
 def _half_layers(source: Path, out: Path) -> None:
-    depth = load(source, device="cpu").config.depth
-    prune_model(source, out, layers=list(range(0, depth, 2)))
+    prune_model(source, out, layers=list(range(load(source, device="cpu").config.depth))[::2])
 
 
 def _half_heads(source: Path, out: Path) -> None:

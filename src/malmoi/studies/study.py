@@ -372,8 +372,7 @@ def fine_tuned(
 ) -> dict[str, float]:
     """The task's first metric on its test rows after fine-tuning, in percent."""
     rows = task.load()
-    metrics = _tuned(judged, rows, task, options)
-    return {column or task.name: 100 * metrics[metric_names(rows)[0]]}
+    return {column or task.name: 100 * _tuned(judged, rows, task, options)[metric_names(rows)[0]]}
 
 
 def picked_summaries(
@@ -389,8 +388,8 @@ def picked_summaries(
     rows = list(asked.rows(task.dev))
     golds = [asked.example(row).label for row in rows]
     texts = [picking.example(row) for row in rows]
-    model = load(judged.scratch, device=judged.device)
-    picks = model.predict([text.input for text in texts], Prediction)
+    tuned = load(judged.scratch, device=judged.device)
+    picks = tuned.predict([text.input for text in texts], Prediction)
     return {
         f"{task.name}, a sentence picked": 100 * rouge_l(golds, [pick.label for pick in picks]),
         f"{task.name}: first sentence": 100 * rouge_l(golds, [text.choices[0] for text in texts]),

@@ -295,10 +295,6 @@ def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:
     return column
 
 
-def _json_line_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
-    return parse_json_lines(read_lines(path, bad))
-
-
 def parse_json_lines(numbered: Iterable[tuple[int, str]]) -> Records:
     """The object of each line that is not blank."""
     for number, text in numbered:
@@ -387,7 +383,7 @@ RECORD_READERS: dict[str, Callable[[Path, OnBadLine, WantedColumns], Records]] =
     ".tsv": table_records,
     ".txt": table_records,
     ".csv": table_records,
-    ".jsonl": _json_line_records,
+    ".jsonl": lambda path, bad, wanted: parse_json_lines(read_lines(path, bad)),
     ".json": _json_records,
     ".parquet": _parquet_records,
     ".xlsx": _excel_records,
