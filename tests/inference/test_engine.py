@@ -189,17 +189,6 @@ def test_a_long_prompt_is_read_in_parts_while_others_write(tokenizer: Tokenizer)
 # ------------------------------------------------------------------ leaving, failing, waiting
 
 
-def test_requests_that_wait_to_be_read_together_write_the_same(model: Model, monkeypatch) -> None:
-    monkeypatch.setattr("malmoi.inference.engine.ADMIT_SECONDS", 1e9)  # only a group is read
-    with Engine(model, slots=4) as engine:
-        engine.gathers = True
-        jobs = [engine.job("the cat", temperature=0, max_new_tokens=3 + 2 * i) for i in range(9)]
-        admitted = [engine.submit(job) for job in jobs]
-        texts = ["".join(chunk.text for chunk in stream) for stream in admitted]
-    alone = [model.generate("the cat", temperature=0, max_new_tokens=3 + 2 * i) for i in range(9)]
-    assert texts == alone
-
-
 def test_a_cancelled_request_frees_its_place(model: Model) -> None:
     with Engine(model, slots=1) as engine:
         first = engine.submit(GenerationJob((5, 6), GenerationConfig(90, seed=0)))

@@ -75,8 +75,6 @@ ASKED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("/embed", "bert", "inputs", {"truncate": True}),
     ("/tokenize", "gpt", "prompt", {}),
     ("/tokenize", "gpt", "messages", {}),
-    ("/api/chat", "gpt", "messages", {}),
-    ("/api/generate", "gpt", "prompt", {}),
     ("/v1/attention", "bert", "text", {}),
     ("/v1/lens", "gpt", "text", {}),
 ]

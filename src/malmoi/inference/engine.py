@@ -30,10 +30,6 @@ Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # Preparing a request takes a tenth of it, reading a prompt alone several times it.
 GATHER_SECONDS = 0.0005
-# A GPU reads several prompts in the time of one, for which all others wait: while they write, new
-# ones are read when they are this share of them, or so many seconds after the last ones.
-GATHERED_SHARE = 0.125
-ADMIT_SECONDS = 0.03
 COUNTERS = ("tokens", "prompt_tokens", "finished", "cancelled", "failed")
 
 
@@ -176,8 +172,6 @@ class Engine:
         self.active: dict[SequenceState, TokenStream] = {}
         self.counts: Counter[str] = Counter()
         self.closing = False
-        self.gathers = model.network.device.type != "cpu"
-        self.admitted = 0.0  # when requests were last admitted, by perf_counter
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name="malmoi-engine", daemon=True)
         self.thread.start()
@@ -307,19 +301,13 @@ class Engine:
                 if request.cancelled:
                     self._leave(request, "cancelled")
                     request.finish("cancelled")
-            for _ in range(self._ready()):
+            while self.waiting and not self.batch.full:
                 request = self._next_request()
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
-                request.admitted = self.admitted = perf_counter()
+                request.admitted = perf_counter()
                 self.counts["prompt_tokens"] += len(request.job.prompt)
         return True
-
-    def _ready(self) -> int:
-        """How many requests to admit now: as many as have room, or none until more gather."""
-        some = min(len(self.waiting), self.batch.rows - len(self.active))
-        few = self.gathers and some < GATHERED_SHARE * len(self.active)
-        return 0 if few and perf_counter() - self.admitted < ADMIT_SECONDS else some
 
     def _gather(self) -> None:
         """Waits until no more requests arrive, so that a burst is read and decoded together."""

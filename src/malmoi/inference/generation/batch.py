@@ -240,6 +240,10 @@ class DecodeBatch:
 
     # ------------------------------------------------------------------ joining and leaving
 
+    @property
+    def full(self) -> bool:
+        return len(self.sequences) == self.rows
+
     @torch.inference_mode()
     def add(self, sequence: SequenceState) -> None:
         """Assigns a request the next row; `prefill` will read its prompt."""
