@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from malmoi.cli.app import run_command
+from malmoi.studies.data import public_tasks, write_rows
 from malmoi.studies.report import Claim, StudyResults, lower_is_better, result_rows, write_pages
 from malmoi.studies.run import StudyRunConfig, finished_cells, run_cells, run_study
-from malmoi.studies.study import MODULES, Cell, JudgedModel, Words, named_scale, named_study
+from malmoi.studies.study import (
+    MODULES,
+    Cell,
+    JudgedModel,
+    Words,
+    named_scale,
+    named_study,
+    picked_summaries,
+)
 from malmoi.training.signals import Stopped
+from tiny_models import tiny_bert
 
 
 def counted(judged: JudgedModel, note: Path, value: float) -> dict[str, float]:
@@ -40,6 +50,23 @@ def test_a_cell_is_judged_once_and_again_if_its_data_changes(tmp_path: Path) -> 
     assert found.table == {"row 3.0": {"accuracy": [3.0, 4.0]}}
     data.write_text("two")
     assert finished_cells(cells(3.0), tmp_path / "cache") == []
+
+
+def test_a_summary_is_picked_from_the_sentences_of_a_text(tmp_path: Path) -> None:
+    rows = [
+        {"text": f"Ann sat here. Dogs eat {w} food. Go home.", "summary": f"dogs eat {w} food"}
+        for w in ("red", "old", "new", "hot", "raw", "odd")
+    ]
+    rows.append({"text": "Dogs eat.", "summary": "Dogs eat"})
+    for part in ("train", "test"):
+        write_rows(tmp_path / f"summaries.{part}.jsonl", rows)
+    [task] = public_tasks([tmp_path])
+    folder = tiny_bert(tmp_path / "bert", [row["text"] for row in rows], 60)
+    judged = JudgedModel(folder, tmp_path / "tuned", 0)
+    found = picked_summaries(judged, task, {"epochs": 12.0, "lr": 3e-3, "batch": 1})
+    # the second sentence of six texts is the summary, and the only one of the last
+    assert found["summaries, a sentence picked"] == pytest.approx(100)
+    assert found["summaries: first sentence"] == pytest.approx(100 / 7)
 
 
 def interrupting(judged: JudgedModel, note: str, process: int) -> dict[str, float]:

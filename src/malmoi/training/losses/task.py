@@ -46,8 +46,9 @@ def span_scores(done: ForwardPass) -> Tensor:
 
 def choice_scores(done: ForwardPass) -> Tensor:
     """Turns scores of rows [R, 1] into scores of choices [B, K]; position −1 means no choice."""
-    places = done.batch["places"]
     scores = done.scores("choice").float().squeeze(-1)
+    # without places, each example has one choice
+    places = done.batch.get("places", torch.arange(len(scores), device=scores.device)[:, None])
     return scores[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))
 
 
