@@ -384,16 +384,16 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         recipe = plan.scale.recipe(kind, seed, **({} if plan.scale.faithful else minutes))
         if row == "BERT":
             recipe = recipe.override({"objective": "mlm"})
-        # as in its paper, ELMo's layers stay frozen; an answer's span would need all of the model
+        # as in its paper, ELMo's layers stay frozen; spans and choices need all of the model
         if row == "ELMo":
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED), features="mix")
         else:
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED, "span"))
+            options = plan.scale.tuning(seed)
+            for task in plan.tasks("summary"):
+                yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
         if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
             yield from likelihood_cells(plan, row, recipe)
-        for task in plan.tasks("summary"):
-            options = plan.scale.tuning(seed) | ({"features": "mix"} if row == "ELMo" else {})
-            yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
         if row in WRITERS:
             yield from plan.tuned(row, recipe, plan.tasks("summary"), "{}, written")
             yield plan.cell(row, recipe, held_out_bits, text=text)
