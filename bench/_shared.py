@@ -279,8 +279,7 @@ def made_up_tokenizer() -> Any:
     """A byte-level vocabulary of GPT-2's size, so that text comes out at GPT-2's cost: pairs and
     triples of bytes.
     """
-    from tokenizers import Tokenizer as Rust
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Rust, decoders, models, pre_tokenizers
 
     from malmoi.tokenizer import Tokenizer
     from malmoi.tokenizer.pipeline import byte_alphabet

@@ -125,8 +125,7 @@ def make_gguf(folder: Path) -> None:
 
 
 def make_run(folder: Path) -> None:
-    from tiny_runs import train as pretrain_tiny
-    from tiny_runs import write_corpus
+    from tiny_runs import train as pretrain_tiny, write_corpus
 
     folder.mkdir(parents=True)
     corpus = write_corpus(folder / "corpus.txt", 20)

@@ -9,8 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from malmoi.errors import UsageError
 from malmoi.metrics import METRICS, is_better, mean_with_error, score_predictions

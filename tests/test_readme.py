@@ -209,13 +209,7 @@ SMALLER = (
 )
 SETUP = ("make ", "pip ", ". ")  # done before a test can run
 # files that the pages name and do not make, and what comes of them
-NOT_PROVIDED = (
-    "SmolLM2-135M-Instruct.gguf",
-    "train.en",
-    "runs/en-de",
-    "captions",
-    "runs/answers",
-)
+NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf", "train.en", "runs/en-de", "captions", "runs/answers")
 DEMO = """
 from malmoi.demo.demo import run_demo
 from malmoi.demo.story import DemoConfig

@@ -28,11 +28,7 @@ BYTES: dict[str, Any] = dict(
     split_digits=True,
 )
 ALBERT: dict[str, Any] = dict(
-    pad_id=0,
-    unk_id=1,
-    bos_id=-1,
-    eos_id=-1,
-    user_defined_symbols="[CLS],[SEP],[MASK],(,)",
+    pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, user_defined_symbols="[CLS],[SEP],[MASK],(,)"
 )
 
 

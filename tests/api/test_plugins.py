@@ -71,10 +71,7 @@ def always_half(gold, predicted):
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_a_registered_metric_selects(
-    kind: str,
-    tmp_path: Path,
-    forgetting: Callable[[], None],
-    capsys: pytest.CaptureFixture[str],
+    kind: str, tmp_path: Path, forgetting: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(METRIC, "utf-8")

@@ -15,10 +15,8 @@ import sentencepiece
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Rust
-from tokenizers import models, pre_tokenizers, trainers
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
 import malmoi
 from malmoi.checkpoint.gguf import TENSOR_NAMES, GGUFFile

@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -21,13 +20,7 @@ import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import from_words, rounded, to_words
 from malmoi.cli.app import run_command
-from malmoi.compression.prune import (
-    gradients,
-    prune_model,
-    with_heads,
-    with_layers,
-    with_neurons,
-)
+from malmoi.compression.prune import gradients, prune_model, with_heads, with_layers, with_neurons
 from malmoi.compression.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError

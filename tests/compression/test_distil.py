@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import malmoi

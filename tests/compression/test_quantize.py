@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint

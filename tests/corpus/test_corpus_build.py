@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from malmoi.cli import run_command
-from malmoi.corpus import mix, ngrams
-from malmoi.corpus import steps as stages
+from malmoi.corpus import mix, ngrams, steps as stages
 from malmoi.corpus.build import run_build
 from malmoi.corpus.clean import clean, clean_columns
 from malmoi.corpus.columns import Shard, TextColumn, text_columns

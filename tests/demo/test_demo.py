@@ -13,14 +13,7 @@ import pytest
 import malmoi
 from conftest import environment
 from malmoi.demo.demo import Story, run_demo, sharpest, verdict, write_demo_page
-from malmoi.demo.texts import (
-    BUILT_IN,
-    ORDERS,
-    PIECES,
-    SPEECHES,
-    DemoConfig,
-    plain_sentences,
-)
+from malmoi.demo.texts import BUILT_IN, ORDERS, PIECES, SPEECHES, DemoConfig, plain_sentences
 from malmoi.messages import language
 from malmoi.text.documents import read_documents
 from malmoi.text.sources import sotu_messages

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import malmoi
 from malmoi.cli import run_command

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.examples import files_in, label_names, load_examples

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Rust
+from hypothesis import HealthCheck, given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Rust
 from typer.testing import CliRunner
 
 import malmoi

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError, UsageError

@@ -8,8 +8,7 @@ import jsonschema_rs
 import pytest
 import regex
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from live_server import TEXTS, gpt_folder
 from malmoi.errors import UsageError
@@ -111,11 +110,7 @@ def test_whole_numbers_within_limits(low: int, size: int, number: int) -> None:
 
 @given(st.decimals(-20, 20, places=2), st.decimals(0, 9, places=2), st.decimals(-30, 30, places=3))
 def test_numbers_within_limits(low: Any, size: Any, number: Any) -> None:
-    schema = {
-        "type": "number",
-        "minimum": float(low),
-        "exclusiveMaximum": float(low + size + 1),
-    }
+    schema = {"type": "number", "minimum": float(low), "exclusiveMaximum": float(low + size + 1)}
     inside = low <= number < low + size + 1
     # written without trailing zeros, and zero without a sign
     numeral = format(abs(number) if number == 0 else number.normalize(), "f")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError

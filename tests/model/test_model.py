@@ -4,8 +4,7 @@ the full pass.
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,14 +22,7 @@ from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.planning.flops import flops, kaplan_tokens, keys_seen, optimal
 from malmoi.planning.gpus import GPUS, PlanSettings, find_gpu
-from malmoi.planning.plan import (
-    DeviceLayout,
-    Fleet,
-    MemoryUse,
-    RunPlan,
-    device_layout,
-    plan_run,
-)
+from malmoi.planning.plan import DeviceLayout, Fleet, MemoryUse, RunPlan, device_layout, plan_run
 from malmoi.training.budget import activation_bytes, meta_network
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import objective

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 

@@ -10,8 +10,7 @@ from string import ascii_lowercase
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from live_server import gpt_folder
 from malmoi.cli.app import run_command

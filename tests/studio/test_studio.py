@@ -18,8 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi.checkpoint import Checkpoint

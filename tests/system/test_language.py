@@ -22,16 +22,7 @@ from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
-from malmoi.messages import (
-    catalogue,
-    joined,
-    language,
-    measured,
-    msg,
-    plural,
-    sections,
-    translate,
-)
+from malmoi.messages import catalogue, joined, language, measured, msg, plural, sections, translate
 from malmoi.metrics import METRICS
 from malmoi.settings import settings_of
 from malmoi.text.rows import BadRow

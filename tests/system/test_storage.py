@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.implementations.memory import (  # type: ignore[import-untyped]
-    MemoryFileSystem,
-)
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 import malmoi
 from malmoi.cli.app import run_command

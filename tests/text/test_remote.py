@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.implementations.memory import (  # type: ignore[import-untyped]
-    MemoryFileSystem,
-)
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from malmoi.errors import MalmoiError
 from malmoi.system import storage

@@ -10,8 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from conftest import standard_input, without_package
 from malmoi.errors import MalmoiError, UsageError
@@ -421,12 +420,7 @@ def test_a_file_without_the_text_column_is_an_error(
 @pytest.mark.parametrize(
     ("name", "content", "texts_found", "reason"),
     [
-        (
-            "a.json",
-            '["x", 3, {"text": "y"}, {"text": 1}]',
-            ["x", "y"],
-            "not a JSON object",
-        ),
+        ("a.json", '["x", 3, {"text": "y"}, {"text": 1}]', ["x", "y"], "not a JSON object"),
         ("a.jsonl", '{"text": "x"}\n[1]\n', ["x"], "not a JSON object"),
         ("a.csv", "id,text\n1,x\n2,y,z\n", ["x"], "3 fields where there should be 2"),
     ],

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer as Rust
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Rust, decoders, models, pre_tokenizers, trainers
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint

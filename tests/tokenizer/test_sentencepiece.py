@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import malmoi
 from conftest import without_package

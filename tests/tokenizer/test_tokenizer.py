@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer, core, train_tokenizer
@@ -394,8 +393,14 @@ def awkward(kind: str) -> Tokenizer:
     """Tokenizers whose model would build a control token from its letters, were its name not
     kept from it.
     """
-    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
-    from tokenizers import Tokenizer as Rust
+    from tokenizers import (
+        AddedToken,
+        Tokenizer as Rust,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+    )
 
     letters = [chr(code) for code in range(0x21, 0x7F)]
     special = ["<s>", "</s>", "<mask>"]

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Rust
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.machine import parse_machine, pretend

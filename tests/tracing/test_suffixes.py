@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from conftest import native_bf16
@@ -19,15 +18,7 @@ from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, electra, gpt2
 from malmoi.training.loss_module import LossModule, summarize_validation
-from malmoi.training.losses import (
-    IGNORE_LABEL,
-    ForwardPass,
-    count_labels,
-    lm,
-    mlm,
-    nsp,
-    objective,
-)
+from malmoi.training.losses import IGNORE_LABEL, ForwardPass, count_labels, lm, mlm, nsp, objective
 from malmoi.training.losses.base import DETECTION_WEIGHT, MAX_LOGITS, linear_cross_entropy
 
 TINY: dict[str, Any] = dict(

@@ -57,8 +57,7 @@ def register_metric(
         >>> malmoi.evaluate("runs/reviews", task, "reviews.csv")
         {'accuracy': ..., 'share_of_good': ..., 'examples': 12}
     """
-    from malmoi.metrics.registry import METRICS
-    from malmoi.metrics.registry import Metric as Record
+    from malmoi.metrics.registry import METRICS, Metric as Record
 
     METRICS.register(function.__name__, Record(function, answers, lower_is_better))
     return function

@@ -123,10 +123,7 @@ class CorpusInputs(BuildOptions):
         typed=list[str],
     )
     decontaminate: Sequence[str] = option(
-        (),
-        "Test sets: text that overlaps with them is removed.",
-        metavar="FILE",
-        typed=list[str],
+        (), "Test sets: text that overlaps with them is removed.", metavar="FILE", typed=list[str]
     )
     workers: int = option(
         1, "Worker processes.", ge=1, shown="one per core on the command line, else 1"

@@ -62,6 +62,5 @@ def _register(name: str) -> None:
             getattr(loaded, auto_name).register(MalmoiConfig, model, exist_ok=True)
     except Exception as error:  # transformers of another version, or a broken torch
         logger.warning(
-            "transformers cannot open folders of the model type malmoi here: {error}",
-            error=error,
+            "transformers cannot open folders of the model type malmoi here: {error}", error=error
         )

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
-from malmoi.checkpoint.translate import (
-    check_labels,
-    empty,
-    fill_network,
-    from_hf,
-    is_same,
-    is_tied,
-)
+from malmoi.checkpoint.translate import check_labels, empty, fill_network, from_hf, is_same, is_tied
 from malmoi.checkpoint.weights import (
     Weight,
     check_memory,

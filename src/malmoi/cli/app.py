@@ -68,9 +68,7 @@ PANELS = {
         "study": "Reproduce a published table or figure and compare the numbers.",
         "records": "List the records, or run a track and evaluate it.",
     },
-    "Compress": {
-        "compress": "Make a model smaller: quantize, prune, distil, share.",
-    },
+    "Compress": {"compress": "Make a model smaller: quantize, prune, distil, share."},
     "Serve": {
         "export": "Write a model for ONNX Runtime or llama.cpp.",
         "serve": "Serve models: OpenAI's API under /v1, the studio page at /.",

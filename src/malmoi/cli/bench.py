@@ -45,9 +45,7 @@ def bench_command(
     named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if named:
         require_known(
-            named,
-            known,
-            "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them.",
+            named, known, "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them."
         )
     if find_spec("transformers") is None:
         raise UsageError(

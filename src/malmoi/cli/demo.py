@@ -6,8 +6,7 @@ from pathlib import Path
 
 from malmoi.cli import shared as cli
 from malmoi.errors import require_known
-from malmoi.messages import LANGUAGES, translate
-from malmoi.messages import language as user_language
+from malmoi.messages import LANGUAGES, language as user_language, translate
 
 
 def demo_command(

@@ -62,9 +62,7 @@ def finetune_command(
     changes: dict[str, Any] = cli.options_of(FinetuneConfig),
     settings: cli.Set = None,
     dry_run: bool = cli.option(
-        False,
-        "Only compare the models at hand, by a linear layer on each frozen one.",
-        "--dry-run",
+        False, "Only compare the models at hand, by a linear layer on each frozen one.", "--dry-run"
     ),
     overwrite: cli.Overwrite = False,
     device: cli.Device = None,

@@ -22,9 +22,7 @@ def perplexity_command(
         shown="as in training",
     ),
     counts: bool = cli.option(
-        False,
-        "Mix in what followed the same words in the run's training text.",
-        "--counts",
+        False, "Mix in what followed the same words in the run's training text.", "--counts"
     ),
     device: cli.Device = None,
     dtype: cli.Dtype = None,

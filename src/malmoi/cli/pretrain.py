@@ -206,11 +206,7 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
         ),
         (
             "time",
-            msg(
-                "about {seconds} at {speed}",
-                seconds=cli.format_span(made.seconds),
-                speed=speed,
-            ),
+            msg("about {seconds} at {speed}", seconds=cli.format_span(made.seconds), speed=speed),
         ),
     ]
     cli.print_facts(("what", "expected"), rows)

@@ -22,12 +22,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
-from malmoi.compression.result import (
-    CompressionResult,
-    folder_measures,
-    judged_options,
-    open_whole,
-)
+from malmoi.compression.result import CompressionResult, folder_measures, judged_options, open_whole
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation.examples import load_examples, require_labels

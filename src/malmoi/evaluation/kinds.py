@@ -9,20 +9,12 @@ from functools import partial
 from typing import Any
 
 from malmoi.errors import UsageError, require_known
-from malmoi.evaluation import features, prompts
-from malmoi.evaluation import task as tables
+from malmoi.evaluation import features, prompts, task as tables
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
-from malmoi.evaluation.task import (
-    KIND_ALIASES,
-    KIND_METRICS,
-    Columns,
-    Example,
-    Task,
-    metric_names,
-)
+from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Columns, Example, Task, metric_names
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
@@ -31,8 +23,7 @@ from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import DataRow, any_rows
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.losses import Objective
-from malmoi.training.losses import task as losses
+from malmoi.training.losses import Objective, task as losses
 from malmoi.training.losses.distil import (
     Distiller,
     Divergence,
@@ -356,10 +347,7 @@ QUESTION_ANSWERING = HeadKind(
     unselected={"threshold": 0.0},  # no answer if it is more likely than the best span
 )
 CLOZE = Kind(
-    name="cloze",
-    read=tables.label_row,
-    prompt=prompts.cloze_prompt,
-    grade=graders.grade_cloze,
+    name="cloze", read=tables.label_row, prompt=prompts.cloze_prompt, grade=graders.grade_cloze
 )
 WRITING = HeadKind(
     name="writing",
@@ -391,9 +379,7 @@ MINIMAL_PAIRS = replace(
     READING,
     name="pairs",
     read=tables.pair_row,
-    needs={
-        "pair": msg("Minimal pairs need a second column: --pair COLUMN, the wrong sentence."),
-    },
+    needs={"pair": msg("Minimal pairs need a second column: --pair COLUMN, the wrong sentence.")},
     grade=graders.grade_pairs,
 )
 KINDS: dict[str, Kind] = {

@@ -144,8 +144,7 @@ class FinetuneConfig(Config):
         None, "Random seed of the new layer's weights.", shown="the seed"
     )
     best: bool = option(
-        False,
-        "Spend --minutes: train others, too, and keep their student if it is clearly better.",
+        False, "Spend --minutes: train others, too, and keep their student if it is clearly better."
     )
     grid: bool = option(False, "Search BERT's grid of learning rates, batches and epochs.")
     precision: Literal["auto", "fp32", "bf16"] = setting(

@@ -241,11 +241,7 @@ BY_ROWS: RowTable = (
     (100_000, 3, 32),
     (math.inf, 2, 32),
 )
-WRITING_BY_ROWS: RowTable = (
-    (200, 15, 8),
-    (1_000, 6, 16),
-    (math.inf, 3, 32),
-)
+WRITING_BY_ROWS: RowTable = ((200, 15, 8), (1_000, 6, 16), (math.inf, 3, 32))
 RATE = 4e-5  # at a width of 768
 RATE_WIDTH = 768
 MAX_RATE = 1e-3

@@ -14,12 +14,7 @@ from typing import Any
 from malmoi.adapters.store import read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import (
-    analyse_errors,
-    predict_and_score,
-    prediction_row,
-    score_said,
-)
+from malmoi.evaluation.evaluate import analyse_errors, predict_and_score, prediction_row, score_said
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task, metric_names

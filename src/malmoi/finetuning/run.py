@@ -26,14 +26,7 @@ from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import Example, metric_names
-from malmoi.finetuning.candidates import (
-    Comparison,
-    Gain,
-    Rival,
-    Tried,
-    held_out_score,
-    paired_gain,
-)
+from malmoi.finetuning.candidates import Comparison, Gain, Rival, Tried, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     LOSSES,

@@ -24,13 +24,7 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.evaluation.features import FeatureView, Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.candidates import (
-    Comparison,
-    Gain,
-    Rival,
-    held_out_score,
-    paired_gain,
-)
+from malmoi.finetuning.candidates import Comparison, Gain, Rival, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     TINY,
@@ -89,12 +83,7 @@ class Clouds:
 
 
 def fit_clouds(
-    x: Tensor,
-    y: Tensor,
-    names: Tensor,
-    other: Tensor,
-    classes: int,
-    said: Tensor | None = None,
+    x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int, said: Tensor | None = None
 ) -> Clouds:
     """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others.
 

@@ -7,12 +7,7 @@ from typing import Any
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
 from malmoi.inference.embed import compare_pairs
-from malmoi.inference.predict import (
-    Predictor,
-    answer_choices,
-    classify_texts,
-    label_texts,
-)
+from malmoi.inference.predict import Predictor, answer_choices, classify_texts, label_texts
 from malmoi.inference.spans import answer_questions, tag_texts
 from malmoi.inference.writing import write_answers
 

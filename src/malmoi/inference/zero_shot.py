@@ -100,11 +100,7 @@ def _nearest(
 
 
 def _prompted(
-    model: LoadedModel,
-    texts: Sequence[str],
-    words: Words,
-    prompt: str | None,
-    shown: ShownExamples,
+    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: ShownExamples
 ) -> list[Prediction]:
     """Returns the labels whose words are the likeliest continuations, by the mean of the prompts.
 

@@ -319,11 +319,7 @@ def patching_map(
 
 
 def _patched(
-    subject: Subject,
-    inputs: Inputs,
-    states: Sequence[Tensor],
-    place: Place,
-    source: Tensor,
+    subject: Subject, inputs: Inputs, states: Sequence[Tensor], place: Place, source: Tensor
 ) -> list[Tensor]:
     """One variant per position [T, T, D], with that position copied from the source."""
     network = subject.network

@@ -17,13 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from malmoi import __version__
 from malmoi.errors import MalmoiError
 from malmoi.server import error_replies
-from malmoi.server.api import (
-    chat,
-    completions,
-    other_servers,
-    predictions,
-    service,
-)
+from malmoi.server.api import chat, completions, other_servers, predictions, service
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState

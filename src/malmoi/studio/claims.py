@@ -338,11 +338,7 @@ def kept(subject: Subject) -> Claim:
     wanted = [row.tokens[at] for row, at in zip(rows, places, strict=True)]
     intruders = wanted[1:] + wanted[:1]
     guesses = {}
-    for name, put in (
-        ("masked", [mask] * len(rows)),
-        ("swapped", intruders),
-        ("kept", wanted),
-    ):
+    for name, put in (("masked", [mask] * len(rows)), ("swapped", intruders), ("kept", wanted)):
         changes = zip(rows, places, put, strict=True)
         given = [with_tokens(row, {at: token}) for row, at, token in changes]
         guesses[name] = logprobs_at(model, "mlm", given, places).argmax(-1).tolist()
@@ -397,12 +393,7 @@ def loss(subject: Subject) -> Claim:
     count = sum(map(len, model.tokenizer.ids(texts)))
     nats = -sum(sentence_logprobs(model.network, model.tokenizer, texts)) / count
     vocab = model.tokenizer.vocab_size
-    values = {
-        "loss": nats,
-        "perplexity": math.exp(nats),
-        "vocab": vocab,
-        "start": math.log(vocab),
-    }
+    values = {"loss": nats, "perplexity": math.exp(nats), "vocab": vocab, "start": math.log(vocab)}
     answer = binned(values["perplexity"], {"tens": 100, "hundreds": vocab / 2}, "uniform")
     return Claim(answer=answer, values=values)
 

@@ -284,9 +284,7 @@ def show_pair_sets(sources: PairSources) -> dict[str, list[PairSet]]:
     found = {name: pair_examples(source) for name, source in sources.items()}
     sets = [
         PairSet(
-            name=name,
-            pairs=len(pairs),
-            phenomena=list(dict.fromkeys(pair.group for pair in pairs)),
+            name=name, pairs=len(pairs), phenomena=list(dict.fromkeys(pair.group for pair in pairs))
         )
         for name, pairs in found.items()
     ]

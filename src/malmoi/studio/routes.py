@@ -19,12 +19,7 @@ from malmoi.model.patterns import Pattern
 from malmoi.server.api.requests import NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio import compare, few_shot
-from malmoi.studio.endpoint import (
-    Registry,
-    StudioRequest,
-    covers,
-    router,
-)
+from malmoi.studio.endpoint import Registry, StudioRequest, covers, router
 from malmoi.tokenizer import Tokenizer
 from malmoi.tracing.index import find_stores
 

@@ -155,8 +155,7 @@ class Store:
         values = {n: [f.path[len(self.root) + 1 :], f.size, f.checksum] for n, f in listed.items()}
         text = json.dumps({"files": values}, ensure_ascii=False)
         persistently(
-            f"{self.url}/{LIST}",
-            lambda: self.files.pipe_file(f"{self.root}/{LIST}", text.encode()),
+            f"{self.url}/{LIST}", lambda: self.files.pipe_file(f"{self.root}/{LIST}", text.encode())
         )
 
     def remove(self, paths: Iterable[str]) -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from tokenizers import Tokenizer as Rust
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import msg

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tokenizers import Regex, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Rust
+from tokenizers import Regex, Tokenizer as Rust, models, normalizers, pre_tokenizers
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.messages import msg

@@ -14,8 +14,16 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Rust
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer as Rust,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer.chunks import MARK
@@ -39,12 +47,7 @@ ROBERTA_SPECIALS = {
     "cls": "<s>",
     "mask": "<mask>",
 }
-ALBERT_SPECIALS = BERT_SPECIALS | {
-    "bos": "[CLS]",
-    "eos": "[SEP]",
-    "unk": "<unk>",
-    "pad": "<pad>",
-}
+ALBERT_SPECIALS = BERT_SPECIALS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 LLAMA_SPECIALS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 MARIAN_FILES = {"source": "source.spm", "target": "target.spm"}
 MARIAN_SPECIALS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}

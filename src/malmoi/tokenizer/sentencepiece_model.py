@@ -18,8 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Rust
+from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
 from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_TEXT_GROWTH, MAX_VOCABULARY_TOKENS

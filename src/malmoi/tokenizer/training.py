@@ -9,8 +9,7 @@ from contextvars import Context, copy_context
 from functools import cache, partial
 from typing import Any, Literal
 
-from tokenizers import Tokenizer as Rust
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.system.progress import Progress, report_progress
@@ -145,9 +144,7 @@ def _wordpiece(
     # training deterministic.
     pins = ["##" + letter for letter in joinable()]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size + len(pins) + SPARE_MERGES,
-        special_tokens=BERT_ORDER + pins,
-        **options,
+        vocab_size=size + len(pins) + SPARE_MERGES, special_tokens=BERT_ORDER + pins, **options
     )
     learned = _learned(rust, trainer, texts)
     letters, joining = alphabet(_words(trainer), size, len(BERT_ORDER))

@@ -197,11 +197,7 @@ class _Cache(ctypes.Structure):
     )
 
 
-_CALLS = (
-    ("malmoi_number_words", 6),
-    ("malmoi_gather_ids", 5),
-    ("malmoi_learn_vocabulary", 5),
-)
+_CALLS = (("malmoi_number_words", 6), ("malmoi_gather_ids", 5), ("malmoi_learn_vocabulary", 5))
 
 
 @dataclass

@@ -329,10 +329,7 @@ class Loop(ABC):
 
     def compile(self) -> None:
         compile_for(
-            self.execution,
-            self.network,
-            dynamic=self.varied_shapes,
-            whole=self.compiles_whole,
+            self.execution, self.network, dynamic=self.varied_shapes, whole=self.compiles_whole
         )
 
     def announce(self, work: str) -> None:

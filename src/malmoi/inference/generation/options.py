@@ -110,11 +110,7 @@ class GenerationConfig:
     end_tokens: frozenset[int] = frozenset()  # tokens that end a text
     seed: int | None = option(None, "Random seed.", ge=MIN_SEED, le=MAX_SEED, shown="random")
     n: int = option(
-        1,
-        "Continuations of each prompt.",
-        ge=1,
-        le=MAX_CONTINUATIONS,
-        flags=("--samples", "-n"),
+        1, "Continuations of each prompt.", ge=1, le=MAX_CONTINUATIONS, flags=("--samples", "-n")
     )
     constraint: "Constraint | None" = None
     beams: int = option(1, "Number of beams; more than 1 enables beam search.", ge=1, le=MAX_BEAMS)

@@ -14,13 +14,7 @@ from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
 from malmoi.server.api.completions import GenerationReply, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
-from malmoi.server.api.requests import (
-    ApiRequest,
-    ChatRequest,
-    Message,
-    ResponseFormat,
-    example,
-)
+from malmoi.server.api.requests import ApiRequest, ChatRequest, Message, ResponseFormat, example
 from malmoi.server.api.responses import (
     AssistantMessage,
     ChatChoice,

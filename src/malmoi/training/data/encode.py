@@ -21,14 +21,7 @@ from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
 from malmoi.training.data.permute import permutation_key
-from malmoi.training.data.store import (
-    STORE_FORMAT,
-    Appender,
-    Store,
-    StoreCounts,
-    dtype_for,
-    holds,
-)
+from malmoi.training.data.store import STORE_FORMAT, Appender, Store, StoreCounts, dtype_for, holds
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text

@@ -202,8 +202,7 @@ class BertBatches:
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
             **_slots(
-                _tail(labels[keep], size, IGNORE_LABEL)[0],
-                round_up(max(limit, 1), WIDTH_MULTIPLE),
+                _tail(labels[keep], size, IGNORE_LABEL)[0], round_up(max(limit, 1), WIDTH_MULTIPLE)
             ),
         }
 
