@@ -31,7 +31,7 @@ from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
 from malmoi.checkpoint.weights import read_file, write_tensors
-from malmoi.errors import MalmoiError, UsageError, explained, nearest
+from malmoi.errors import MalmoiError, UsageError, explained, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
@@ -305,7 +305,8 @@ def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
 
 def check_target(folder: Path) -> None:
     """Refuses to write an adapter over a whole model."""
-    if (folder / "config.json").is_file():
-        raise UsageError(
-            "{folder} holds a full model; choose another folder for the adapter.", folder=folder
-        )
+    require_that(
+        not (folder / "config.json").is_file(),
+        "{folder} holds a full model; choose another folder for the adapter.",
+        folder=folder,
+    )

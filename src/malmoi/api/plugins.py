@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 
 if TYPE_CHECKING:
     from malmoi.evaluation.task import Task
@@ -101,12 +101,12 @@ def register_pattern(make: "MakePattern") -> "MakePattern":
     """
     from malmoi.model.patterns import PATTERNS
 
-    if {"query", "key", "q", "k"}.intersection(signature(make).parameters):
-        raise UsageError(
-            "{type} is a predicate, not a function that returns one: write def {type}(at): "
-            "return lambda batch, head, query, key: …",
-            type=make.__name__,
-        )
+    require_that(
+        not {"query", "key", "q", "k"}.intersection(signature(make).parameters),
+        "{type} is a predicate, not a function that returns one: write def {type}(at): "
+        "return lambda batch, head, query, key: …",
+        type=make.__name__,
+    )
     PATTERNS.register(make.__name__, make)
     return make
 

@@ -16,7 +16,7 @@ from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.checkpoint.weights import dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, require_known
+from malmoi.errors import MalmoiError, UsageError, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -101,10 +101,10 @@ def _kind(network: Network) -> str:
             "it to ONNX.",
             what=what,
         )
-    if network.trunk.has_soft_tokens:
-        raise UsageError(
-            "A GGUF file cannot hold soft tokens: they belong to an adapter, beside its base."
-        )
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "A GGUF file cannot hold soft tokens: they belong to an adapter, beside its base.",
+    )
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     if apart[near]:

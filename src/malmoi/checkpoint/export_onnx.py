@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.errors import MalmoiError, UsageError, first_line, require_known
+from malmoi.errors import MalmoiError, first_line, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs
 from malmoi.model import Network
@@ -158,20 +158,20 @@ def export_onnx(
 
 def _check(network: Network, dtype: str) -> None:
     require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
-    if is_quantized(network):
-        raise UsageError(
-            "This folder's weights are int8 already; export the model it was made from, with "
-            "--dtype int8."
-        )
-    if dtype == "int8" and _size(network) > MAX_INLINE_BYTES:
-        raise UsageError(
-            "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32."
-        )
+    require_that(
+        not is_quantized(network),
+        "This folder's weights are int8 already; export the model it was made from, with "
+        "--dtype int8.",
+    )
+    require_that(
+        dtype != "int8" or _size(network) <= MAX_INLINE_BYTES,
+        "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32.",
+    )
     network.require_attention("ONNX export")
-    if network.trunk.has_soft_tokens:
-        raise UsageError(
-            "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base."
-        )
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base.",
+    )
 
 
 def _size(network: Network) -> int:

@@ -23,7 +23,7 @@ from malmoi.checkpoint.weights import (
     read_weights,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, first_line, nearest
+from malmoi.errors import MalmoiError, UsageError, first_line, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import shipped
@@ -350,10 +350,12 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     """A JSON object in a model's folder; empty if the file is absent and not `required`."""
     if path.is_file():
         return read_object(path)
-    if required:
-        raise UsageError(
-            "{parent} is not a model folder: it has no {path}.", parent=path.parent, path=path.name
-        )
+    require_that(
+        not required,
+        "{parent} is not a model folder: it has no {path}.",
+        parent=path.parent,
+        path=path.name,
+    )
     return JsonObject({}, str(path))
 
 
@@ -365,11 +367,11 @@ def find_on_hub(source: str | Path) -> Path:
     folder = shipped(source) or local_model(source)
     if folder is None:
         return _download(str(source))
-    if folder.is_file():
-        raise UsageError(
-            "{source} is a file; give the folder that holds config.json and the weights.",
-            source=source,
-        )
+    require_that(
+        not folder.is_file(),
+        "{source} is a file; give the folder that holds config.json and the weights.",
+        source=source,
+    )
     return folder
 
 

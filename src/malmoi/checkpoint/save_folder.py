@@ -11,7 +11,7 @@ from malmoi.checkpoint.quantized import Packing, is_linear_there, state_of
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import empty, fill_network, is_tied, to_hf
 from malmoi.checkpoint.weights import Weight, dense, write_weights
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import HEADS, Generator
 from malmoi.system.files import output_folder, write_json, write_text
@@ -39,15 +39,15 @@ def write_checkpoint(
             write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
         return
     network = checkpoint.network
-    if network.trunk.has_soft_tokens:
-        raise UsageError(
-            "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base."
-        )
-    if network.config.both_ways and "mlm" in network.heads:
-        raise UsageError(
-            "This is one reading of a model that reads both ways: save the model itself, whose "
-            "folder has both."
-        )
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base.",
+    )
+    require_that(
+        not network.config.both_ways or "mlm" not in network.heads,
+        "This is one reading of a model that reads both ways: save the model itself, whose "
+        "folder has both.",
+    )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
     like = checkpoint.source_config.get("architectures", ())

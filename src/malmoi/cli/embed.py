@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
@@ -35,10 +35,10 @@ def embed_command(
     """
     given = cli.input_lines(texts)
     chosen = _layers(layers)
-    if out and pool == "none":
-        raise UsageError(
-            "--out stores one vector per text, but --pool none gives one per token: use --json."
-        )
+    require_that(
+        not out or pool != "none",
+        "--out stores one vector per text, but --pool none gives one per token: use --json.",
+    )
     if out:
         require_free(out, overwrite=overwrite)
     vectors = cli.open_model(model, device, dtype, BERT).embed(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.pair import GPT
 from malmoi.system.untrusted import read_object
@@ -33,11 +33,12 @@ def generate_command(
 
     Example: malmoi generate --temperature 0.8 "The state of"
     """
-    if "length_penalty" in options and options.get("beams", 1) == 1:
-        raise UsageError("--length-penalty scores beams: give --beams 2 or more with it.")
+    require_that(
+        "length_penalty" not in options or options.get("beams", 1) != 1,
+        "--length-penalty scores beams: give --beams 2 or more with it.",
+    )
     if features is not None:
-        if texts:
-            raise UsageError("--features takes no prompt: omit the text.")
+        require_that(not texts, "--features takes no prompt: omit the text.")
         _describe(cli.open_model(model, device, dtype, GPT), features, options, json)
         return
     prompts = cli.whole_texts(texts)

@@ -12,7 +12,7 @@ from malmoi.cli.prediction_file import (
     predict_file,
     prediction_facts,
 )
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.messages import plural
 from malmoi.pair import BERT
 from malmoi.system.files import require_free
@@ -101,10 +101,10 @@ def predict_command(
 
 def _check(model: str | None, names: list[str], *, paired: bool) -> None:
     """Refuses what no model can do, before one is loaded."""
-    if names and paired:
-        raise UsageError(
-            "--labels classifies single texts: leave --pair, --pairs and --choice out."
-        )
+    require_that(
+        not names or not paired,
+        "--labels classifies single texts: leave --pair, --pairs and --choice out.",
+    )
     if model is None and not names:
         raise UsageError(
             "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "

@@ -157,11 +157,11 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
     first = [row.values for row in islice(rows(), ROWS_AT_ONCE)]
     if not first:
         raise MalmoiError("There are no rows in {data}.", data=data)
-    if ".txt" in data.suffixes and len(first[0]) == 1:
-        raise UsageError(
-            "{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}",
-            data=data,
-        )
+    require_that(
+        ".txt" not in data.suffixes or len(first[0]) != 1,
+        "{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}",
+        data=data,
+    )
     columns = _columns(first, data, known, given)
     return RowSource(rows, lambda row: _asked(row.values, columns), tuple(columns.values()))
 
@@ -171,10 +171,12 @@ def _columns(
 ) -> dict[str, str]:
     """The columns that are read: those given, those that the model learnt from, or a guess."""
     for name in ADDED:
-        if name in first[0]:
-            raise UsageError(
-                "{data} already has a column {taken!r}; rename it first.", data=data, taken=name
-            )
+        require_that(
+            name not in first[0],
+            "{data} already has a column {taken!r}; rename it first.",
+            data=data,
+            taken=name,
+        )
     missing = [n for column in known.values() for n in column.split(",") if n not in first[0]]
     if missing and len(known) > 1 and not given:
         raise UsageError(

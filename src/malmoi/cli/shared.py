@@ -238,10 +238,11 @@ def changes_of(settings: list[str] | None) -> dict[str, str]:
     changes = {}
     for text in settings or []:
         name, sign, value = text.partition("=")
-        if not sign or not name.strip():
-            raise UsageError(
-                "--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4.", text=text
-            )
+        require_that(
+            sign and name.strip(),
+            "--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4.",
+            text=text,
+        )
         name, value = name.strip(), value.strip()
         changes[name] = f"{duration(value):g}" if name == "train.minutes" else value
     return changes

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.system.paths import names_file
 
 
@@ -30,8 +30,7 @@ def translate_command(
     lines = _lines(texts)
     opened = cli.open_model(model, device, dtype)
     if opened.config.encoder_depth:
-        if to:
-            raise UsageError("--to is for a GPT: this model translates into one language only.")
+        require_that(not to, "--to is for a GPT: this model translates into one language only.")
         some = [line for line in lines if line.strip()]
         translations = iter(opened.translate(some, beams=beams, length_penalty=length_penalty))
         found = [next(translations) if line.strip() else "" for line in lines]

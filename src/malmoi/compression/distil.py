@@ -215,11 +215,11 @@ def _of_task(
 def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
     """Fine-tuning settings; rows are as long as the teacher's, unless another length is given."""
     settings = finetune_config({"length": teacher.extra.get("length"), **changes})
-    if settings.features or settings.words or settings.adapter.kind != "none":
-        raise UsageError(
-            "Distillation trains the student's whole network: it cannot be combined with "
-            "features, words or an adapter."
-        )
+    require_that(
+        not settings.features and not settings.words and settings.adapter.kind == "none",
+        "Distillation trains the student's whole network: it cannot be combined with "
+        "features, words or an adapter.",
+    )
     require_that(
         settings.length <= teacher.network.config.context,
         "length={length} is more than the teacher's {context} tokens.",
@@ -255,15 +255,13 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             "--task."
         )
     head = "lm" if kind == "both" else kind
-    if (
-        head not in student.network.heads
-        or student.network.config.vocab != teacher.network.config.vocab
-    ):
-        raise UsageError(
-            "The student needs an {head} head over {vocab:,} tokens, as its teacher has.",
-            head=head,
-            vocab=teacher.network.config.vocab,
-        )
+    require_that(
+        head in student.network.heads
+        and student.network.config.vocab == teacher.network.config.vocab,
+        "The student needs an {head} head over {vocab:,} tokens, as its teacher has.",
+        head=head,
+        vocab=teacher.network.config.vocab,
+    )
     recipe = _recipe(teacher, student, kind)
     if lesson.config.overwrite:
         discard_run(out)

@@ -181,11 +181,11 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         config.distinct >= config.depth,
         "The layers of this model share their weights: removing some does not make it smaller.",
     )
-    if config.skip_connections:
-        raise UsageError(
-            "Skip connections pair the layers of this model by index, so none can be removed. "
-            "Prune heads or neurons instead."
-        )
+    require_that(
+        not config.skip_connections,
+        "Skip connections pair the layers of this model by index, so none can be removed. "
+        "Prune heads or neurons instead.",
+    )
     if network.features is not None:
         raise UsageError(
             "A feature model reads these layers by index: prune before fine-tuning it."
@@ -242,16 +242,15 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
     Heads that share keys are kept or removed together.
     """
     config = network.config
-    if any(pattern.varies_by_head for pattern in network.trunk.patterns):
-        raise UsageError(
-            "The heads of this model have their own attention patterns by index, so none can be "
-            "removed."
-        )
-    if network.trunk.needs_distances:
-        raise UsageError(
-            "The heads of this model have biases of their own for distances, so none can be "
-            "removed."
-        )
+    require_that(
+        not any(pattern.varies_by_head for pattern in network.trunk.patterns),
+        "The heads of this model have their own attention patterns by index, so none can be "
+        "removed.",
+    )
+    require_that(
+        not network.trunk.needs_distances,
+        "The heads of this model have biases of their own for distances, so none can be removed.",
+    )
     stay = _count(share, config.key_heads, "heads")
     sizes = sizes or [_head_sizes(block.attend, config) for block in network.trunk.blocks]
     parts = [partial(_kept_heads, config, _largest(one, stay)) for one in sizes]

@@ -145,10 +145,11 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     if source is None or source.resolve() == out.expanduser().resolve():
         raise UsageError("--out {out} is the model itself; choose another folder.", out=out)
     packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
-    if packed or is_quantized(checkpoint.network):
-        raise UsageError(
-            "{model} is already quantised; start from the model it was made from.", model=model
-        )
+    require_that(
+        not packed and not is_quantized(checkpoint.network),
+        "{model} is already quantised; start from the model it was made from.",
+        model=model,
+    )
     return checkpoint
 
 

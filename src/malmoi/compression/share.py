@@ -14,7 +14,7 @@ from torch import Tensor
 from malmoi.checkpoint import write_checkpoint
 from malmoi.compression.distil import open_teacher
 from malmoi.compression.result import CompressionResult
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.model import Network, initialise
 
 EMBEDDING_WEIGHTS = (
@@ -50,18 +50,18 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
         distinct=c.distinct,
         groups=groups,
     )
-    if embedding and not 2 <= embedding <= c.token_width:
-        raise UsageError(
-            "This model's embedding is {width} wide: give 2 to {width}, not {embedding}.",
-            width=c.token_width,
-            embedding=embedding,
-        )
-    if embedding not in (0, c.token_width) and c.token_width != c.width:
-        raise UsageError(
-            "This model's embedding is factorised already ({width} of {width2}).",
-            width=c.token_width,
-            width2=c.width,
-        )
+    require_that(
+        not embedding or 2 <= embedding <= c.token_width,
+        "This model's embedding is {width} wide: give 2 to {width}, not {embedding}.",
+        width=c.token_width,
+        embedding=embedding,
+    )
+    require_that(
+        embedding in (0, c.token_width) or c.token_width == c.width,
+        "This model's embedding is factorised already ({width} of {width2}).",
+        width=c.token_width,
+        width2=c.width,
+    )
     # a block shared by several layers has the norm that all but the first have
     first_norm = c.first_norm or groups < c.distinct
     config = replace(

@@ -34,7 +34,7 @@ from malmoi.corpus.filter import (
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
@@ -61,8 +61,11 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     # another part of the build may be writing the record
     passing = (LOCK_NAME, PARTIAL_SUFFIX)
     others = any(not file.name.endswith(passing) for file in out.iterdir())
-    if others and not (out / "corpus.json").is_file():
-        raise UsageError("{out} is not empty and holds no corpus; choose another folder.", out=out)
+    require_that(
+        not others or (out / "corpus.json").is_file(),
+        "{out} is not empty and holds no corpus; choose another folder.",
+        out=out,
+    )
     found = corpus_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
@@ -156,8 +159,10 @@ def run_build(
     _check(plan)
     record = plan.record()
     part = plan.execution.part
-    if part and overwrite:
-        raise UsageError("One part cannot discard a build: give --overwrite without --part.")
+    require_that(
+        not part or not overwrite,
+        "One part cannot discard a build: give --overwrite without --part.",
+    )
     # a build needs up to three times the size of the text
     with plan.execution.session(), folder_lock(plan.out, shared=bool(part)):
         found = begin_build(plan.out, record, overwrite=overwrite)

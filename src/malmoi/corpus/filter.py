@@ -29,7 +29,7 @@ from malmoi.corpus.ngrams import (
     random_odd,
     seeded_hash,
 )
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
@@ -419,8 +419,11 @@ def blocked_domains(config: CorpusConfig) -> frozenset[str]:
 
 def selection_record(config: CorpusConfig) -> dict[str, object]:
     """What determines the selection besides the settings; empty if all documents are kept."""
-    if config.links and not Path(config.links).is_file():
-        raise UsageError("The link list {links} does not exist.", links=config.links)
+    require_that(
+        not config.links or Path(config.links).is_file(),
+        "The link list {links} does not exist.",
+        links=config.links,
+    )
     links = FileSource(Path(config.links), "").fingerprint() if config.links else []
     domains = sorted(blocked_domains(config))
     return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation import features, prompts, task as tables
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
@@ -493,8 +493,7 @@ def custom_task(  # noqa: PLR0913  # one per column
     if chosen is not MULTILABEL:
         _ = by.one_label  # refuses several
     for column, why in chosen.needs.items():
-        if not getattr(by, column):
-            raise UsageError(why)
+        require_that(getattr(by, column), why)
     return Task(
         chosen.name,
         chosen.name,

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, Literal
 
 from malmoi.adapters.config import AdapterConfig
-from malmoi.errors import UsageError, require
+from malmoi.errors import require, require_that
 from malmoi.messages import msg, plural
 from malmoi.settings import Config, find_problem, option, setting
 from malmoi.training.recipe import SCHEDULES, TrainConfig
@@ -230,8 +230,7 @@ def finetune_config(
     if "lr" not in given and settings.adapter.kind != "none":
         settings = replace(settings, lr=ADAPTER_RATES[settings.adapter.kind])
     for conflict, holds in _conflicts(settings).items():
-        if holds:
-            raise UsageError(conflict)
+        require_that(not holds, conflict)
     return settings
 
 

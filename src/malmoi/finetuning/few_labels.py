@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
@@ -175,11 +175,11 @@ def choose_contrast(
     encoder; `contrastive` turns it on or off. Explicit options are kept.
     """
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
-    if settings.contrastive and not fits:
-        raise UsageError(
-            "contrastive needs a classification task and a sentence encoder: a folder that "
-            "sentence-transformers or malmoi finetune similarity wrote."
-        )
+    require_that(
+        not settings.contrastive or fits,
+        "contrastive needs a classification task and a sentence encoder: a folder that "
+        "sentence-transformers or malmoi finetune similarity wrote.",
+    )
     whole = settings.trains_all and not settings.from_scratch
     chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
     if not settings.contrastive and not chosen:
@@ -295,11 +295,11 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
     able = classes and not network.config.both_ways and bool({"lm", "mlm"} & set(network.heads))
     words = [work.task.answers.get(label, label) for label in work.labels]
     named = all(map(has_letters, words)) and len({*words}) == len(words)
-    if settings.prompt and not able:
-        raise UsageError(
-            "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
-            "its masked-language head."
-        )
+    require_that(
+        not settings.prompt or able,
+        "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
+        "its masked-language head.",
+    )
     if settings.prompt and not named:
         raise UsageError(
             "prompt needs labels that are different words, such as positive and negative; "

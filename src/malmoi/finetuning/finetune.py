@@ -12,7 +12,7 @@ from typing import Any
 from malmoi.adapters.store import check_target, read_with_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
@@ -204,10 +204,10 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
         start = replace(start, network=start.network.masked())  # a label depends on the whole text
     _ = start.required_tokenizer
     start.network.require_one_text("Fine-tuning")
-    if start.network.trunk.has_soft_tokens:
-        raise UsageError(
-            "This model is a soft prompt or a prefix on a base model; fine-tune the base itself."
-        )
+    require_that(
+        not start.network.trunk.has_soft_tokens,
+        "This model is a soft prompt or a prefix on a base model; fine-tune the base itself.",
+    )
     if settings.adapter.kind != "none":
         check_target(out)
         if start.source is None or is_adapter(start.source):
@@ -263,11 +263,11 @@ def default_budget(
 ) -> FinetuneConfig:
     """Limits a run without a budget, which begins with a frozen model if it can on a processor."""
     able = _can_start_frozen(settings, kind)
-    if settings.frozen_first and not able:
-        raise UsageError(
-            "frozen_first needs one run of full fine-tuning for classification, multilabel or "
-            "regression: leave it out."
-        )
+    require_that(
+        not settings.frozen_first or able,
+        "frozen_first needs one run of full fine-tuning for classification, multilabel or "
+        "regression: leave it out.",
+    )
     if settings.best:  # minutes are the budget of all runs, not of one
         limit = min(settings.max_minutes or math.inf, FIRST_TIME * settings.minutes)
         settings = replace(settings, max_minutes=limit)

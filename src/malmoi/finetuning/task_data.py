@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
@@ -403,11 +403,11 @@ def _hold_out_to_select(
 
 def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     """Rows of files without labels, some of them if they are many; a text file has one a line."""
-    if settings.unlabelled and head_kind(task).head not in LABEL_HEADS:
-        raise UsageError(
-            "Rows without labels help to learn labels, numbers and tags, not {kind}.",
-            kind=task.kind,
-        )
+    require_that(
+        not settings.unlabelled or head_kind(task).head in LABEL_HEADS,
+        "Rows without labels help to learn labels, numbers and tags, not {kind}.",
+        kind=task.kind,
+    )
     found: list[Example] = []
     for path in map(Path, settings.unlabelled):
         require_path(path)

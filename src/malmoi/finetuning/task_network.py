@@ -52,10 +52,10 @@ def build_task_network(
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.contrastive and start.sentence is not None:  # the sentence vector is classified
         config = replace(config, pool=start.sentence.tokens, pooler="none", head_transform=False)
-    if settings.lm and not causal:
-        raise UsageError(
-            "lm (the auxiliary language model of GPT-1) needs a GPT; this model is bidirectional."
-        )
+    require_that(
+        not settings.lm or causal,
+        "lm (the auxiliary language model of GPT-1) needs a GPT; this model is bidirectional.",
+    )
     heads = {"lm": 0} if settings.lm else {}
     # transformers' multiple-choice GPT also has a language head; tied, it costs nothing
     heads |= dict.fromkeys(output.beside, 0) if causal else {}
@@ -117,11 +117,11 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     require_that(
         "lm" in start.network.heads, "The kind writing needs a GPT; this model has no lm head."
     )
-    if settings.freeze or settings.features:
-        raise UsageError(
-            "The kind writing adds no layer, so with a frozen model there is nothing to train; "
-            "use an adapter (--adapter lora) or freeze_layers."
-        )
+    require_that(
+        not settings.freeze and not settings.features,
+        "The kind writing adds no layer, so with a frozen model there is nothing to train; "
+        "use an adapter (--adapter lora) or freeze_layers.",
+    )
 
 
 def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -> Checkpoint:
@@ -132,10 +132,11 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
         "{kind} needs a bidirectional model such as a BERT, not a GPT.",
         kind=task.kind,
     )
-    if settings.adapter.kind != "none" or settings.features or settings.lm:
-        raise UsageError(
-            "{kind} trains the encoder itself: leave adapter, features, lm out.", kind=task.kind
-        )
+    require_that(
+        settings.adapter.kind == "none" and not settings.features and not settings.lm,
+        "{kind} trains the encoder itself: leave adapter, features, lm out.",
+        kind=task.kind,
+    )
     # two passes of one sentence differ by dropout, which models trained here may lack
     config = replace(config, dropout=config.dropout or SENTENCE_DROPOUT)
     network = Network(config, {}, pooler=start.network.pooler is not None)
@@ -157,12 +158,12 @@ def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -
 def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:
     """Whether label words are trained instead of a new head: on request, or with a soft prompt."""
     can = "lm" in start.network.heads and head_kind(task).exclusive
-    if settings.words and not can:
-        raise UsageError(
-            "words needs a language model and a classification task; {task} on this model "
-            "does not qualify.",
-            task=task.name,
-        )
+    require_that(
+        not settings.words or can,
+        "words needs a language model and a classification task; {task} on this model "
+        "does not qualify.",
+        task=task.name,
+    )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.messages import msg
 from malmoi.model import Network, count_parameters
@@ -101,13 +101,16 @@ class LoadedModel:
         return type(self)(replace(self.checkpoint, network=self.network.masked()))
 
     def _require_text_input(self, verb: str) -> None:
-        if self.config.encoder_depth:
-            raise UsageError("This model cannot {verb}: it translates. Use translate.", verb=verb)
-        if self.config.feature_count:
-            raise UsageError(
-                "This model cannot {verb}: it generates text from features. Use describe.",
-                verb=verb,
-            )
+        require_that(
+            not self.config.encoder_depth,
+            "This model cannot {verb}: it translates. Use translate.",
+            verb=verb,
+        )
+        require_that(
+            not self.config.feature_count,
+            "This model cannot {verb}: it generates text from features. Use describe.",
+            verb=verb,
+        )
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)

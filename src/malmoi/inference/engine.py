@@ -242,10 +242,10 @@ class Engine:
         self.close(drain=kind is None)
 
     def _check(self, job: GenerationJob) -> None:
-        if job.config.n != 1 or job.config.beams != 1 or job.config.speculate:
-            raise UsageError(
-                "A job is a single continuation: n, beams and speculate are not supported."
-            )
+        require_that(
+            job.config.n == 1 and job.config.beams == 1 and not job.config.speculate,
+            "A job is a single continuation: n, beams and speculate are not supported.",
+        )
         require_that(job.prompt, "The prompt of a job needs at least one token.")
         vocab = self.model.config.vocab
         for token in job.prompt:

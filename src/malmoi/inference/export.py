@@ -11,7 +11,7 @@ from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.folder import write_sentence_pooling
 from malmoi.checkpoint.save_folder import model_json
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
@@ -33,12 +33,12 @@ class ExportResult(Result):
 
 def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """Loads a full model; an adapter must be merged into its base first."""
-    if is_adapter(model):
-        raise UsageError(
-            "{model} is an adapter; merge it into a full model first: malmoi merge --model "
-            "{model} --out DIR",
-            model=model,
-        )
+    require_that(
+        not is_adapter(model),
+        "{model} is an adapter; merge it into a full model first: malmoi merge --model "
+        "{model} --out DIR",
+        model=model,
+    )
     return read_checkpoint(model, dtype=dtype)
 
 
@@ -49,10 +49,11 @@ def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> N
         "{model} is not an adapter: it has no adapter_config.json, so there is nothing to merge.",
         model=model,
     )
-    if is_adapter(out):
-        raise UsageError(
-            "{out} holds an adapter; choose another folder for the merged model.", out=out
-        )
+    require_that(
+        not is_adapter(out),
+        "{out} holds an adapter; choose another folder for the merged model.",
+        out=out,
+    )
     require_free(out, overwrite=overwrite)
     write_checkpoint(read_with_adapter(model), out)
 
@@ -75,8 +76,7 @@ def export_model(
         out=out,
         chosen=chosen,
     )
-    if out.is_dir():
-        raise UsageError("{out} is a folder; --out names a file here.", out=out)
+    require_that(not out.is_dir(), "{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)
     checkpoint = read_whole(model, torch.float32)
     for note in checkpoint.notes:

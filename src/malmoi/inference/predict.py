@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError, explained
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.inference.batches import model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
@@ -72,8 +72,10 @@ def split_pairs(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | Non
     pairs = [text for text in texts if not isinstance(text, str)]
     if not pairs:
         return list(texts), None  # type: ignore[arg-type]
-    if len(pairs) < len(texts) or any(len(pair) != 2 for pair in pairs):
-        raise UsageError("Give either texts or (first, second) pairs, not a mix of both.")
+    require_that(
+        len(pairs) >= len(texts) and all(len(pair) == 2 for pair in pairs),
+        "Give either texts or (first, second) pairs, not a mix of both.",
+    )
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 

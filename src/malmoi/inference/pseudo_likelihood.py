@@ -112,10 +112,9 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text
             for i, (first, last) in enumerate(encoding.offsets)
             if not encoding.specials[i] and last > start and first < end
         ]
-        if not inside:
-            raise UsageError(
-                "There is nothing to score: {middle!r:.60} has no tokens.", middle=part.middle
-            )
+        require_that(
+            inside, "There is nothing to score: {middle!r:.60} has no tokens.", middle=part.middle
+        )
         yield _Text(encoding.tokens, inside, [encoding.words[i] for i in inside])
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.generation.generate import BeamRules, search_beams
 from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
@@ -122,11 +122,11 @@ class Translator:
 
 def banned_tokens(words: Sequence[Sequence[int]], vocab: int) -> tuple[int, ...]:
     """The tokens that a folder's `bad_words_ids` ban."""
-    if any(len(word) != 1 for word in words):
-        raise UsageError(
-            "This model's bad_words_ids ban sequences of tokens, and translate can ban only single "
-            "ones; remove the others from generation_config.json."
-        )
+    require_that(
+        all(len(word) == 1 for word in words),
+        "This model's bad_words_ids ban sequences of tokens, and translate can ban only single "
+        "ones; remove the others from generation_config.json.",
+    )
     return tuple(word[0] for word in words if 0 <= word[0] < vocab)
 
 

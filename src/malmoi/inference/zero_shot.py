@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import (
@@ -67,8 +67,9 @@ def classify(
     words = label_words(labels)
     entailment = entailment_class(model.checkpoint)
     described = entailment is not None or model.checkpoint.sentence is not None
-    if described and shown:
-        raise UsageError("Only a language model or a masked model takes examples.")
+    require_that(
+        not described or not shown, "Only a language model or a masked model takes examples."
+    )
     if entailment is not None:
         return _entailed(model, texts, words, prompt, entailment)
     if described:
@@ -132,8 +133,10 @@ def _prompted(
 def label_words(labels: LabelWords) -> dict[str, str]:
     """The words for each label: its name, or the entry of a mapping."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-    if len(words) < 2 or not all(word.strip() for word in words.values()):
-        raise UsageError("Give at least two labels, each of them a non-empty text.")
+    require_that(
+        len(words) >= 2 and all(word.strip() for word in words.values()),
+        "Give at least two labels, each of them a non-empty text.",
+    )
     return words
 
 

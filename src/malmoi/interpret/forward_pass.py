@@ -257,10 +257,10 @@ class Subject(LoadedModel):
 
     def require_answer(self) -> None:
         """Raises an error unless the model predicts tokens or one label per text."""
-        if not self.labels_texts and self.head not in VOCABULARY_HEADS:
-            raise UsageError(
-                "This needs a model with a language head, a masked one, or a classifier."
-            )
+        require_that(
+            self.labels_texts or self.head in VOCABULARY_HEADS,
+            "This needs a model with a language head, a masked one, or a classifier.",
+        )
 
     def label_index(self, label: str) -> int:
         require_known(label, self.labels, "This model has no label {name!r}.{hint}")
@@ -381,17 +381,18 @@ def _recorded(subject: Subject, interventions: Interventions) -> dict[str, dict[
 def model_with(model: AnyModel, interventions: Interventions) -> AnyModel:
     """A model whose methods all run under interventions that hold for any text."""
     for one in interventions:
-        if one.needs_one_text:
-            raise UsageError(
-                "{one!r} depends on the positions of one text: give it to run(text, […]).", one=one
-            )
+        require_that(
+            not one.needs_one_text,
+            "{one!r} depends on the positions of one text: give it to run(text, […]).",
+            one=one,
+        )
     view = network_with(Subject(model.checkpoint), interventions)
     causal = model.network.trunk.is_causal
-    if causal and not view.trunk.is_causal:
-        raise UsageError(
-            "A GPT whose mask shows later tokens cannot generate: use run(text, […]) for one "
-            "forward pass."
-        )
+    require_that(
+        not causal or view.trunk.is_causal,
+        "A GPT whose mask shows later tokens cannot generate: use run(text, […]) for one "
+        "forward pass.",
+    )
     changed = type(model)(replace(model.checkpoint, network=view))
     changed.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it
     return changed

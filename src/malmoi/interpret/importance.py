@@ -292,8 +292,10 @@ def patching_map(
             sizes2=sizes[1],
         )
     places = [subject.answer_positions(encoding)[-1:] for encoding in encodings]
-    if places[0] != places[1] or subject.head in ("", "tag"):
-        raise UsageError("Both sentences need their answer at the same position, such as one mask.")
+    require_that(
+        places[0] == places[1] and subject.head not in ("", "tag"),
+        "Both sentences need their answer at the same position, such as one mask.",
+    )
     recorded: dict[Place, Tensor] = {}
     layers: list[Place] = [(site, i) for i in range(network.config.depth)]
     view = view_with_taps(network, {place: recorder(recorded, place) for place in layers})

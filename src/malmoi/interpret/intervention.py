@@ -77,8 +77,11 @@ class Intervention:
             raise UsageError(
                 "An intervention on site 'mask' needs pattern=, and no other site has it."
             )
-        if self.site in ("mask", "layer") and self.value != "zero":
-            raise UsageError("An intervention on site {site!r} takes no value.", site=self.site)
+        require_that(
+            self.site not in ("mask", "layer") or self.value == "zero",
+            "An intervention on site {site!r} takes no value.",
+            site=self.site,
+        )
         if self.site == "mask" and self.positions is not None:
             raise UsageError("An intervention on site 'mask' applies to every position.")
         if (self.value == "copy") != (self.source is not None) and self.value != "mean":
@@ -212,8 +215,10 @@ def view_with_taps(
     `bypassed` maps a skipped layer to its positions; `attention` is a pattern for each layer.
     """
     network.require_attention("An intervention")
-    if network.trunk.has_soft_tokens:
-        raise UsageError("An intervention needs a model without soft prompts or prefixes.")
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "An intervention needs a model without soft prompts or prefixes.",
+    )
     c = network.config
     view = network._viewed(replace(c, groups=0, attention=tuple(attention) or c.attention))
     blocks = [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError, explained, require_known
+from malmoi.errors import MalmoiError, UsageError, explained, require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_batches
 from malmoi.model import Activations
@@ -95,8 +95,9 @@ def probe_model(
     known = read_examples(model, shuffled, max_examples - most_tested)
     tested = read_examples(model, held, most_tested)
     labels = sorted(set(known.labels))
-    if len(labels) < 2 or not tested.labels:
-        raise UsageError("A probe needs test rows and at least two labels.")
+    require_that(
+        len(labels) >= 2 and tested.labels, "A probe needs test rows and at least two labels."
+    )
     count = len(known.vectors)
     scores = [
         LayerScore(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.metrics.registry import (
     Labels,
     NumberSeq,
@@ -204,13 +204,13 @@ def _parts(tag: str) -> tuple[str, str]:
 def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     check_paired(gold, predicted)
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
-        if len(g) != len(p):
-            raise UsageError(
-                "Sentence {number} has {g} tags and {p} predicted ones.",
-                number=number,
-                g=len(g),
-                p=len(p),
-            )
+        require_that(
+            len(g) == len(p),
+            "Sentence {number} has {g} tags and {p} predicted ones.",
+            number=number,
+            g=len(g),
+            p=len(p),
+        )
     golds = [entities(tags) for tags in gold]
     given = [entities(tags) for tags in predicted]
     right = sum(len(a & b) for a, b in zip(golds, given, strict=True))

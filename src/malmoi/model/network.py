@@ -107,8 +107,11 @@ class Network(nn.Module):
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         require_known(name, HEADS, "There is no head {name!r}.{hint}")
-        if name in LABEL_HEADS and classes < 1:
-            raise UsageError("The head {name!r} needs the number of its classes.", name=name)
+        require_that(
+            name not in LABEL_HEADS or classes >= 1,
+            "The head {name!r} needs the number of its classes.",
+            name=name,
+        )
         if self.reader is not None:
             require_that(
                 name in LABEL_HEADS,

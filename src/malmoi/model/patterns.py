@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.system.plugins import Registry
 
 # (batch, head, query, key) → bool; the arguments are tensors that broadcast
@@ -242,13 +242,13 @@ class Pattern:
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_parse(text, partial(_named, layout)) for text in self.text.split(";")]
-        if len(groups) > self.heads:
-            raise UsageError(
-                "The pattern {text!r} has {groups} head groups for {heads} heads.",
-                text=self.text,
-                groups=len(groups),
-                heads=self.heads,
-            )
+        require_that(
+            len(groups) <= self.heads,
+            "The pattern {text!r} has {groups} head groups for {heads} heads.",
+            text=self.text,
+            groups=len(groups),
+            heads=self.heads,
+        )
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
 

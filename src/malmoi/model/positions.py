@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 
 # frequencies [E/2], and the factor for cos and sin
 ScaledFrequencies = tuple[Tensor, float]
@@ -137,13 +137,13 @@ def rotary_table(config: ModelConfig) -> Tensor:
     table = torch.empty(2, *angle.shape, device="cpu")
     torch.cos(angle, out=table[0])
     torch.sin(angle, out=table[1])
-    if not all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()):
-        raise UsageError(
-            "Rotary positions with the base {base:g} and the scaling {scaling!r} are not "
-            "finite numbers.",
-            base=config.rotary_base,
-            scaling=config.rotary_scaling,
-        )
+    require_that(
+        all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()),
+        "Rotary positions with the base {base:g} and the scaling {scaling!r} are not "
+        "finite numbers.",
+        base=config.rotary_base,
+        scaling=config.rotary_scaling,
+    )
     return table
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 from torch import nn
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.inference.engine import GenerationJob, QueueFull, TextChunk, TokenStream
 from malmoi.messages import msg, plural
@@ -260,12 +260,12 @@ class GenerationStream:
         self, request: Request, served: ServedModel, jobs: Sequence[GenerationJob]
     ) -> None:
         engine = served.writer
-        if len(jobs) > engine.queue:
-            raise UsageError(
-                "{jobs} continuations are above the limit of {queue}.",
-                jobs=len(jobs),
-                queue=engine.queue,
-            )
+        require_that(
+            len(jobs) <= engine.queue,
+            "{jobs} continuations are above the limit of {queue}.",
+            jobs=len(jobs),
+            queue=engine.queue,
+        )
         self.settings: ServeConfig = request.app.state.settings
         self.metrics: Metrics = request.app.state.metrics
         self.model = served.name

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask, public_tasks
@@ -81,11 +81,11 @@ def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
 
 def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     tasks = korean_tasks(plan)
-    if not tasks or tasks[0].name != "NSMC":
-        raise UsageError(
-            "The study korean needs the Naver movie reviews: give --data a folder with "
-            "ratings_train.txt and ratings_test.txt."
-        )
+    require_that(
+        tasks and tasks[0].name == "NSMC",
+        "The study korean needs the Naver movie reviews: give --data a folder with "
+        "ratings_train.txt and ratings_test.txt.",
+    )
     text, held_out = write_reviews(plan, tasks[0])
     reviews = StudyPlan(plan.scale, replace(plan.data, text=(str(text),)))
     minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes}

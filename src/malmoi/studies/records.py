@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
@@ -140,8 +140,12 @@ def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
         )
     _blimp(data)
     for folder in GLUE if glue else ():
-        if not (data / "glue" / folder).is_dir():
-            raise UsageError("There is no glue/{folder} in {data}.", folder=folder, data=data)
+        require_that(
+            (data / "glue" / folder).is_dir(),
+            "There is no glue/{folder} in {data}.",
+            folder=folder,
+            data=data,
+        )
 
 
 def machine_of(device: str | None) -> str:
@@ -251,8 +255,7 @@ def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 def _blimp(data: Path | None) -> Path:
     found = sorted(Path(data or ".").rglob(BLIMP_FILE))
-    if not found:
-        raise UsageError("There is no {blimp_file} in {data}.", blimp_file=BLIMP_FILE, data=data)
+    require_that(found, "There is no {blimp_file} in {data}.", blimp_file=BLIMP_FILE, data=data)
     return found[0]
 
 

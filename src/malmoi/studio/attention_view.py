@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.interpret.forward_pass import (
     AttentionArray,
@@ -64,12 +64,12 @@ def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
     layers, heads = weights.shape[:2]
-    if body.layer >= layers or body.head >= heads:
-        raise UsageError(
-            "There are {layers} layers of {heads} heads here; choose one of them.",
-            layers=layers,
-            heads=heads,
-        )
+    require_that(
+        body.layer < layers and body.head < heads,
+        "There are {layers} layers of {heads} heads here; choose one of them.",
+        layers=layers,
+        heads=heads,
+    )
     small = _thumbnails(weights)
     name = _word if words else _token
     return AttentionView(

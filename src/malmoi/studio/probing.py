@@ -118,8 +118,7 @@ def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str
     """The text and the label of each numbered line, which a tab separates."""
     for number, line in numbered:
         text, tab, label = line.rpartition("\t")
-        if not tab:
-            raise UsageError("Line {number}: write the text, a tab and its label.", number=number)
+        require_that(tab, "Line {number}: write the text, a tab and its label.", number=number)
         yield text.strip(), label.strip()
 
 

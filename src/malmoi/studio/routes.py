@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from malmoi import __version__
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.predictors import LABEL_SET, ONE_LABEL
 from malmoi.model import Layout, count_parameters
@@ -160,17 +160,16 @@ def _read(text: str, heads: int) -> Pattern:
             "smaller one.",
             large=large,
         )
-    if re.search(r"\b(document|padding)\b", text):
-        raise UsageError(
-            "The patterns 'document' and 'padding' depend on a batch; they cannot be drawn alone."
-        )
-    if text.count(";") >= MAX_HEAD_GROUPS or text.count("(") > MAX_NESTING:
-        raise UsageError(
-            "A pattern has up to {most} head groups and {most2} parentheses here; write a "
-            "simpler one.",
-            most=MAX_HEAD_GROUPS,
-            most2=MAX_NESTING,
-        )
+    require_that(
+        not re.search(r"\b(document|padding)\b", text),
+        "The patterns 'document' and 'padding' depend on a batch; they cannot be drawn alone.",
+    )
+    require_that(
+        text.count(";") < MAX_HEAD_GROUPS and text.count("(") <= MAX_NESTING,
+        "A pattern has up to {most} head groups and {most2} parentheses here; write a simpler one.",
+        most=MAX_HEAD_GROUPS,
+        most2=MAX_NESTING,
+    )
     return replace(Pattern(text, heads), heads=text.count(";") + 1)
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
 from malmoi.interpret.forward_pass import encode_for_model
@@ -113,12 +113,12 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
     network = model.network
     c = network.config
     network.require_one_text("The path of a sentence")
-    if wanted.layer >= c.depth or wanted.head >= c.heads:
-        raise UsageError(
-            "There are {layers} layers of {heads} heads here; choose one of them.",
-            layers=c.depth,
-            heads=c.heads,
-        )
+    require_that(
+        wanted.layer < c.depth and wanted.head < c.heads,
+        "There are {layers} layers of {heads} heads here; choose one of them.",
+        layers=c.depth,
+        heads=c.heads,
+    )
     encoding = encode_for_model(model, wanted.text)
     if not encoding.tokens:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from typing import IO
 from zlib import crc32
 
-from malmoi.errors import MalmoiError, UsageError, explained
+from malmoi.errors import MalmoiError, UsageError, explained, require_that
 from malmoi.messages import msg
 
 LOCK_NAME = ".lock"
@@ -149,12 +149,12 @@ def file_checksum(path: Path) -> int:
 
 def _check_no_folder(*files: Path) -> None:
     for path in files:
-        if path.is_dir():
-            raise UsageError(
-                "{path} is a folder where a file should be written: move it away, or choose "
-                "another path.",
-                path=path,
-            )
+        require_that(
+            not path.is_dir(),
+            "{path} is a folder where a file should be written: move it away, or choose "
+            "another path.",
+            path=path,
+        )
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -330,10 +330,11 @@ def _runs(process: int) -> bool:
 def require_free(out: Path, *, overwrite: bool) -> None:
     """Refuses to replace an existing file or non-empty folder unless `overwrite` is set."""
     taken = out.is_file() or (out.is_dir() and not _is_free(out))
-    if taken and not overwrite:
-        raise UsageError(
-            "{out} already exists; choose another --out, or pass --overwrite.", out=out
-        )
+    require_that(
+        not taken or overwrite,
+        "{out} already exists; choose another --out, or pass --overwrite.",
+        out=out,
+    )
 
 
 def _is_free(folder: Path) -> bool:

@@ -567,19 +567,18 @@ class Tokenizer:
         if max_tokens is None:
             return
         needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
-        if max_tokens < max(needed, 1):
-            raise UsageError(
-                msg(
-                    "max_tokens={most} leaves no room: the special tokens alone take {needed}.",
-                    most=max_tokens,
-                    needed=needed,
-                )
-                if needed
-                else msg(
-                    "max_tokens={most} leaves no room for any token; give at least 1.",
-                    most=max_tokens,
-                )
+        require_that(
+            max_tokens >= max(needed, 1),
+            msg(
+                "max_tokens={most} leaves no room: the special tokens alone take {needed}.",
+                most=max_tokens,
+                needed=needed,
             )
+            if needed
+            else msg(
+                "max_tokens={most} leaves no room for any token; give at least 1.", most=max_tokens
+            ),
+        )
 
     def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:
         tokens = one.ids

@@ -82,10 +82,10 @@ def _check_extensible(old: Tokenizer, state: pipeline.State) -> None:
             "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
             "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
         )
-    if old.morphemes:
-        raise UsageError(
-            "This tokenizer cannot be extended: its words are morphemes. Train a new one instead."
-        )
+    require_that(
+        not old.morphemes,
+        "This tokenizer cannot be extended: its words are morphemes. Train a new one instead.",
+    )
 
 
 def _spelt(characters: Iterable[str], merges: Iterable["Merge"]) -> dict[str, tuple[str, ...]]:

@@ -71,12 +71,12 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
         kind=kind,
         least=least,
     )
-    if special != "none" and kind != "byte-bpe":
-        raise UsageError(
-            "Only a byte-bpe tokenizer is given a {special} token, not {kind}.",
-            special=special,
-            kind=kind,
-        )
+    require_that(
+        special == "none" or kind == "byte-bpe",
+        "Only a byte-bpe tokenizer is given a {special} token, not {kind}.",
+        special=special,
+        kind=kind,
+    )
     lower = kind == "bpe" if lowercase is None else lowercase
     if morphemes != "none":
         learn = _morpheme_recipe(kind, morphemes)

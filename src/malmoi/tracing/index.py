@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import DiskError, atomic_write
 from malmoi.system.machine import this_machine
@@ -195,13 +195,13 @@ class TextIndex:
     def open(cls, run: Path, tokenizer: Tokenizer) -> "TextIndex":
         """The index of a run's folder; built on first use."""
         folders = find_stores(run)
-        if not folders and (run / "recipe.json").is_file():
-            raise UsageError(
-                "The training text of {run} is gone: its folder data is not there. Encode it "
-                "again, without training again: malmoi pretrain {run}/recipe.json --data SOURCE "
-                "--out {run}",
-                run=run,
-            )
+        require_that(
+            folders or not (run / "recipe.json").is_file(),
+            "The training text of {run} is gone: its folder data is not there. Encode it "
+            "again, without training again: malmoi pretrain {run}/recipe.json --data SOURCE "
+            "--out {run}",
+            run=run,
+        )
         require_that(
             folders,
             "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "

@@ -156,10 +156,11 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     check_request(recipe, group)
     readers: list[DocumentReader] = []
     if group.first:
-        if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
-            raise UsageError(
-                "{out} holds a model that was not pre-trained here: choose another folder.", out=out
-            )
+        require_that(
+            (out / "recipe.json").is_file() or not any(out.glob("*.safetensors")),
+            "{out} holds a model that was not pre-trained here: choose another folder.",
+            out=out,
+        )
         readers = origin.readers(recipe.data)
         _prepare_tokenizer(recipe, readers, out, origin)
     group.barrier()
@@ -198,11 +199,11 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
             "Muon needs whole matrices, which train.parallel=fsdp shards: use ddp, or "
             "train.optimizer=adamw."
         )
-    if recipe.model.feature_count and not recipe.data.features:
-        raise UsageError(
-            "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
-            recipe=recipe.name,
-        )
+    require_that(
+        not recipe.model.feature_count or recipe.data.features,
+        "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
+        recipe=recipe.name,
+    )
     if c.batch % group.world:
         raise UsageError(
             "train.batch={batch} does not divide over {world} processes: use a multiple.",
@@ -234,14 +235,14 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
             ["with another tokenizer than --tokenizer or --start"]
         )
     fresh = not (out / "recipe.json").is_file() and wanted is None
-    if fresh and existing.kind != recipe.tokenizer.kind:
-        raise UsageError(
-            "{out} holds a {kind} tokenizer but this recipe trains a {kind2} one: choose "
-            "another folder, or use it with --tokenizer.",
-            out=out,
-            kind=existing.kind,
-            kind2=recipe.tokenizer.kind,
-        )
+    require_that(
+        not fresh or existing.kind == recipe.tokenizer.kind,
+        "{out} holds a {kind} tokenizer but this recipe trains a {kind2} one: choose "
+        "another folder, or use it with --tokenizer.",
+        out=out,
+        kind=existing.kind,
+        kind2=recipe.tokenizer.kind,
+    )
 
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:

@@ -56,10 +56,11 @@ def parse_shots(given: int | str) -> list[int | None]:
     """4 → [4]; "0,1,max" → [0, 1, None]: as many examples as fit."""
     words = [word.strip() for word in str(given).split(",")]
     for word in words:
-        if word != "max" and not word.isdigit():
-            raise UsageError(
-                "The number of examples must be 0, 1, 2… or max, not {word!r}.", word=word
-            )
+        require_that(
+            word == "max" or word.isdigit(),
+            "The number of examples must be 0, 1, 2… or max, not {word!r}.",
+            word=word,
+        )
     return [None if word == "max" else int(word) for word in words]
 
 
@@ -93,28 +94,28 @@ class QuestionBuilder:
         prompt = self.prompt(item)
         wanted = self.shots or 0
         some = list(islice(draw_examples(self.pool, item, self.seed, number), wanted))
-        if len(some) < wanted:
-            raise UsageError(
-                "{examples} requested, but there are only {some} to draw from: give a file of "
-                "training rows with --train (train=…), or request fewer.",
-                examples=plural(wanted, "example"),
-                some=len(some),
-            )
+        require_that(
+            len(some) >= wanted,
+            "{examples} requested, but there are only {some} to draw from: give a file of "
+            "training rows with --train (train=…), or request fewer.",
+            examples=plural(wanted, "example"),
+            some=len(some),
+        )
         return self._with(prompt, item, some)
 
     def _fitted(self, questions: Sequence[Question]) -> list[Question]:
         context = self.model.config.context
         found = []
         for question, need in zip(questions, self._tokens(questions), strict=True):
-            if need > context and question.shots:
-                raise UsageError(
-                    "{examples} cannot be shown: {place} takes {need} tokens with them, and this "
-                    "model's context is {context}. Use fewer, or as many as fit: --shots max.",
-                    examples=plural(question.shots, "example"),
-                    place=question.example.place,
-                    need=need,
-                    context=context,
-                )
+            require_that(
+                need <= context or not question.shots,
+                "{examples} cannot be shown: {place} takes {need} tokens with them, and this "
+                "model's context is {context}. Use fewer, or as many as fit: --shots max.",
+                examples=plural(question.shots, "example"),
+                place=question.example.place,
+                need=need,
+                context=context,
+            )
             found.append(question if need <= context else self._cut(question, need - context))
         return found
 
@@ -179,13 +180,13 @@ class QuestionBuilder:
         """Drops the oldest tokens, since the question itself comes last, and scoring the rest."""
         offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
         whole = surplus < len(offsets)
-        if not whole and question.prompt.written:
-            raise UsageError(
-                "{place} does not fit into this model's context of {context}: its answer "
-                "alone fills it.",
-                place=question.example.place,
-                context=self.model.config.context,
-            )
+        require_that(
+            whole or not question.prompt.written,
+            "{place} does not fit into this model's context of {context}: its answer "
+            "alone fills it.",
+            place=question.example.place,
+            context=self.model.config.context,
+        )
         first = offsets[surplus if whole else -1][0] if offsets else 0
         return replace(question, before=question.before[first:], cut=True, answer_cut=not whole)
 
@@ -278,8 +279,10 @@ def _in_reading(model: Model, reading: str | None) -> Model:
         return model
     require_known(reading, READINGS, "There is no reading mode {name!r}.{hint}")
     causal = model.network.trunk.is_causal
-    if reading == "causal" and not causal:
-        raise UsageError("This model does not read left to right: leave `reading` out.")
+    require_that(
+        reading != "causal" or causal,
+        "This model does not read left to right: leave `reading` out.",
+    )
     if reading == "masked" and causal:
         model.network.masked()  # refuses a model that reads left to right only
         return model.masked

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.inference.generation.batch import BatchPool
 from malmoi.inference.generation.constraints import (
     AllConstraints,
@@ -243,11 +243,11 @@ def prompt_lookup(
     only faster where it repeats: summaries, answers from a context, code.
     """
     check_causal(network)
-    if network.config.recurrent:
-        raise UsageError(
-            "speculate needs a cache that can be rolled back, and a recurrent model has only "
-            "a state: omit speculate."
-        )
+    require_that(
+        not network.config.recurrent,
+        "speculate needs a cache that can be rolled back, and a recurrent model has only "
+        "a state: omit speculate.",
+    )
     text = list(prompt)
     end = min(len(text) + limit, network.config.context)
     cache = KVCache(network.config, 1, end, dtype=network.dtype, device=network.device)

@@ -137,8 +137,10 @@ class GenerationConfig:
                     "penalties, logit_bias or constraint.",
                     name=name,
                 )
-        if self.beams > 1 and self.speculate:
-            raise UsageError("beams and speculate cannot be combined: choose one.")
+        require_that(
+            self.beams <= 1 or not self.speculate,
+            "beams and speculate cannot be combined: choose one.",
+        )
         require_that(
             self.early_stopping in (True, False, "never"),
             "early_stopping must be True, False or 'never', not {stopping!r}.",

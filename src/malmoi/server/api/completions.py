@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
@@ -33,8 +33,10 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     A text ends at the end of the model's context at the latest.
     """
     served = served_model(request, ask)
-    if ask.limit == 0 and not ask.echo:
-        raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
+    require_that(
+        ask.limit != 0 or ask.echo,
+        "max_tokens is 0 and echo is false, so there is nothing to return.",
+    )
     return await respond(request, ask, served, _jobs, CompletionReply)
 
 

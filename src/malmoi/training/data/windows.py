@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, require_that
 from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
@@ -162,12 +162,12 @@ class Mixture:
     """One source made of several, drawn in proportion to `weights` (any positive numbers)."""
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
-        if len(sources) != len(weights) or not sources:
-            raise UsageError(
-                "A mixture needs one weight for each source: {sources} and {weights} were given.",
-                sources=len(sources),
-                weights=len(weights),
-            )
+        require_that(
+            len(sources) == len(weights) and sources,
+            "A mixture needs one weight for each source: {sources} and {weights} were given.",
+            sources=len(sources),
+            weights=len(weights),
+        )
         require_that(
             all(0 < weight < float("inf") for weight in weights),
             "The weights {weights} of a mixture must all be positive numbers.",
