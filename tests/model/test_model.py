@@ -290,7 +290,8 @@ def test_activations_hold_every_layer_and_attention_that_sums_to_one() -> None:
     assert not trail.attention[0].triu(1).any()
 
 
-def test_rematerialised_gradients_are_the_same() -> None:
+@pytest.mark.parametrize("keeps", ["inputs", "products"])
+def test_rematerialised_gradients_are_the_same(keeps: str) -> None:
     network = gpt2_tiny(dropout=0.0, attention_dropout=0.0).train()
     tokens = torch.randint(0, 50, (2, 9))
 
@@ -301,6 +302,7 @@ def test_rematerialised_gradients_are_the_same() -> None:
 
     plain = gradients()
     network.trunk.gradient_checkpointing = True
+    network.trunk.checkpointing_keeps = keeps
     for ours, theirs in zip(gradients(), plain, strict=True):
         torch.testing.assert_close(ours, theirs)
 

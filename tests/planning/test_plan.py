@@ -95,7 +95,7 @@ def batch_of(recipe: Recipe, rows: int) -> tuple[dict[str, torch.Tensor], dict[s
     }
 
 
-@pytest.mark.parametrize("rematerialise", [False, True])
+@pytest.mark.parametrize("rematerialise", ["", "inputs", "products"])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -106,14 +106,16 @@ def batch_of(recipe: Recipe, rows: int) -> tuple[dict[str, torch.Tensor], dict[s
     ],
 )
 def test_the_exact_flops_are_those_that_torch_counts(
-    name: str, changes: dict[str, Any], rematerialise: bool
+    name: str, changes: dict[str, Any], rematerialise: str
 ) -> None:
     recipe = tiny(name, **changes)
     recipe = recipe.override(
-        {"train.gradient_checkpointing": rematerialise, "data.mask_rate": 0.25}
+        {"train.gradient_checkpointing": bool(rematerialise), "data.mask_rate": 0.25}
+        | ({"train.checkpointing_keeps": rematerialise} if rematerialise else {})
     )
     network = initialise(Network(recipe.model, dict.fromkeys(objective(name).heads, 0)), 0)
-    network.trunk.gradient_checkpointing = rematerialise
+    network.trunk.gradient_checkpointing = bool(rematerialise)
+    network.trunk.checkpointing_keeps = rematerialise
     batch, counts = batch_of(recipe, rows=4)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         LossModule(network, objective(name))(batch, counts)[0].backward()

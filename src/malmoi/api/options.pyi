@@ -92,6 +92,8 @@ class PretrainOptions(TypedDict, total=False):
     """Sequences in one pass; 0: as many as fit."""
     gradient_checkpointing: bool
     """Recompute activations to save memory."""
+    checkpointing_keeps: Literal["inputs", "products"]
+    """What gradient checkpointing keeps of a layer: its input, or its products too."""
     save_every: int
     """Steps between saved states."""
     keep: int
@@ -106,8 +108,10 @@ class PretrainOptions(TypedDict, total=False):
     """Steps between rows of metrics.jsonl."""
     prompt: str
     """Prompt of the sample at each validation; empty: one for the objective."""
-    parallel: Literal["ddp", "fsdp"]
-    """How processes share a run."""
+    parallel: Literal["ddp", "fsdp", "hybrid"]
+    """How processes share a run: copies, shards, or shards in each machine."""
+    tensor: int
+    """Processes that compute each layer together."""
     tensorboard: bool
     """Also write TensorBoard events."""
     track: str | Sequence[str]

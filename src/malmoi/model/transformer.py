@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
@@ -106,6 +106,11 @@ class GatedMLP(nn.Module):
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 
+KEPT = (
+    *("mm", "addmm", "bmm", "_flash_attention_forward", "_scaled_dot_product_flash_attention"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
 ResidualBranch = Callable[[Tensor], Tensor]
 FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
@@ -224,6 +229,11 @@ class Block(nn.Module):
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
 
 
+def _keep_products() -> Any:
+    """Selective checkpointing: products and attention are kept, what is cheap is computed again."""
+    return create_selective_checkpoint_contexts([getattr(torch.ops.aten, n).default for n in KEPT])
+
+
 def _lstm_block() -> type[nn.Module]:
     from malmoi.model.recurrent import LSTMBlock
 
@@ -249,6 +259,7 @@ class Transformer(nn.Module):
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
         self.prefix_kv: nn.Parameter | None = None  # [depth, 2, G, n, E]: prefix tuning
         self.gradient_checkpointing = False  # trades a second forward pass for memory
+        self.checkpointing_keeps = "inputs"
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
         # all blocks of whole texts as one call, where the weights are quantised
@@ -410,7 +421,10 @@ class Transformer(nn.Module):
     def _block(self, i: int, *inputs: Any) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
         if self.gradient_checkpointing and self.training:
-            return cast(Tensor, checkpoint(block, *inputs, use_reentrant=False))
+            kept: Any = (
+                {"context_fn": _keep_products} if self.checkpointing_keeps != "inputs" else {}
+            )
+            return cast(Tensor, checkpoint(block, *inputs, use_reentrant=False, **kept))
         return cast(Tensor, block(*inputs))
 
     def _layout(

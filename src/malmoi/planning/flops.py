@@ -36,10 +36,10 @@ def flops(network: Network, recipe: Recipe) -> Flops:
     layers = sum(weight * _layers(network, length) for length, weight in phases) / tokens
     heads = sum(weight * _heads(network, recipe, length) for length, weight in phases) / tokens
     around = heads + 2.0 * _matrices(network.trunk.embed.project)
+    c = recipe.train
+    recomputed = c.gradient_checkpointing and c.checkpointing_keeps == "inputs"
     return Flops(
-        6.0 * count_parameters(network),
-        3 * (layers + around),
-        layers if recipe.train.gradient_checkpointing else 0.0,
+        6.0 * count_parameters(network), 3 * (layers + around), layers if recomputed else 0.0
     )
 
 

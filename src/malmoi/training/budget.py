@@ -482,7 +482,9 @@ def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> 
         whole = (19 * config.width + 4 * config.mlp_width) // 2
     layers = config.depth * whole
     if recipe.train.gradient_checkpointing:
-        layers = config.depth * 2 * config.width + whole
+        products = 6 * config.width + (1 + config.gated) * config.mlp_width
+        kept = products if recipe.train.checkpointing_keeps == "products" else 0
+        layers = config.depth * (2 * config.width + kept) + whole
     piece = min(per_device(MAX_LOGITS, device), micro * length * config.vocab)
     slope = (4 + number) * config.vocab * config.token_width
     return micro * length * number * (layers + 20 * config.width) + 2 * number * piece + slope

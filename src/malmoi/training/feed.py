@@ -100,8 +100,8 @@ class PhaseFeed:
         def steps() -> Iterator[tuple[int, list[MicroBatch]]]:
             first = position
             for size in sizes:
-                part = size // group.world
-                yield size, self._step(first + group.rank * part, part, micro, group.device)
+                part = size // group.parts
+                yield size, self._step(first + group.part * part, part, micro, group.device)
                 first += size
 
         return prefetched(steps(), ahead=4)

@@ -36,7 +36,7 @@ from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
-from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
+from malmoi.training.parallel import ProcessGroup, clip_shared_gradients, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig, rate_at
 from malmoi.training.saver import Saver
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
@@ -96,7 +96,7 @@ class Loop(ABC):
         self.group = group
         self.micro = config.batch  # samples in one pass
         self.compile()
-        self.call = wrap_model(loss_module, self.network.blocks, group, config.parallel)
+        self.call = wrap_model(loss_module, self.network, group, config.parallel)
         self.optimizers = make_optimizers(self.network, config, capturable=capturable)
         # passes and update of a step
         self.learn: Callable[[list[Tensors]], Losses] = self.learn_eagerly
@@ -241,7 +241,7 @@ class Loop(ABC):
         s = self.state
         s.step += 1
         s.samples_seen[batch.phase] += batch.samples
-        tokens = sum(micro.tokens for micro in batch.micros) * self.group.world
+        tokens = sum(micro.tokens for micro in batch.micros) * self.group.parts
         s.tokens += tokens
         if self.group.world == 1:  # the processes of a run are no strangers to one another
             s.seconds = self.clock.seconds
@@ -289,7 +289,9 @@ class Loop(ABC):
         return {name: count.float().clamp(min=1) for name, count in totals.items()}
 
     def apply_gradients(self) -> None:
-        if self.config.clip:
+        if self.config.clip and self.group.tensor > 1:
+            clip_shared_gradients(self.network, self.config.clip, self.group)
+        elif self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -526,7 +528,7 @@ class Loop(ABC):
         self.load_own(other_tensors(folder) if self.group.world == 1 else {})
         self.average = WeightAverage(self.network) if self.state.averaged else None
         means = self.average.tensors if self.average is not None else {}
-        load_state(folder, self.network, self.optimizers, means)
+        load_state(folder, self.network, self.optimizers, means, self.group.tensor)
         self._mark = (self.state.tokens, self.clock.training)
 
 

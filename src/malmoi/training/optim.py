@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from malmoi.model import Network
 from malmoi.system.machine import this_machine
 from malmoi.system.optimizers import lean
+from malmoi.training.parallel import local_part
 from malmoi.training.recipe import TrainConfig
-from malmoi.training.state import local_part
 
 
 def make_optimizers(

@@ -1,11 +1,13 @@
 """Distributed training; on one device every method here is a no-op.
 
 Started by `torchrun`: DDP replicates the network, FSDP2 (`fully_shard`) shards its weights,
-gradients and optimizer state.
+gradients and optimizer state over all processes, or over those of a machine (hybrid). With
+`train.tensor` some processes compute each layer together, by torch's plans for its products.
 """
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -15,7 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from malmoi.errors import MalmoiError
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError, require_that
+from malmoi.model import Network
+from malmoi.model.patterns import parse_pattern
+from malmoi.model.positions import POSITIONS
 from malmoi.system.machine import pick_device
 from malmoi.training.signals import Stopped
 
@@ -41,11 +47,21 @@ class ProcessGroup:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     owned: bool = False  # whether this run initialised the process group
     channel: Any = None  # over which it waits; None: that of the collectives
+    tensor: int = 1  # processes that compute each layer together
 
     @property
     def first(self) -> bool:
         """Whether this process writes logs and folders."""
         return self.rank == 0
+
+    @property
+    def part(self) -> int:
+        """Which part of a step's sequences is read here; processes of one layer read the same."""
+        return self.rank // self.tensor
+
+    @property
+    def parts(self) -> int:
+        return self.world // self.tensor
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all processes (all-reduce)."""
@@ -159,7 +175,7 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
 
 
 def wrap_model(
-    loss_module: nn.Module, blocks: Iterable[nn.Module], group: ProcessGroup, mode: str
+    loss_module: nn.Module, network: Network, group: ProcessGroup, mode: str
 ) -> nn.Module:
     """The module for a training step: itself, its DDP wrapper, or itself sharded (FSDP2)."""
     if group.world == 1:
@@ -170,12 +186,105 @@ def wrap_model(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    mesh = init_device_mesh(group.device.type, (group.world,))
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(loss_module, mesh=mesh)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", group.world)) // group.tensor
+    shards = here if mode == "hybrid" else group.parts
+    sizes = {"copies": group.parts // shards, "shards": shards, "tensor": group.tensor}
+    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shards")
+    mesh = init_device_mesh(
+        group.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
+    )
+    data = mesh[tuple(name for name in names if name != "tensor")]
+    for block in network.blocks:
+        if group.tensor > 1:
+            _share_products(block, network.config, mesh["tensor"])
+        fully_shard(block, mesh=data)
+    fully_shard(loss_module, mesh=data)
     register_fsdp_forward_method(loss_module, "measure")  # validation gathers the weights too
     return loss_module
+
+
+def check_parallel(c: ModelConfig, group: ProcessGroup, mode: str) -> None:
+    """Refuses what these processes cannot share."""
+    if group.tensor == 1:
+        return
+    require_that(
+        mode != "ddp" and group.world % group.tensor == 0,
+        "train.tensor={tensor} needs train.parallel=fsdp or hybrid, and a multiple of {tensor} "
+        "processes.",
+        tensor=group.tensor,
+    )
+    plain = c.mixer == "attention" and POSITIONS[c.positions].attention is None
+    alike = all(not parse_pattern(text, c.heads).varies_by_head for text in c.attention)
+    require_that(
+        plain and alike and not (c.encoder_depth or c.embedding_residual),
+        "train.tensor is for layers whose heads are alike and read one text: not for LSTMs, "
+        "encoder-decoders, embedding residuals, or positions and patterns of single heads.",
+    )
+    require_that(
+        c.key_heads % group.tensor == 0 and c.mlp_width % group.tensor == 0,
+        "train.tensor={tensor} does not divide the {heads} heads of keys, or the {width} of the "
+        "MLP.",
+        tensor=group.tensor,
+        heads=c.key_heads,
+        width=c.mlp_width,
+    )
+
+
+def _share_products(block: Any, c: ModelConfig, mesh: Any) -> None:
+    """Gives each process some heads and some of the MLP's units, by torch's plan (Megatron's)."""
+    from torch.distributed.tensor import parallel as plans
+
+    for name, p in block.named_parameters():
+        if (order := row_order(f".{name}", c, mesh.size())) is not None:
+            p.data = p.data[order]
+    columns, rows = plans.ColwiseParallel(), plans.RowwiseParallel()
+    plan = {"attend.qkv": columns, "attend.out": rows, "mlp.up": columns, "mlp.down": rows}
+    plans.parallelize_module(block, mesh, plan)
+    block.attend.heads //= mesh.size()
+    block.attend.key_heads //= mesh.size()
+
+
+def row_order(name: str, c: ModelConfig, pieces: int) -> Tensor | None:
+    """The rows of a weight that is several in one, so that each piece has some of every one.
+
+    Queries, keys and values are one product, and so are a gate and what it opens.
+    """
+    if ".attend.qkv." in name:
+        sizes = [n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]
+    elif c.gated and ".mlp.up." in name:
+        sizes = [c.mlp_width] * 2
+    else:
+        return None
+    parts = torch.arange(sum(sizes)).split(sizes)
+    return torch.cat([part.chunk(pieces)[i] for i in range(pieces) for part in parts])
+
+
+def clip_shared_gradients(network: nn.Module, most: float, group: ProcessGroup) -> None:
+    """Scales gradients on several meshes to a norm of `most` at most; each part counts once."""
+    grads: list[Any] = [p.grad for p in network.parameters() if p.grad is not None]
+    squares = [local_part(g).float().square().sum() / _copies(g, group) for g in grads]
+    norm = group.sum(torch.stack(squares).sum()).sqrt()
+    for grad in grads:
+        local_part(grad).mul_((most / (norm + 1e-6)).clamp(max=1))
+
+
+def _copies(tensor: Any, group: ProcessGroup) -> int:
+    """Processes that hold the same part of a tensor."""
+    return group.world // math.prod(pieces for _, pieces, _ in cuts(tensor))
+
+
+def cuts(tensor: Any) -> list[tuple[int, int, int]]:
+    """How a tensor was cut, first by a layer's processes: dimension, pieces, which is here."""
+    if not hasattr(tensor, "device_mesh"):
+        return []
+    mesh = tensor.device_mesh
+    places = [(i, place) for i, place in enumerate(tensor.placements) if hasattr(place, "dim")]
+    return [(place.dim, mesh.size(i), mesh.get_local_rank(i)) for i, place in reversed(places)]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor: all of it, or its own if it is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 @contextmanager

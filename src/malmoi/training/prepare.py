@@ -27,7 +27,7 @@ from malmoi.training.data.encode import Stores, build_stores, draw, open_stores
 from malmoi.training.feed import PhaseFeed, make_feeds, prompt_of, samples_per_epoch
 from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
-from malmoi.training.parallel import ProcessGroup
+from malmoi.training.parallel import ProcessGroup, check_parallel, row_order
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TrainingRun:
 
     @property
     def sharded(self) -> bool:
-        return self.recipe.train.parallel == "fsdp" and self.group.world > 1
+        return self.recipe.train.parallel != "ddp" and self.group.world > 1
 
     def gathered(self) -> Checkpoint:
         """The checkpoint; gathered by the first process if the model is sharded."""
@@ -63,11 +63,15 @@ class TrainingRun:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self.network, options=options)
+        weights: dict[str, Any] = get_model_state_dict(self.network, options=options)
         if not self.group.first:
             return self.checkpoint
         pooler = self.network.pooler is not None
         whole = Network(self.network.config, self.network.classes, pooler=pooler)
+        for name in weights:
+            order = row_order(name, whole.config, self.group.tensor)
+            if order is not None:
+                weights[name] = weights[name][order.argsort()]
         whole.load_state_dict(weights)
         return replace(self.checkpoint, network=whole)
 
@@ -101,7 +105,7 @@ MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes; a plugin's file may be renamed
 FREE = (
     *("save_every", "keep", "snapshots", "valid_every", "valid_batches", "log_every", "prompt"),
-    *("tensorboard", "track", "fit_batch", "micro", "compile", "parallel", "stretch"),
+    *("tensorboard", "track", "fit_batch", "micro", "compile", "parallel", "tensor", "stretch"),
 )
 # a longer run reads more of the text
 CHANGEABLE_SETTINGS = {
@@ -153,6 +157,7 @@ class RunSources:
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
     """Prepares a run up to its first step; the first process writes, the others read its files."""
     recipe = _with_fitted_batch(recipe, out)
+    group = replace(group, tensor=recipe.train.tensor if group.world > 1 else 1)
     check_request(recipe, group)
     readers: list[DocumentReader] = []
     if group.first:
@@ -174,6 +179,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         recipe = replace(recipe, model=replace(recipe.model, **shape))
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
+    check_parallel(recipe.model, group, recipe.train.parallel)
     if group.first:
         pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
         _encode(recipe, readers, words, out)
@@ -194,22 +200,23 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
     """Rejects, before the text is encoded, what would otherwise fail only afterwards."""
     c = recipe.train
     check_trackers(c.trackers)
-    if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
-        raise UsageError(
-            "Muon needs whole matrices, which train.parallel=fsdp shards: use ddp, or "
-            "train.optimizer=adamw."
-        )
+    require_that(
+        group.world == 1 or c.parallel == "ddp" or c.optimizer != "muon",
+        "Muon needs whole matrices, which train.parallel={parallel} shards: use ddp, or "
+        "train.optimizer=adamw.",
+        parallel=c.parallel,
+    )
     require_that(
         not recipe.model.feature_count or recipe.data.features,
         "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
         recipe=recipe.name,
     )
-    if c.batch % group.world:
-        raise UsageError(
-            "train.batch={batch} does not divide over {world} processes: use a multiple.",
-            batch=c.batch,
-            world=group.world,
-        )
+    require_that(
+        c.batch % group.parts == 0,
+        "train.batch={batch} does not divide over {world} processes: use a multiple.",
+        batch=c.batch,
+        world=group.parts,
+    )
 
 
 # ------------------------------------------------------------------ tokenizer

@@ -151,6 +151,9 @@ class TrainConfig(Config):
     compile: bool | None = setting(None, "torch.compile.", shown="if it is faster")
     micro: int = setting(0, "Sequences in one pass; 0: as many as fit.", ge=0)
     gradient_checkpointing: bool = setting(False, "Recompute activations to save memory.")
+    checkpointing_keeps: Literal["inputs", "products"] = setting(
+        "inputs", "What gradient checkpointing keeps of a layer: its input, or its products too."
+    )
     save_every: int = setting(1000, "Steps between saved states.", gt=0)
     keep: int = setting(2, "Saved states that are kept, besides the best.", gt=0)
     snapshots: bool = setting(
@@ -162,7 +165,10 @@ class TrainConfig(Config):
     prompt: str = setting(
         "", "Prompt of the sample at each validation; empty: one for the objective."
     )
-    parallel: Literal["ddp", "fsdp"] = setting("ddp", "How processes share a run.")
+    parallel: Literal["ddp", "fsdp", "hybrid"] = setting(
+        "ddp", "How processes share a run: copies, shards, or shards in each machine."
+    )
+    tensor: int = setting(1, "Processes that compute each layer together.", ge=1)
     tensorboard: bool = setting(False, "Also write TensorBoard events.")
     track: tuple[str, ...] = option(
         (),

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from malmoi.checkpoint.weights import write_tensors
 from malmoi.errors import MalmoiError, explained
 from malmoi.messages import msg
+from malmoi.model import Network
 from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, file_checksum, flush_to_disk, write_text
 from malmoi.system.limits import MAX_SIZE
 from malmoi.system.untrusted import JsonObject, read_object
-from malmoi.training.parallel import ProcessGroup
+from malmoi.training.parallel import ProcessGroup, cuts, local_part, row_order
 
 STATE_FORMAT = 1
 SPIKE_DEVIATIONS = 8.0  # a spike is this many standard deviations above the running mean, and …
@@ -104,18 +105,20 @@ def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
 
 
 class StateParts(NamedTuple):
-    """What this process writes of a state: its rows of the tensors, and what all of them are."""
+    """What this process writes of a state: its parts of the tensors, and what all of them are."""
 
     local: dict[str, Tensor]
     rows: dict[str, int]  # the first of each
+    columns: dict[str, int]
     shapes: dict[str, list[int]]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], group: ProcessGroup) -> Self:
-        own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
+        own = {name: t for name, t in tensors.items() if _is_written_here(t, group)}
         return cls(
             {name: local_part(t).detach() for name, t in own.items()},
-            {name: _first_row(t) for name, t in own.items()},
+            {name: _start(t)[0] for name, t in own.items()},
+            {name: _start(t)[1] for name, t in own.items()},
             {name: list(t.shape) for name, t in tensors.items()},
         )
 
@@ -145,10 +148,11 @@ def save_state(root: Path, state: RunState, parts: StateParts, group: ProcessGro
             beside.mkdir(parents=True)
         group.barrier()
         file = beside / f"rank-{group.rank:05}.safetensors"
-        write_tensors(file, parts.local, {"rows": json.dumps(parts.rows)})
+        starts = {"rows": json.dumps(parts.rows), "columns": json.dumps(parts.columns)}
+        write_tensors(file, parts.local, starts)
         group.barrier()
         if group.first:
-            _publish(beside, final, state, parts.shapes)
+            _publish(beside, final, state, {"tensor": group.tensor, "shapes": parts.shapes})
         on_failure.pop_all()
     group.barrier()
     return final
@@ -162,10 +166,10 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _publish(beside: Path, final: Path, state: RunState, shapes: Mapping[str, list[int]]) -> None:
+def _publish(beside: Path, final: Path, state: RunState, tensors: Mapping[str, Any]) -> None:
     """Renames a written state into place; an old state of the same step stays until then."""
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
-    about = {"format": STATE_FORMAT, "position": asdict(state), "shapes": shapes, "files": files}
+    about = {"format": STATE_FORMAT, "position": asdict(state), **tensors, "files": files}
     write_text(beside / "state.json", json.dumps({**about, "checksum": _json_checksum(about)}))
     old = final.with_name(f".{final.name}.old")
     if final.exists():
@@ -178,17 +182,17 @@ def _publish(beside: Path, final: Path, state: RunState, shapes: Mapping[str, li
 
 def load_state(
     folder: Path,
-    network: nn.Module,
+    network: Network,
     optimizers: list[torch.optim.Optimizer],
     average: Mapping[str, Tensor] | None = None,
+    tensor: int = 1,
 ) -> None:
     """Loads a saved state's tensors into the network, its optimizers and the weight average.
 
-    The number of processes that wrote it does not matter.
+    The number of processes that wrote it does not matter, nor how many compute a layer together.
     """
     saved = _read(folder)
-    files = [_open(folder / name) for name in saved.files]
-    rows = [json.loads(file.metadata()["rows"]) for file in files]
+    files = [SavedFile(_open(folder / name)) for name in saved.files]
     known = saved.shapes
     named = dict(network.named_parameters())
 
@@ -200,7 +204,12 @@ def load_state(
                 name=name,
                 known=known.get(name),
             )
-        return _gather(name, like, files, rows)
+        now, then = (row_order(name, network.config, n) for n in (tensor, saved.tensor))
+        if now is None or then is None or tensor == saved.tensor or not like.dim():
+            return _gather(name, _start(like), local_part(like), files)
+        whole = _gather(name, (0, 0), torch.empty(like.shape), files)[then.argsort()[now]]
+        row, _ = _start(like)  # weights of several products are cut by rows
+        return whole[row : row + len(local_part(like))]
 
     with torch.no_grad():
         for name, p in named.items():
@@ -277,22 +286,38 @@ def _like(p: Tensor, local: Tensor) -> Tensor:
     )
 
 
-def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]]) -> Tensor:
-    """Reads this process's rows of a tensor from whichever files hold them."""
-    local = local_part(like)
-    first = _first_row(like)
-    if not local.dim():
+class SavedFile:
+    """A file of a state: parts of tensors, and where each begins."""
+
+    def __init__(self, file: Any) -> None:
+        about = file.metadata()
+        self.get_slice = file.get_slice
+        self.get_tensor = file.get_tensor
+        self.rows: dict[str, int] = json.loads(about["rows"])
+        self.columns: dict[str, int] = json.loads(about.get("columns", "{}"))
+
+
+def _gather(name: str, start: tuple[int, int], like: Tensor, files: list[SavedFile]) -> Tensor:
+    """Reads a part of a tensor, of the shape of `like`, from whichever files hold it."""
+    if not like.dim():
         return torch.as_tensor(files[0].get_tensor(name))
-    pieces: dict[int, Tensor] = {}
-    for file, starts in zip(files, rows, strict=True):
-        if name in starts:
+    made = torch.empty_like(like, device="cpu")
+    for file in files:
+        if name in file.rows:
             part = file.get_slice(name)
-            start = starts[name]
-            a = max(first, start)
-            b = min(first + len(local), start + part.get_shape()[0])
-            if a < b:
-                pieces[a] = part[a - start : b - start]
-    return torch.cat([pieces[a] for a in sorted(pieces)]) if pieces else local[:0]
+            begins = (file.rows[name], file.columns.get(name, 0))
+            sides = list(zip(begins, part.get_shape(), start, made.shape, strict=False))
+            shared = [(max(b, s), min(b + n, s + m)) for b, n, s, m in sides]
+            if all(low < high for low, high in shared):
+                there, here = (
+                    tuple(
+                        slice(low - side[at], high - side[at])
+                        for (low, high), side in zip(shared, sides, strict=True)
+                    )
+                    for at in (0, 2)
+                )
+                made[here] = part[there]
+    return made
 
 
 def latest_state(root: Path, note: Callable[[str], None], group: ProcessGroup) -> Path | None:
@@ -390,6 +415,7 @@ class _Saved:
         kinds = {name: kind for name, kind in field_types(RunState).items() if name in position}
         self.state = RunState(**{name: _value(position, name, kinds[name]) for name in kinds})
         self.shapes = {name: shapes.list_of(name, int) for name in shapes}
+        self.tensor = values.whole("tensor", default=1, low=1)
         # bytes and checksum of each
         self.files = {name: files.list_of(name, int) for name in files}
 
@@ -434,22 +460,26 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor: all of it, or its rows if FSDP2 has sharded it."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _is_written_here(tensor: Any, group: ProcessGroup) -> bool:
+    """Whether this process is the first of those that hold the same part of a tensor."""
+    if not cuts(tensor):
+        return group.first
+    mesh = tensor.device_mesh
+    copies = [i for i, place in enumerate(tensor.placements) if not hasattr(place, "dim")]
+    alone = "tensor" in (mesh.mesh_dim_names or ()) or group.rank % group.tensor == 0
+    return alone and all(mesh.get_local_rank(i) == 0 for i in copies)
 
 
-def _is_cut(tensor: Any) -> bool:
-    """Whether the tensor is sharded over processes."""
-    return hasattr(tensor, "device_mesh") and bool(tensor.placements[0].is_shard())
-
-
-def _first_row(tensor: Any) -> int:
-    """The first of this process's rows: FSDP2 shards rows like torch.chunk."""
-    if not _is_cut(tensor):
-        return 0
-    size = -(-tensor.shape[0] // tensor.device_mesh.size())
-    return int(min(tensor.shape[0], size * tensor.device_mesh.get_local_rank()))
+def _start(tensor: Tensor) -> tuple[int, int]:
+    """Where this process's part begins, in rows and columns; pieces are those of torch.chunk."""
+    starts = [0, 0]
+    sizes = [*tensor.shape, 0, 0]
+    for dim, pieces, here in cuts(tensor):
+        each = -(-sizes[dim] // pieces)
+        skipped = min(sizes[dim], each * here)
+        starts[dim] += skipped
+        sizes[dim] = min(each, sizes[dim] - skipped)
+    return starts[0], starts[1]
 
 
 def _checksum(path: Path) -> list[int]:

@@ -63,6 +63,7 @@ class Trainer(Loop):
             for teacher in distillation.teachers:
                 teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
+        network.trunk.checkpointing_keeps = recipe.train.checkpointing_keeps
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)
         execution = replace(execution, varied=recipe.data.pairs)
@@ -74,7 +75,7 @@ class Trainer(Loop):
         self.micro = self._first_micro()
 
     def _first_micro(self) -> int:
-        share = max(1, self.config.batch // self.group.world)
+        share = max(1, self.config.batch // self.group.parts)
         longest = max(feed.length for feed in self.feeds)
         fits = first_micro(self.network.config, longest, share, self.group.device)
         return self.config.micro or self.group.min(fits)  # all processes must make the same passes
@@ -88,8 +89,7 @@ class Trainer(Loop):
         group = self.run.group
         long = not self.budget.seconds or self.budget.seconds >= MIN_SECONDS_FOR_ONE_GRAPH
         pays = long and recipe.model.depth <= MAX_DEPTH_OF_ONE_GRAPH
-        sharded = group.world > 1 and recipe.train.parallel == "fsdp"
-        return group.device.type == "cuda" and recipe.causal and pays and not sharded
+        return group.device.type == "cuda" and recipe.causal and pays and not self.run.sharded
 
     @property
     def progress(self) -> float:
@@ -104,7 +104,7 @@ class Trainer(Loop):
         return bool(self.budget.seconds)
 
     def dropout_seed(self) -> int:
-        return _mix(self.config.seed, self.state.step, self.group.rank)
+        return _mix(self.config.seed, self.state.step, self.group.part)
 
     # ------------------------------------------------------------------ steps
 
@@ -114,7 +114,7 @@ class Trainer(Loop):
             phase = self._phase_number()
             samples = self.expected / steps_per_sample(self.config)
             seen = self.state.samples_seen
-            sizes = batch_sizes(self.config, sum(seen), samples, self.group.world)
+            sizes = batch_sizes(self.config, sum(seen), samples, self.group.parts)
             with self.feeds[phase].stream(seen[phase], sizes, self.micro, self.group) as stream:
                 for size, micros in stream:
                     step = self.state.step
@@ -226,11 +226,11 @@ class Trainer(Loop):
         self.network.zero_grad()
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
-        return Pace(update, sequence, self.recipe, self.budget, self.group.world)
+        return Pace(update, sequence, self.recipe, self.budget, self.group.parts)
 
     def _probe(self, size: int) -> None:
         """Forward and backward pass for timing only; the gradients are discarded."""
-        tensors = self.feeds[0].micro(self.group.rank * size, size, self.group.device).tensors
+        tensors = self.feeds[0].micro(self.group.part * size, size, self.group.device).tensors
         with self.execution.computing():
             loss, _ = self.call(tensors, self.count_labels([tensors]))
         loss.backward()
@@ -339,7 +339,7 @@ class Trainer(Loop):
         if warning:
             metrics = metrics | {"guessing_loss": self._guessing, "epochs": self._epochs}
         with torch.compiler.set_stance("force_eager"):
-            text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
+            text = self.run.sample() if self.group.first and not self.run.sharded else ""
         words = self.log_metrics(metrics, **({"sample": text} if text else {}))
         self.log.line(
             msg("step {step:,}: {words}", step=self.state.step, words=words)
