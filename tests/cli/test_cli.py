@@ -270,7 +270,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     ]
     assert set(EXTRAS) == set(extras) - {"dev", "docs"}
     for name, modules in EXTRAS.items():
-        packages = {line.split(">")[0].replace("-", "_") for line in extras[name]}
+        packages = {re.split("[>[]", line)[0].replace("-", "_") for line in extras[name]}
         assert packages == set(modules)
 
 

@@ -76,6 +76,7 @@ PANELS = {
     "This machine": {
         "doctor": "Show what this machine can do, and what is missing.",
         "plan": "Estimate memory, days and cost of a run on any GPUs.",
+        "launch": "Start a run on several GPUs or machines.",
         "bench": "Benchmark Malmoi against other libraries on this machine.",
     },
 }

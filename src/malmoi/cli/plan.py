@@ -17,7 +17,7 @@ EXAMPLE = (
     "malmoi plan gpt3-175b --gpus 512 --gpu h200 --gradient-checkpointing --set "
     "train.parallel=fsdp --set train.batch=1536"
 )
-LAYOUT_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP"}
+LAYOUT_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP", "hybrid": "hybrid FSDP"}
 # parts of a GPU's memory besides activations
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange")
 
@@ -71,7 +71,7 @@ def _list(json: bool) -> None:
 
 
 def _print_plan(made: "RunPlan") -> None:
-    cli.print_facts(("what", "expected"), _rows(made))
+    cli.print_facts(("what", "expected"), plan_rows(made))
     print()
     columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")
     cli.print_facts(columns, [_row(one, made.fleet.room) for one in made.ways])
@@ -81,7 +81,7 @@ def _print_plan(made: "RunPlan") -> None:
     print("".join(f"\n{translate('note: ')}{translate(note)}" for note in made.notes))
 
 
-def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
+def plan_rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
     fleet = made.fleet
     f = made.flops
     yield (

@@ -122,7 +122,7 @@ def recipe_and_sources(
     words: Sequence[str], data: Sequence[str] | None
 ) -> tuple[str | None, list[str]]:
     """The recipe (None if none is given) and the text; either may come first."""
-    recipe = next((word for word in words if _is_recipe(word)), None)
+    recipe = next((word for word in words if is_recipe(word)), None)
     others = list(words)
     if recipe is not None:
         others.remove(recipe)
@@ -138,7 +138,7 @@ def recipe_and_sources(
     return recipe, sources
 
 
-def _is_recipe(word: str) -> bool:
+def is_recipe(word: str) -> bool:
     from malmoi.training.recipes import RECIPES
 
     return word in RECIPES or word.endswith("recipe.json") or (Path(word) / "recipe.json").is_file()

@@ -1,6 +1,7 @@
 """`plan`: estimates a run on given GPUs without training or allocating weights.
 
-Its strategies are those of training/parallel.py: single, replicated (DDP) or sharded (FSDP2).
+Its strategies are those of training/parallel.py: single, replicated (DDP) or sharded (FSDP2), over
+all GPUs or those of a machine (hybrid); `train.tensor` cuts the products of the layers, too.
 """
 
 import math
@@ -26,6 +27,7 @@ from malmoi.training.budget import (
 from malmoi.training.recipe import Recipe
 
 PARAMETER_PARTS = ("embedding", "blocks", "head")
+GPUS_OF_A_MACHINE = 8
 GATHERED_BLOCKS = 2  # blocks that FSDP2 holds unsharded: the current, and the next or previous
 USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and fragmentation
 
@@ -37,7 +39,7 @@ USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and
 class MemoryUse:
     """Bytes on one GPU, with `micro` sequences per pass and `passes` passes per step."""
 
-    way: str  # one, ddp, fsdp
+    way: str  # one, ddp, fsdp, hybrid
     gpus: int
     gradient_checkpointing: bool
     micro: int = 0
@@ -70,7 +72,7 @@ class DeviceLayout:
     @property
     def share(self) -> int:
         """Sequences of a step that one GPU processes."""
-        return max(1, self.recipe.train.batch // self.fixed.gpus)
+        return max(1, self.recipe.train.batch * self.recipe.train.tensor // self.fixed.gpus)
 
     def memory(self, micro: int) -> MemoryUse:
         """Memory use with this many sequences per pass."""
@@ -92,15 +94,21 @@ def device_layout(
 ) -> DeviceLayout:
     """The network on each of `gpus` GPUs. On one, all strategies are the same."""
     way = way if gpus > 1 else "one"
-    pieces = gpus if way == "fsdp" else 1
+    tensor = recipe.train.tensor
+    shards = {"fsdp": gpus, "hybrid": min(gpus, GPUS_OF_A_MACHINE)}
+    pieces = shards.get(way, tensor) // tensor
+    products = {id(p) for p in network.trunk.blocks.parameters() if p.dim() == 2}
 
     def here(p: Tensor) -> int:
-        return -(-p.shape[0] // pieces) * (p.numel() // p.shape[0])  # FSDP2 shards rows
+        """Weights of a parameter on one GPU; FSDP2 shards rows."""
+        held = -(-p.shape[0] // pieces) * (p.numel() // p.shape[0])
+        return held // tensor if id(p) in products else held
 
     whole = count_parameters(network)
-    block = count_parameters(network.trunk.blocks[0])
+    block = count_parameters(network.trunk.blocks[0]) // tensor
     around = whole - count_parameters(network.trunk.blocks)
-    moment = {"one": 0, "ddp": 4 * whole, "fsdp": 8 * (around + GATHERED_BLOCKS * block)}
+    gathered = 8 * (around + GATHERED_BLOCKS * block)
+    moment = {"one": 0, "ddp": 4 * whole, "fsdp": gathered, "hybrid": gathered}
     held = 4 * sum(map(here, network.parameters()))
     fixed = MemoryUse(
         way=way,
@@ -136,7 +144,8 @@ def device_layouts(
     network: Network, recipe: Recipe, gpus: int, *, half: bool
 ) -> Iterator[DeviceLayout]:
     """Every strategy, without and with gradient checkpointing."""
-    for way in ("one", "ddp", "fsdp") if gpus > 1 else ("one",):
+    several = ("ddp", "fsdp") if gpus <= GPUS_OF_A_MACHINE else ("ddp", "fsdp", "hybrid")
+    for way in ("one", *several) if gpus > 1 else ("one",):
         for again in (False, True):
             chosen = replace(recipe, train=replace(recipe.train, gradient_checkpointing=again))
             yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half=half)
@@ -262,7 +271,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     network = meta_network(recipe)
     c = recipe.train
     require_that(
-        fleet.gpus <= c.batch,
+        fleet.gpus <= c.batch * c.tensor,
         "{gpus:,} GPUs cannot share a step of {batch:,} sequences: use fewer, or set a larger "
         "train.batch.",
         gpus=fleet.gpus,

@@ -1,0 +1,89 @@
+"""`malmoi launch`: the same command on several GPUs or machines."""
+
+from typing import Annotated, Any
+
+import typer
+
+from malmoi.api.tools import plan
+from malmoi.cli import shared as cli
+from malmoi.cli.plan import plan_rows
+from malmoi.cli.pretrain import is_recipe
+from malmoi.errors import require_that
+from malmoi.messages import msg
+from malmoi.planning.launch import Engine, Launch
+from malmoi.system.machine import this_machine
+from malmoi.training.recipe import BUDGETS
+
+ESTIMATED = ("memory", "time", "energy", "cost")  # rows of the plan that are shown
+
+
+def launch_command(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- pretrain …", help="The command, as on one machine, after --."),
+    ],
+    nodes: int = cli.option(1, "Number of machines.", min=1),
+    gpus: int | None = cli.option(
+        None, "GPUs of each machine, or processes without any.", shown="those of this machine"
+    ),
+    engine: Engine = cli.option(
+        "torchrun", "What starts the processes: torchrun, slurm, kubernetes or ray.", "--on"
+    ),
+    host: str = cli.option("", "With torchrun: the machine where all meet."),
+    image: str = cli.option("", "With kubernetes: the image of the containers."),
+    name: str = cli.option("malmoi", "Name of the job."),
+    restarts: int = cli.option(3, "Times a run is started again after a failure.", min=0),
+    gpu: str = cli.option("", "GPU model: what the run will take on it.", metavar="NAME"),
+    dry_run: bool = cli.option(False, "Only print the script and the estimate.", "--dry-run"),
+) -> None:
+    """Start a run on several GPUs or machines.
+
+    Every process is told its part; a lost one costs what was not yet saved.
+
+    Example: malmoi launch --gpus 8 -- pretrain gpt2-small texts/ -o runs/gpt2
+
+    Example: malmoi launch --on slurm --nodes 4 --gpus 8 --dry-run -- pretrain bert-base texts/
+    """
+    require_that(
+        command[0] == "pretrain",
+        "launch starts pretrain: corpus build, predict and embed take --part instead.",
+    )
+    processes = gpus or max(1, this_machine().count("cuda"))
+    made = Launch(
+        command=command,
+        engine=engine,
+        nodes=nodes,
+        processes=processes,
+        host=host,
+        image=image,
+        name=name,
+        restarts=restarts,
+    )
+    _estimate(command[1:], made, gpu)
+    if dry_run:
+        print(made.script(), end="")
+        return
+    if engine == "torchrun" and nodes > 1:
+        cli.say("Type the same on the other {machines}.", machines=nodes - 1)
+    if code := made.run():
+        raise typer.Exit(code)
+
+
+def _estimate(words: list[str], made: Launch, gpu: str) -> None:
+    """Says what the plan of a named recipe is; a wrong option of pretrain is an error here."""
+    from typer.main import get_command
+
+    from malmoi.cli.app import build_app
+    from malmoi.training.recipes import SIZED
+
+    group: Any = get_command(build_app("pretrain"))
+    given = group.commands["pretrain"].make_context("pretrain", words).params
+    recipe = next((word for word in given["words"] if is_recipe(word)), "gpt")
+    if recipe in SIZED or not gpu:
+        return
+    budget = {f"train.{name}": given[name] for name in BUDGETS if given[name]}
+    changes = cli.changes_of(given["settings"]) | budget
+    planned = plan(recipe, gpus=made.nodes * made.processes, gpu=gpu, settings=changes)
+    for name, value in plan_rows(planned):
+        if name in ESTIMATED:
+            cli.say("{name}: {value}", name=msg(name), value=value)
