@@ -50,6 +50,12 @@ def require_that(condition: object, sentence: str, /, **values: object) -> None:
         raise UsageError(msg(sentence, **values))
 
 
+def ensure(condition: object, sentence: str, /, **values: object) -> None:
+    """Raises a MalmoiError with this sentence, which says what is wrong, unless it holds."""
+    if not condition:
+        raise MalmoiError(msg(sentence, **values))
+
+
 def require(what: str, condition: object, sentence: str, /, **values: object) -> None:
     """Raises a UsageError that begins with `what` unless the settings are consistent."""
     if not condition:

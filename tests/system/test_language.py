@@ -31,7 +31,7 @@ from malmoi.training.recipe import Recipe
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # functions whose arguments are said to users
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
-DOORS |= {"require_known", "require_that", "explained"}
+DOORS |= {"require_known", "require_that", "ensure", "explained"}
 DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
 DOORS |= {"info", "warning", "say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use

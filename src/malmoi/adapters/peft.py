@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from malmoi.adapters.attach import LoRALinear, LoRAPatch, patched, set_prefix
 from malmoi.adapters.config import AdapterConfig
 from malmoi.checkpoint.table import TRANSPOSE, Table
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.model import Network
 from malmoi.system.confined import Refused, match_patterns
 from malmoi.system.limits import shown
@@ -250,16 +250,15 @@ def soft_tensors(network: Network) -> dict[str, Tensor]:
 
 
 def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]) -> set[str]:
-    if config.flag("prefix_projection", default=False):
-        raise MalmoiError(
-            "This prefix has prefix_projection=true, which Malmoi does not support; save it "
-            "without."
-        )
-    if SOFT_TENSOR not in tensors:
-        raise MalmoiError(
-            "The adapter's weights have no {tensor}; they do not match its config.",
-            tensor=SOFT_TENSOR,
-        )
+    ensure(
+        not config.flag("prefix_projection", default=False),
+        "This prefix has prefix_projection=true, which Malmoi does not support; save it without.",
+    )
+    ensure(
+        SOFT_TENSOR in tensors,
+        "The adapter's weights have no {tensor}; they do not match its config.",
+        tensor=SOFT_TENSOR,
+    )
     c = network.config
     found = tensors[SOFT_TENSOR].to(network.device, network.dtype)
     prefix = config["peft_type"] == "PREFIX_TUNING"

@@ -31,7 +31,7 @@ from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
 from malmoi.checkpoint.weights import read_file, write_tensors
-from malmoi.errors import MalmoiError, UsageError, explained, nearest, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, explained, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
@@ -189,12 +189,12 @@ def _open(folder: Path) -> AdapterFolder:
             kind=shown(kind),
             hint=nearest(kind, PEFT_TYPES),
         )
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise MalmoiError(
-            "{folder} is an adapter without weights: {weights} is missing.",
-            folder=folder,
-            weights=ADAPTER_WEIGHTS,
-        )
+    ensure(
+        (folder / ADAPTER_WEIGHTS).is_file(),
+        "{folder} is an adapter without weights: {weights} is missing.",
+        folder=folder,
+        weights=ADAPTER_WEIGHTS,
+    )
     tensors = read_file(folder / ADAPTER_WEIGHTS)
     for name, tensor in tensors.items():
         check_type(tensor, name, folder)
@@ -214,12 +214,12 @@ def _base(found: AdapterFolder) -> Checkpoint:
         "Set base_model_name_or_path to its current path in {folder}.",
         folder=found.folder / ADAPTER_CONFIG,
     )
-    if not named:
-        raise MalmoiError(
-            "{folder} is an adapter that does not name its base. {mend}",
-            folder=found.folder,
-            mend=mend,
-        )
+    ensure(
+        named,
+        "{folder} is an adapter that does not name its base. {mend}",
+        folder=found.folder,
+        mend=mend,
+    )
     with explained(
         MalmoiError,
         "{folder} is an adapter of {named}, which cannot be opened: {error} {mend}",
@@ -231,14 +231,14 @@ def _base(found: AdapterFolder) -> Checkpoint:
     then = found.record.object("base", default={})
     base = _as_trained(base, then)
     changed = difference(then, base_fingerprint(base)) if then else ""
-    if changed:
-        raise MalmoiError(
-            "{folder} was trained on the model in {named}, which has changed since: "
-            "{changed}. Restore that model, or train the adapter again.",
-            folder=found.folder,
-            named=named,
-            changed=changed,
-        )
+    ensure(
+        not changed,
+        "{folder} was trained on the model in {named}, which has changed since: "
+        "{changed}. Restore that model, or train the adapter again.",
+        folder=found.folder,
+        named=named,
+        changed=changed,
+    )
     return base
 
 

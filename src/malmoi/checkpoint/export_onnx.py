@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.errors import MalmoiError, first_line, require_known, require_that
+from malmoi.errors import MalmoiError, ensure, first_line, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs
 from malmoi.model import Network
@@ -145,12 +145,12 @@ def export_onnx(
             _quantize(made)
         report_progress(Progress("compare the scores with ours", 0))
         far = _distance(graph, made)
-        if dtype == "fp32" and not far < MAX_SCORE_DIFFERENCE:
-            raise MalmoiError(
-                "ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written.",
-                far=far,
-                path=path.name,
-            )
+        ensure(
+            dtype != "fp32" or far < MAX_SCORE_DIFFERENCE,
+            "ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written.",
+            far=far,
+            path=path.name,
+        )
         for file in sorted(made.parent.iterdir(), reverse=True):  # NAME.onnx.data before NAME.onnx
             replace_file(path.parent / file.name, file.replace)
     return far

@@ -22,7 +22,7 @@ from torch import Tensor
 from malmoi.checkpoint.hf_tables import LLAMA_TABLE
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.messages import msg
 from malmoi.model.positions import rotary_frequencies
 from malmoi.system.limits import shown
@@ -120,8 +120,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as opened:
-            if not path.stat().st_size:
-                raise MalmoiError("{path} is empty; copy or download it again.", path=path)
+            ensure(path.stat().st_size, "{path} is empty; copy or download it again.", path=path)
             self.data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
         cursor = Cursor(self.data, path)
         tensors, entries = self._header(cursor)
@@ -141,17 +140,18 @@ class GGUFFile:
             self._bytes(name)
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
-        if bytes(cursor.take(4)) != MAGIC:
-            raise MalmoiError(
-                "{path} is not a GGUF file: it does not begin with GGUF.", path=self.path
-            )
+        ensure(
+            bytes(cursor.take(4)) == MAGIC,
+            "{path} is not a GGUF file: it does not begin with GGUF.",
+            path=self.path,
+        )
         version = cursor.number("I")
-        if version not in VERSIONS:
-            raise MalmoiError(
-                "{path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.",
-                path=self.path,
-                version=version,
-            )
+        ensure(
+            version in VERSIONS,
+            "{path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.",
+            path=self.path,
+            version=version,
+        )
         # by the bytes of the smallest possible entry
         return cursor.count("tensors", 24), cursor.count("metadata", 13)
 
@@ -315,10 +315,11 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
         for ours, theirs in (GGUF_FIELDS | OPTIONAL_FIELDS).items()
         if ours in meta
     }
-    if "token_embd.weight" not in file.tensors:
-        raise MalmoiError(
-            "{path} holds no token_embd.weight: it is not a whole model.", path=file.path
-        )
+    ensure(
+        "token_embd.weight" in file.tensors,
+        "{path} holds no token_embd.weight: it is not a whole model.",
+        path=file.path,
+    )
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **named}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -332,13 +333,13 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> Any:
     """One number for all layers; floats as meant, not as fp32 rounds them (9.9999997e-06)."""
     if isinstance(value, list):
-        if len(set(value)) != 1:
-            raise MalmoiError(
-                "{path}: llama.{name} differs between layers, but Malmoi supports one value "
-                "for all of them.",
-                path=path,
-                name=name,
-            )
+        ensure(
+            len(set(value)) == 1,
+            "{path}: llama.{name} differs between layers, but Malmoi supports one value "
+            "for all of them.",
+            path=path,
+            name=name,
+        )
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
@@ -363,11 +364,11 @@ def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
     scaled, _ = rotary_frequencies(
         config.override({"rotary_scaling": f"llama3:{rule['factor']},1,4,8192"})
     )
-    if factors.shape != plain.shape or not torch.allclose(plain / scaled, factors, rtol=1e-3):
-        raise MalmoiError(
-            "{path}: its rotary positions are scaled by factors that are not LLaMA 3's.",
-            path=file.path,
-        )
+    ensure(
+        factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3),
+        "{path}: its rotary positions are scaled by factors that are not LLaMA 3's.",
+        path=file.path,
+    )
     return rule
 
 

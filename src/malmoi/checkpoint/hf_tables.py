@@ -19,7 +19,7 @@ from malmoi.checkpoint.table import (
     affine,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.model import families
 from malmoi.model.positions import sinusoid_table
 from malmoi.settings import coerce
@@ -280,20 +280,19 @@ def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
     pad, rows = (
         coerce(theirs[name], int, name) for name in ("pad_token_id", "max_position_embeddings")
     )
-    if not 0 <= pad < rows - 1:
-        raise MalmoiError(
-            "config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
-            "positions begin after the padding id, so none is left.",
-            pad=pad,
-            rows=rows,
-        )
+    ensure(
+        0 <= pad < rows - 1,
+        "config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
+        "positions begin after the padding id, so none is left.",
+        pad=pad,
+        rows=rows,
+    )
     return {"context": rows - pad - 1, "position_offset": pad + 1}
 
 
 def _write_positions(ours: Mapping[str, Any]) -> dict[str, int]:
     offset = ours["position_offset"]
-    if offset < 1:
-        raise MalmoiError("Hugging Face has no RoBERTa whose positions start at row 0.")
+    ensure(offset >= 1, "Hugging Face has no RoBERTa whose positions start at row 0.")
     return {"max_position_embeddings": ours["context"] + offset, "pad_token_id": offset - 1}
 
 
@@ -404,12 +403,12 @@ ELECTRA_TABLE = Table(
 def _albert(**fields: Any) -> ModelConfig:
     """ALBERT always has an embedding projection; at equal widths ours is part of the embedding."""
     config = families.albert(**fields)
-    if config.token_width == config.width:
-        raise MalmoiError(
-            "config.json says embedding_size = hidden_size = {width}; Malmoi supports only "
-            "narrower ones in albert.",
-            width=config.width,
-        )
+    ensure(
+        config.token_width != config.width,
+        "config.json says embedding_size = hidden_size = {width}; Malmoi supports only "
+        "narrower ones in albert.",
+        width=config.width,
+    )
     return config
 
 
@@ -514,13 +513,13 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
         bool(coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias"))
         for part in ("attention", "mlp")
     )
-    if attention != mlp:
-        raise MalmoiError(
-            "config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
-            "supports biases in both or in neither.",
-            attention=attention,
-            mlp=mlp,
-        )
+    ensure(
+        attention == mlp,
+        "config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
+        "supports biases in both or in neither.",
+        attention=attention,
+        mlp=mlp,
+    )
     return {"bias": attention}
 
 

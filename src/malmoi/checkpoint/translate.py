@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.checkpoint.weights import Quantized, Weight, by_rows, check_sizes, dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, nearest
+from malmoi.errors import MalmoiError, ensure, nearest
 from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
@@ -102,13 +102,13 @@ def _under_current_names(
         ends = {"gamma": ".weight", "beta": ".bias"}
         today = stem + ends[end] if end in ends else key
         first = renamed.setdefault(table.copies.get(today, today), tensor)
-        if not is_same(first, tensor):
-            raise MalmoiError(
-                "{folder}: {key} is not equal to its copy under another name; Malmoi has one "
-                "weight for both, and cannot know which is meant.",
-                folder=folder,
-                key=key,
-            )
+        ensure(
+            is_same(first, tensor),
+            "{folder}: {key} is not equal to its copy under another name; Malmoi has one "
+            "weight for both, and cannot know which is meant.",
+            folder=folder,
+            key=key,
+        )
     for one, other in (*table.copies.items(), *table.twins.items()):
         if one in renamed or other in renamed:
             renamed[one] = renamed[other] = renamed[one if one in renamed else other]
@@ -351,14 +351,13 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
     # no value is larger than the norm, which takes a third of the time
     if tensor.dtype == torch.float32 and torch.linalg.vector_norm(tensor) < MAX_WEIGHT:
         return
-    if not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()):
-        raise MalmoiError(
-            "{folder}: the weight {name} holds values that are NaN or beyond {most:g}; it is "
-            "damaged.",
-            folder=folder,
-            name=name,
-            most=MAX_WEIGHT,
-        )
+    ensure(
+        all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()),
+        "{folder}: the weight {name} holds values that are NaN or beyond {most:g}; it is damaged.",
+        folder=folder,
+        name=name,
+        most=MAX_WEIGHT,
+    )
 
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:

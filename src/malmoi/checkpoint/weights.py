@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, first_line, is_out_of_memory
+from malmoi.errors import MalmoiError, ensure, first_line, is_out_of_memory
 from malmoi.system.files import replace_file, write_json
 from malmoi.system.limits import format_size, shown
 from malmoi.system.machine import free_memory
@@ -200,24 +200,24 @@ WORD_NUMBERS = 8  # 4-bit numbers that one int32 of packed weights may hold
 
 def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
-    if config.distinct > len(weights) + FEW_LAYERS:
-        raise MalmoiError(
-            "{where} says that the model has {distinct:,} layers, but the weights have only "
-            "{weights:,} tensors; they belong to different models, or are damaged.",
-            where=where,
-            distinct=config.distinct,
-            weights=len(weights),
-        )
+    ensure(
+        config.distinct <= len(weights) + FEW_LAYERS,
+        "{where} says that the model has {distinct:,} layers, but the weights have only "
+        "{weights:,} tensors; they belong to different models, or are damaged.",
+        where=where,
+        distinct=config.distinct,
+        weights=len(weights),
+    )
     needed = least_numbers(config)
     stored = sum(weight.shape.numel() for weight in weights.values())
-    if needed > stored + FEW_NUMBERS:
-        raise MalmoiError(
-            "{where} describes a model of at least {needed:,} numbers, but the weights hold "
-            "{stored:,}; they belong to different models, or are damaged.",
-            where=where,
-            needed=needed,
-            stored=stored,
-        )
+    ensure(
+        needed <= stored + FEW_NUMBERS,
+        "{where} describes a model of at least {needed:,} numbers, but the weights hold "
+        "{stored:,}; they belong to different models, or are damaged.",
+        where=where,
+        needed=needed,
+        stored=stored,
+    )
 
 
 def least_numbers(c: ModelConfig) -> int:

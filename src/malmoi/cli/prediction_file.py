@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from malmoi.cli import shared as cli
-from malmoi.errors import MalmoiError, UsageError, explained, require_known, require_that
+from malmoi.errors import UsageError, ensure, explained, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, part_of, report_progress
@@ -155,8 +155,7 @@ def _table_source(data: Path, known: Mapping[str, str], given: Mapping[str, str]
         return _checked(any_rows(data, named))
 
     first = [row.values for row in islice(rows(), ROWS_AT_ONCE)]
-    if not first:
-        raise MalmoiError("There are no rows in {data}.", data=data)
+    ensure(first, "There are no rows in {data}.", data=data)
     require_that(
         ".txt" not in data.suffixes or len(first[0]) != 1,
         "{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}",

@@ -34,7 +34,7 @@ from malmoi.corpus.filter import (
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
 from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
@@ -278,8 +278,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     bad = [line for source in plan.sources for line in source.reader.describe()]
     for line in bad:
         logger.info(line)
-    if not found["documents"]:
-        raise MalmoiError("There is no text in the sources.")
+    ensure(found["documents"], "There is no text in the sources.")
     about = {"shards": found["shards"], "bad": bad}
     with folder_lock(plan.work.folder / "shared", wait=True):
         write_json(path, about)

@@ -29,7 +29,7 @@ from malmoi.corpus.ngrams import (
     random_odd,
     seeded_hash,
 )
-from malmoi.errors import MalmoiError, require_known, require_that
+from malmoi.errors import ensure, require_known, require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
@@ -376,12 +376,12 @@ class LinkList:
                 rows=plural(len(bad), "row"),
                 bad=bad[0],
             )
-        if not good:
-            raise MalmoiError(
-                "No URL of {path} has a score of {min_score:g} or more.",
-                path=path,
-                min_score=min_score,
-            )
+        ensure(
+            good,
+            "No URL of {path} has a score of {min_score:g} or more.",
+            path=path,
+            min_score=min_score,
+        )
         return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
 
     def reason_against(self, url: str, min_score: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.messages import msg
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.lines import COMPRESSED
@@ -88,12 +88,12 @@ def source_epochs(
 ) -> dict[str, float]:
     """How often each source is read for an output of `size` characters."""
     for name, share in shares.items():
-        if share and not characters.get(name):
-            raise MalmoiError(
-                "No document of {name} is left, which should make up {share:.0%} of the mix.",
-                name=name,
-                share=share,
-            )
+        ensure(
+            not share or characters.get(name),
+            "No document of {name} is left, which should make up {share:.0%} of the mix.",
+            name=name,
+            share=share,
+        )
     return {
         name: size * share / characters[name] if share else 0.0 for name, share in shares.items()
     }

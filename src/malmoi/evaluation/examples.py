@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.evaluation.kinds import kind_of
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import joined, msg, plural
@@ -128,13 +128,13 @@ def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
     if not twice:
         return
     last, times = twice[-1], counts[twice[-1].id]
-    if refuse:
-        raise MalmoiError(
-            "{place}: the id {id!r} comes {times} times, but ids must differ.",
-            place=last.place,
-            id=last.id,
-            times=times,
-        )
+    ensure(
+        not refuse,
+        "{place}: the id {id!r} comes {times} times, but ids must differ.",
+        place=last.place,
+        id=last.id,
+        times=times,
+    )
     yield msg(
         "{place}: the id {id!r} comes {times} times.", place=last.place, id=last.id, times=times
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import ensure
 from malmoi.evaluation.task import Example
 from malmoi.inference import predict
 from malmoi.inference.embed import pair_cosines, sentence_vectors
@@ -158,10 +158,11 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
             null = len(window.tokens) - 1 if view.last else 0
             row = TokenRow(window.tokens, window.segments)
             yield TrainingItem((row,), place or (null, null), continues=number > 0)
-    if lost and len(lost) == len(examples):
-        raise MalmoiError(
-            "No answer fits into {length} tokens; raise --length.", length=view.length
-        )
+    ensure(
+        not lost or len(lost) != len(examples),
+        "No answer fits into {length} tokens; raise --length.",
+        length=view.length,
+    )
     if lost:
         logger.warning(
             "{lost:,} of {examples:,} rows are skipped, the first at {first}: their "
@@ -188,12 +189,12 @@ def _place(window: ContextWindow, answers: Sequence[tuple[str, int]]) -> tuple[i
 def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
     """Conversations with their answers; only the answers' tokens are learnt, their end included."""
     rows = [answer_row(example, view) for example in examples]
-    if not any(row.spans for row in rows):
-        raise MalmoiError(
-            "No answer fits with its prompt into {length} tokens; raise --length, or give "
-            "shorter prompts.",
-            length=view.length,
-        )
+    ensure(
+        any(row.spans for row in rows),
+        "No answer fits with its prompt into {length} tokens; raise --length, or give "
+        "shorter prompts.",
+        length=view.length,
+    )
     _note_cuts(examples, rows, view.length)
     for row in rows:
         if row.spans:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
@@ -141,13 +141,13 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
             "for evaluation.",
             place=rows[0].place,
         )
-    if count >= len(rows):
-        raise MalmoiError(
-            "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
-            "or a smaller holdout.",
-            count=count,
-            rows=len(rows),
-        )
+    ensure(
+        count < len(rows),
+        "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
+        "or a smaller holdout.",
+        count=count,
+        rows=len(rows),
+    )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}
     for i in random.Random(seed).sample(range(len(rows)), len(rows)):

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Literal, Self, Unpack
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, require_that
 from malmoi.inference.generation.batch import DecodeBatch, StepMode
 from malmoi.inference.generation.generate import writer_for
 from malmoi.inference.generation.keywords import GenerationSettings
@@ -204,8 +204,7 @@ class Engine:
         self._check(job)
         request = TokenStream(job, self.model, self.capacity, owner, on_chunk)
         with self.changed:
-            if self.closing:
-                raise MalmoiError("The engine is closing and takes no more requests.")
+            ensure(not self.closing, "The engine is closing and takes no more requests.")
             if len(self.waiting) >= self.queue:
                 raise QueueFull(
                     "{queue} requests are waiting already; try again later.", queue=self.queue

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError, explained, require_known, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_batches
 from malmoi.model import Activations
@@ -287,13 +287,13 @@ def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow
             labels = []
         elif not line.startswith("#"):
             cells = line.rstrip("\n").split("\t")
-            if len(cells) != CONLLU_FIELDS:
-                raise MalmoiError(
-                    "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
-                    number=number,
-                    cells=len(cells),
-                    fields=CONLLU_FIELDS,
-                )
+            ensure(
+                len(cells) == CONLLU_FIELDS,
+                "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
+                number=number,
+                cells=len(cells),
+                fields=CONLLU_FIELDS,
+            )
             if cells[0].isdigit():  # not a range of words, nor an empty node
                 words.append(cells[1].replace(" ", ""))
                 labels.append(cells[CONLLU_COLUMNS[column]])

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
-from malmoi.errors import MalmoiError, explained, first_line
+from malmoi.errors import MalmoiError, ensure, explained, first_line
 from malmoi.messages import StatusLog
 from malmoi.system.files import file_checksum, flush_to_disk, folder_lock, write_text
 from malmoi.system.native import cache_or_temporary
@@ -77,8 +77,7 @@ def persistently(name: str, action: Callable[[], T]) -> T:
 
 
 def _check_size(got: int, size: int) -> None:
-    if got != size:
-        raise MalmoiError("{got} of {size} bytes arrived", got=got, size=size)
+    ensure(got == size, "{got} of {size} bytes arrived", got=got, size=size)
 
 
 class StoredFile(NamedTuple):
@@ -143,8 +142,10 @@ class Store:
             else:
                 checksum = _known_checksum(source, size, before.st_mtime_ns)
                 self.files.put_file(str(source), path)
-                if source.stat().st_mtime_ns != before.st_mtime_ns:
-                    raise MalmoiError("the file has changed meanwhile")
+                ensure(
+                    source.stat().st_mtime_ns == before.st_mtime_ns,
+                    "the file has changed meanwhile",
+                )
             self.files.invalidate_cache()
             _check_size(self.files.size(path), size)
             return StoredFile(path, size, checksum)
@@ -170,8 +171,12 @@ def _as_found(info: dict[str, Any]) -> StoredFile:
 
 def _as_listed(root: str, name: str, values: Any) -> StoredFile:
     path, size, checksum = values
-    if ".." in PurePosixPath(f"{name}/{path}").parts or name.startswith("/"):
-        raise MalmoiError("{url} is damaged: it lists the file {name!r}.", url=root, name=name)
+    ensure(
+        ".." not in PurePosixPath(f"{name}/{path}").parts and not name.startswith("/"),
+        "{url} is damaged: it lists the file {name!r}.",
+        url=root,
+        name=name,
+    )
     return StoredFile(f"{root}/{path}", int(size), int(checksum))
 
 
@@ -197,8 +202,7 @@ def fetched(url: str) -> Path:
     """The copy of a file or folder; a folder that changes meanwhile is fetched as it is then."""
     store = Store(url)
     listed = store.listing()
-    if not listed:
-        raise MalmoiError("There is no file or folder {url}.", url=url)
+    ensure(listed, "There is no file or folder {url}.", url=url)
     copy = _place(url, f"@{_digest(listed)}")
     with folder_lock(copy.parents[1], wait=True):
         if copy.exists():
@@ -366,11 +370,11 @@ class WorkingCopy:
             self.store.remove([f"{self.store.root}/{LIST}"])
             self.store.put(self.place, self.store.root)
             return
-        if _digest(self.store.listing()) != _digest(self.listed):
-            raise MalmoiError(
-                "{url} was changed from elsewhere: let one machine at a time write to it.",
-                url=self.store.url,
-            )
+        ensure(
+            _digest(self.store.listing()) == _digest(self.listed),
+            "{url} was changed from elsewhere: let one machine at a time write to it.",
+            url=self.store.url,
+        )
         found: Listing = {}
         while {*found} != (names := _names(self.place)):  # states come and go meanwhile
             known = {**self.listed, **found}

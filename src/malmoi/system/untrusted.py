@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from malmoi.errors import MalmoiError, UsageError, explained
+from malmoi.errors import MalmoiError, UsageError, ensure, explained
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
 
@@ -240,13 +240,13 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """A file of bounded size."""
     try:
         size = path.stat().st_size
-        if size > max_bytes:
-            raise MalmoiError(
-                "{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}.",
-                path=path,
-                size=size,
-                max_bytes=max_bytes,
-            )
+        ensure(
+            size <= max_bytes,
+            "{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}.",
+            path=path,
+            size=size,
+            max_bytes=max_bytes,
+        )
         return path.read_bytes()
     except OSError as error:
         raise MalmoiError(

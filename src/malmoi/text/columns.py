@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, explained
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.text.records import (
     CHAT_COLUMNS,
@@ -369,10 +369,7 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
         for name, texts in columns.items()
         if len(_numbers([row.get(name) for row in rows])) < len(rows)
     }
-    if not texts:
-        raise MalmoiError(
-            "No column of {where} looks like text: name it with --text COLUMN.", where=where
-        )
+    ensure(texts, "No column of {where} looks like text: name it with --text COLUMN.", where=where)
     sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
     return max(sizes, key=lambda name: sizes[name])
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from malmoi.errors import MalmoiError, require_known, require_that
+from malmoi.errors import MalmoiError, ensure, require_known, require_that
 from malmoi.messages import joined, msg, plural
 from malmoi.text.formats import (
     DOCUMENT_RULES,
@@ -190,8 +190,7 @@ def require_documents(readers: Sequence[DocumentReader]) -> Iterator[Document]:
     if not empty:
         return
     problems = [bad for reader in readers for bad in reader.problems.values()]
-    if not problems:
-        raise MalmoiError("There is no text to learn from: every source is empty.")
+    ensure(problems, "There is no text to learn from: every source is empty.")
     said = msg(
         "There is no text to learn from: {lines} skipped, such as {first}.",
         lines=plural(sum(bad.count for bad in problems), "bad line"),

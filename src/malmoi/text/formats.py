@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import ensure
 from malmoi.messages import msg
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_blocks, decode_sample, open_bytes
 from malmoi.text.records import Records, WantedColumns, checked_column, label_name, read_records
@@ -62,12 +62,12 @@ def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
     encoding, start = decode_sample(sample)
-    if start.count("\ufffd") + start.count("\0") > max(MAX_BAD_SHARE * len(start), 100):
-        raise MalmoiError(
-            "{path} is not text: most of its bytes are not readable as {encoding}.",
-            path=path,
-            encoding=encoding,
-        )
+    ensure(
+        start.count("\ufffd") + start.count("\0") <= max(MAX_BAD_SHARE * len(start), 100),
+        "{path} is not text: most of its bytes are not readable as {encoding}.",
+        path=path,
+        encoding=encoding,
+    )
     rule = guess_rule(start) if want.rule == "auto" else want.rule
     want.on_rule(rule)
     with open_bytes(path) as stream:

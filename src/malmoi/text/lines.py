@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 from unicodedata import category
 
-from malmoi.errors import MalmoiError, first_line
+from malmoi.errors import MalmoiError, ensure, first_line
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_GROWTH, MAX_LINE_CHARACTERS, MIN_UNPACKED_BYTES
 from malmoi.system.packages import optional_package
@@ -75,13 +75,13 @@ def whole_items(path: Path, items: Iterator[T]) -> Iterator[T]:
 def require_real_size(path: Path, unpacked: int) -> None:
     """Refuses a file that grows as no text does when it is unpacked, before it fills the memory."""
     limit = max(MIN_UNPACKED_BYTES, MAX_GROWTH * path.stat().st_size)
-    if unpacked > limit:
-        raise MalmoiError(
-            "{path} unpacks to more than {limit:,} bytes, which no text of its size does: it "
-            "is damaged, or made to fill the memory.",
-            path=path,
-            limit=limit,
-        )
+    ensure(
+        unpacked <= limit,
+        "{path} unpacks to more than {limit:,} bytes, which no text of its size does: it "
+        "is damaged, or made to fill the memory.",
+        path=path,
+        limit=limit,
+    )
 
 
 def read_whole(path: Path) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, explained, nearest
+from malmoi.errors import MalmoiError, ensure, explained, nearest
 from malmoi.messages import msg, plural
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.system.packages import optional_package
@@ -277,10 +277,12 @@ def _read_columns(where: str, names: Sequence[str], wanted: WantedColumns) -> li
 def check_header(where: str, names: Sequence[str]) -> None:
     """Refuses two columns of one name."""
     for name, count in Counter(filter(None, names)).items():
-        if count > 1:
-            raise MalmoiError(
-                "{where} has two columns {name!r}; rename one of them.", where=where, name=name
-            )
+        ensure(
+            count <= 1,
+            "{where} has two columns {name!r}; rename one of them.",
+            where=where,
+            name=name,
+        )
 
 
 def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from malmoi.errors import MalmoiError, explained
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.system.native import temporary_folder
 from malmoi.system.storage import StoredFile, fetch_file, open_url
 from malmoi.text.formats import FoundDocument, FoundLines, ReadOptions
@@ -59,8 +59,7 @@ def remote_files(given: str) -> list[RemoteFile]:
         return [RemoteFile(files, path, known_format(PurePosixPath(path)))]
     kinds = {path: format_of(Path(path)) for path in sorted(found)}
     readable = [RemoteFile(files, path, kind) for path, kind in kinds.items() if kind]
-    if not readable:
-        raise MalmoiError("{given} has no file that can be read.", given=given)
+    ensure(readable, "{given} has no file that can be read.", given=given)
     return readable
 
 

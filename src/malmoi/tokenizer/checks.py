@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, ensure
 from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
@@ -124,15 +124,15 @@ def check_state(state: JsonObject) -> None:
             )
     for part in ("normalizer", "decoder"):
         growth = _growth(state.get(part), state.where)
-        if growth > MAX_TEXT_GROWTH:
-            raise MalmoiError(
-                "{where}: its {part} may make a text {growth:,} times as long; up to {most} "
-                "are allowed.",
-                where=state.where,
-                part=part,
-                growth=growth,
-                most=MAX_TEXT_GROWTH,
-            )
+        ensure(
+            growth <= MAX_TEXT_GROWTH,
+            "{where}: its {part} may make a text {growth:,} times as long; up to {most} "
+            "are allowed.",
+            where=state.where,
+            part=part,
+            growth=growth,
+            most=MAX_TEXT_GROWTH,
+        )
     _check_patterns(dict(state), state.where)
 
 
@@ -144,10 +144,11 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
     if set(map(type, ids)) - {int}:
         # finds which one is wrong; slow for 250,000 tokens
         JsonObject({"vocab": vocab}, where).map_of("vocab", int)
-    if len(set(ids)) < len(vocab):
-        raise MalmoiError(
-            "{where}: two tokens have the same id; a vocabulary has each id once.", where=where
-        )
+    ensure(
+        len(set(ids)) >= len(vocab),
+        "{where}: two tokens have the same id; a vocabulary has each id once.",
+        where=where,
+    )
     largest = max(ids, default=-1)
     smallest = min(ids, default=0)
     if smallest < 0 or largest >= len(vocab) + MAX_VOCABULARY_HOLES:
@@ -211,10 +212,11 @@ def longest_replacement(data: bytes, where: str) -> int:
     leaves = units >> 31 == 1
     next_units = np.arange(len(units)) ^ units >> 10 << ((units & 512) >> 6) | 255
     beyond = np.where(leaves, (units & 0x7FFFFFFF) >= len(texts), next_units >= len(units))
-    if beyond.any():
-        raise MalmoiError(
-            "{where}: its precompiled_charsmap points outside itself; it is damaged.", where=where
-        )
+    ensure(
+        not beyond.any(),
+        "{where}: its precompiled_charsmap points outside itself; it is damaged.",
+        where=where,
+    )
     return max(1, max(map(len, texts.split(b"\0")), default=1))
 
 

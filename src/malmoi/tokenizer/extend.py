@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import UsageError, ensure, require_that
 from malmoi.messages import msg
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
@@ -52,8 +52,7 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     prefix = CONTINUES if kind == "WordPiece" else ""
     merges = _learn_merges(words, SPARE_MERGES * add, prefix)
     tokens, merges = _first_tokens(merges, characters, known, add)
-    if not tokens:
-        raise MalmoiError("No token was added: the text has no pair of pieces that occurs twice.")
+    ensure(tokens, "No token was added: the text has no pair of pieces that occurs twice.")
     ids = {token: old.vocab_size + i for i, token in enumerate(tokens)}
     _extend_model(state, merges, ids)
     made = _spelt(characters, merges)

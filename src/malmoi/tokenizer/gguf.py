@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Regex, Tokenizer as Rust, models, normalizers, pre_tokenizers
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, ensure, nearest
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
@@ -81,19 +81,19 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         )
     tokens = _listed(given, "tokens", str)
     vocab: Vocab = {token: id for id, token in enumerate(tokens)}
-    if len(vocab) < len(tokens):
-        raise MalmoiError(
-            "{where}: a token appears twice in its vocabulary, so its id would be ambiguous.",
-            where=where,
-        )
+    ensure(
+        len(vocab) >= len(tokens),
+        "{where}: a token appears twice in its vocabulary, so its id would be ambiguous.",
+        where=where,
+    )
     types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
-    if len(types) != len(tokens):
-        raise MalmoiError(
-            "{where} has {types:,} types for {tokens:,} tokens; it is damaged.",
-            where=where,
-            types=len(types),
-            tokens=len(tokens),
-        )
+    ensure(
+        len(types) == len(tokens),
+        "{where} has {types:,} types for {tokens:,} tokens; it is damaged.",
+        where=where,
+        types=len(types),
+        tokens=len(tokens),
+    )
     theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
     known = {role: id for role, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
@@ -136,13 +136,13 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
     """SentencePiece BPE: spaces become ▁, unknown characters bytes, merges ordered by score."""
     tokens = list(vocab)
     scores = _listed(given, "scores", float)
-    if len(scores) != len(tokens):
-        raise MalmoiError(
-            "{where} has {scores:,} scores for {tokens:,} tokens; it is damaged.",
-            where=given.where,
-            scores=len(scores),
-            tokens=len(tokens),
-        )
+    ensure(
+        len(scores) == len(tokens),
+        "{where} has {scores:,} scores for {tokens:,} tokens; it is damaged.",
+        where=given.where,
+        scores=len(scores),
+        tokens=len(tokens),
+    )
     kinds = dict(zip(tokens, types, strict=True))
     normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
     merges = merges_by_score(normal, vocab)

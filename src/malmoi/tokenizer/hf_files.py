@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Rust
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
@@ -58,8 +58,7 @@ MODEL_CLASSES = {
 
 def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
     """The tokenizer of a folder or file: all that `Tokenizer` takes."""
-    if not path.exists():
-        raise MalmoiError("There is no tokenizer at {path}: no such file or folder.", path=path)
+    ensure(path.exists(), "There is no tokenizer at {path}: no such file or folder.", path=path)
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
     pieces = None
@@ -126,8 +125,7 @@ def parse_rust(text: str, where: str) -> Rust:
     check_state(state)
     with panics_explained(msg("{where} is not a tokenizer.json that can be used", where=where)):
         rust = Rust.from_str(text)
-    if rust.get_vocab_size() == 0:
-        raise MalmoiError("{where} has an empty vocabulary.", where=where)
+    ensure(rust.get_vocab_size() != 0, "{where} has an empty vocabulary.", where=where)
     return rust
 
 
@@ -161,12 +159,12 @@ def _is_marian(folder: Path, settings: Settings) -> bool:
 
 def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
     """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
-    if settings.get("separate_vocabs"):
-        raise MalmoiError(
-            "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
-            "translation models only with one for both.",
-            folder=folder,
-        )
+    ensure(
+        not settings.get("separate_vocabs"),
+        "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
+        "translation models only with one for both.",
+        folder=folder,
+    )
     names = _names(MARIAN_SPECIALS, settings)
     vocab = read_vocab_json(folder / "vocab.json")
     missing = next((name for name in names.values() if name not in vocab), None)
@@ -281,16 +279,14 @@ def read_vocab_lines(path: Path) -> Vocab:
                 vocab=vocab[token] + 1,
             )
         vocab[token] = number
-    if not vocab:
-        raise MalmoiError("{path} is empty: a vocabulary has one token per line.", path=path)
+    ensure(vocab, "{path} is empty: a vocabulary has one token per line.", path=path)
     return vocab
 
 
 def read_vocab_json(path: Path) -> Vocab:
     """A vocabulary as one JSON object from token to id."""
     vocab = dict(read_object(path))
-    if not vocab:
-        raise MalmoiError("{path} is empty: a vocabulary has at least one token.", path=path)
+    ensure(vocab, "{path} is empty: a vocabulary has at least one token.", path=path)
     check_ids(vocab, str(path))
     return vocab
 
@@ -325,17 +321,17 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
 def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
     """Refuses a vocabulary whose rules only a tokenizer.json has, or had."""
     name = class_name(settings)
-    if name in GENERIC_CLASSES:
-        raise MalmoiError(
-            "{parent} has no tokenizer.json, which alone has the rules of its tokenizer: the "
-            "copy is incomplete, or its writing was interrupted.",
-            parent=path.parent,
-        )
-    if name not in {*known, ""}:
-        raise MalmoiError(
-            "{path} belongs to a {name}, whose rules are not in these files. Save it with "
-            "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
-            "tokenizer.json, and load that.",
-            path=path,
-            name=name,
-        )
+    ensure(
+        name not in GENERIC_CLASSES,
+        "{parent} has no tokenizer.json, which alone has the rules of its tokenizer: the "
+        "copy is incomplete, or its writing was interrupted.",
+        parent=path.parent,
+    )
+    ensure(
+        name in {*known, ""},
+        "{path} belongs to a {name}, whose rules are not in these files. Save it with "
+        "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
+        "tokenizer.json, and load that.",
+        path=path,
+        name=name,
+    )

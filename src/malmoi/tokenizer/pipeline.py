@@ -25,7 +25,7 @@ from tokenizers import (
     processors,
 )
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import ensure
 from malmoi.tokenizer.chunks import MARK
 
 Vocab = dict[str, int]
@@ -373,10 +373,10 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
     for token in state["added_tokens"]:
         token["content"] = secret.get(token["content"], token["content"])
     made_anew = Rust.from_str(json.dumps(state))
-    if any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()):
-        raise MalmoiError(
-            "This tokenizer's control tokens get other ids when it is loaded again; save it again."
-        )
+    ensure(
+        not any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()),
+        "This tokenizer's control tokens get other ids when it is loaded again; save it again.",
+    )
     return made_anew
 
 

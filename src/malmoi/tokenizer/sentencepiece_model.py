@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.system.limits import MAX_TEXT_GROWTH, MAX_VOCABULARY_TOKENS
 from malmoi.system.packages import optional_package
 from malmoi.system.untrusted import read_bytes
@@ -71,12 +71,12 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
             "{path} is not a SentencePiece model, or it is damaged; copy or download it again.",
             path=path,
         ) from None
-    if model.charsmap and longest_replacement(model.charsmap, str(path)) > MAX_TEXT_GROWTH:
-        raise MalmoiError(
-            "{path} may make a text more than {most} times as long.",
-            path=path,
-            most=MAX_TEXT_GROWTH,
-        )
+    ensure(
+        not model.charsmap or longest_replacement(model.charsmap, str(path)) <= MAX_TEXT_GROWTH,
+        "{path} may make a text more than {most} times as long.",
+        path=path,
+        most=MAX_TEXT_GROWTH,
+    )
     return model
 
 

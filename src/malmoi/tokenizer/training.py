@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
@@ -118,8 +118,7 @@ def _checked(texts: Iterable[str], context: Context) -> Iterator[str]:
             context.run(report_progress, Progress("read", number + 1, None, "texts"))
         yield from without_runs(unicodedata.normalize("NFC", text))
     context.run(report_progress, Progress("learn the vocabulary", 0))
-    if empty:
-        raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
+    ensure(not empty, "There is no text to train a tokenizer on: every source is empty.")
 
 
 def without_runs(text: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import DiskError, atomic_write
 from malmoi.system.machine import this_machine
@@ -37,8 +37,10 @@ def suffix_array(text: PlaceArray) -> PlaceArray:
     if native is None:
         return doubled_prefixes(text)
     found = np.empty(len(text), np.int32)
-    if native[0](text.ctypes.data, found.ctypes.data, len(text), int(text.max()) + 1):
-        raise MalmoiError("There is not enough memory to index the training text.")
+    ensure(
+        not native[0](text.ctypes.data, found.ctypes.data, len(text), int(text.max()) + 1),
+        "There is not enough memory to index the training text.",
+    )
     return found
 
 
@@ -63,8 +65,11 @@ def sort_places(tokens: TokenArray, ends: NDArray[np.int64], vocab: int) -> Plac
     Tokens are ordered as their bytes are, so that pieces of a store are compared by their bytes.
     `ends` are the places where documents end without a token that says so.
     """
-    if len(tokens) + len(ends) >= np.iinfo(np.int32).max:
-        raise MalmoiError("A text of {tokens:,} tokens is too long to index.", tokens=len(tokens))
+    ensure(
+        len(tokens) + len(ends) < np.iinfo(np.int32).max,
+        "A text of {tokens:,} tokens is too long to index.",
+        tokens=len(tokens),
+    )
     order = np.argsort(np.arange(vocab, dtype=tokens.dtype).view(tokens.dtype.newbyteorder(">")))
     numbers = np.empty(vocab, np.int32)
     numbers[order] = np.arange(2, vocab + 2)

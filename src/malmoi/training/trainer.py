@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
-from malmoi.errors import MalmoiError, is_out_of_memory
+from malmoi.errors import MalmoiError, ensure, is_out_of_memory
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
@@ -133,11 +133,11 @@ class Trainer(Loop):
         return len(self.feeds) - 1
 
     def shrink(self, error: RuntimeError) -> None:
-        if self.micro == 1:
-            raise MalmoiError(
-                "One sequence does not fit into the GPU's memory: set "
-                "train.gradient_checkpointing=true."
-            )
+        ensure(
+            self.micro != 1,
+            "One sequence does not fit into the GPU's memory: set "
+            "train.gradient_checkpointing=true.",
+        )
         if self.group.world > 1:
             raise MalmoiError(
                 "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
@@ -264,17 +264,17 @@ class Trainer(Loop):
         """Restores the last good state; the samples since then are skipped."""
         s = self.state
         rollbacks = s.rollbacks + 1 if s.step - s.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
-        if rollbacks > MAX_ROLLBACKS:
-            raise MalmoiError(
-                "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time "
-                "without {steps:,} good steps in between: the run was stopped; its last good "
-                "state is in {state_root}. A lower train.lr usually helps.",
-                loss=loss,
-                step=s.step,
-                rollbacks=rollbacks,
-                steps=ROLLBACK_FORGIVEN_STEPS,
-                state_root=self.state_root,
-            )
+        ensure(
+            rollbacks <= MAX_ROLLBACKS,
+            "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time "
+            "without {steps:,} good steps in between: the run was stopped; its last good "
+            "state is in {state_root}. A lower train.lr usually helps.",
+            loss=loss,
+            step=s.step,
+            rollbacks=rollbacks,
+            steps=ROLLBACK_FORGIVEN_STEPS,
+            state_root=self.state_root,
+        )
         self.restore()
         self.log.resume(self.state.step)
         self.state.samples_seen[phase] = s.samples_seen[phase]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, explained, require_that
+from malmoi.errors import UsageError, ensure, explained, require_that
 from malmoi.evaluation.in_context.graders import (
     Grader,
     grade_choices,
@@ -52,8 +52,7 @@ def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> 
         from lm_eval.tasks import TaskManager
 
         from malmoi.evaluation.in_context.lm_eval_model import MalmoiLM
-    if not path.is_file():
-        raise MalmoiError("There is no task file {path}.", path=path)
+    ensure(path.is_file(), "There is no task file {path}.", path=path)
     name = yaml.safe_load(path.read_text("utf-8"))["task"]
     judged, arguments = (MalmoiLM(model), None) if isinstance(model, Model) else model
     done = simple_evaluate(

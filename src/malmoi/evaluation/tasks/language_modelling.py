@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import ensure
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
 from malmoi.text.documents import read_documents
@@ -311,8 +311,7 @@ def frequent_words(source: str) -> tuple[str, ...]:
         for document in read_documents([source])
         for word in WORD_PATTERN.findall(document.text.lower())
     )
-    if not counts:
-        raise MalmoiError("There are no words of 5 to 14 letters in {source}.", source=source)
+    ensure(counts, "There are no words of 5 to 14 letters in {source}.", source=source)
     return tuple(
         word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
     )

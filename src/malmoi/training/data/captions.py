@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, ensure
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource
@@ -22,8 +22,7 @@ Features = NDArray[np.floating[Any]]
 def open_features(path: str | Path) -> Features:
     """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise MalmoiError("There is no feature file {file}.", file=file)
+    ensure(file.is_file(), "There is no feature file {file}.", file=file)
     try:
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -40,8 +39,7 @@ def open_features(path: str | Path) -> Features:
             dtype=array.dtype,
             shape=list(array.shape),
         )
-    if not np.isfinite(array).all():
-        raise MalmoiError("{file} holds NaN or infinite values.", file=file)
+    ensure(np.isfinite(array).all(), "{file} holds NaN or infinite values.", file=file)
     return array
 
 
@@ -61,13 +59,13 @@ class TextPerRow(FileSource):
             if not text.strip():
                 self._refuse(number, "empty")
             yield FoundDocument(text.strip(), number)
-        if number != self.rows:
-            raise MalmoiError(
-                "{path} has {number:,} lines, but there are features for {rows:,} texts.",
-                path=self.path,
-                number=number,
-                rows=self.rows,
-            )
+        ensure(
+            number == self.rows,
+            "{path} has {number:,} lines, but there are features for {rows:,} texts.",
+            path=self.path,
+            number=number,
+            rows=self.rows,
+        )
 
     def _refuse(self, number: int, why: str) -> None:
         raise MalmoiError(
@@ -82,14 +80,14 @@ def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArr
     """The row of each document of a store, by the rule that split training and validation."""
     parts = [part for _, part in assign(["text"] * rows, share, 0)]
     found = np.flatnonzero(np.array(parts) == valid)
-    if len(found) != len(store):
-        raise MalmoiError(
-            "{folder} holds {store:,} texts where {found:,} rows have features; remove it to "
-            "rebuild it.",
-            folder=store.folder,
-            store=len(store),
-            found=len(found),
-        )
+    ensure(
+        len(found) == len(store),
+        "{folder} holds {store:,} texts where {found:,} rows have features; remove it to "
+        "rebuild it.",
+        folder=store.folder,
+        store=len(store),
+        found=len(found),
+    )
     return found
 
 
@@ -105,8 +103,9 @@ class CaptionBatches:
     seed: int
 
     def __post_init__(self) -> None:
-        if not len(self.store):
-            raise MalmoiError("{folder} has no text to make samples of.", folder=self.store.folder)
+        ensure(
+            len(self.store), "{folder} has no text to make samples of.", folder=self.store.folder
+        )
         lengths = np.diff(self.store.documents)
         if lengths.max() > self.room:
             row = int(self.rows[lengths.argmax()])

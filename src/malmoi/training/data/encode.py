@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.messages import msg
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
@@ -258,10 +258,10 @@ def _ended(encoded: _Encoded, end: int) -> _Encoded:
 
 def _publish(plan: EncodePlan, state: _State) -> None:
     """Completes the arrays, writes store.json, then removes the journal."""
-    if state.train.tokens == 0:
-        raise MalmoiError(
-            "There is no text to encode: the sources hold no document with a single token."
-        )
+    ensure(
+        state.train.tokens != 0,
+        "There is no text to encode: the sources hold no document with a single token.",
+    )
     for part, counts in state.parts.items():
         with plan.appender(part, counts) as appender:
             appender.finish()

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.tokenizer.core import Specials
 from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.permute import (
@@ -220,10 +220,11 @@ def _sentences(store: Store) -> PairInts:
             "{folder} was built without sentences, which pairs need; build it with them.",
             folder=store.folder,
         )
-    if not len(store):
-        raise MalmoiError(
-            "{folder} has no document to make samples from: give more text.", folder=store.folder
-        )
+    ensure(
+        len(store),
+        "{folder} has no document to make samples from: give more text.",
+        folder=store.folder,
+    )
     return store.sentences
 
 
@@ -260,12 +261,12 @@ class PairUnits:
         # pairs that are longer than a unit are left out
         self.sides = sides[lengths < self.length]
         self.left_out = len(sides) - len(self.sides)
-        if not len(self.sides):
-            raise MalmoiError(
-                "{folder} has no pair of at most {length} tokens per side.",
-                folder=self.store.folder,
-                length=self.length,
-            )
+        ensure(
+            len(self.sides),
+            "{folder} has no pair of at most {length} tokens per side.",
+            folder=self.store.folder,
+            length=self.length,
+        )
         # tokens of each pair's longer side, with the end
         self._longest: PairInts = np.diff(self.sides).max(1) + 1
         self._cuts = self._unit_starts()
@@ -361,8 +362,7 @@ class LanguageRows:
 
     def __post_init__(self) -> None:
         self.sides = pair_sides(self.store)
-        if not len(self):
-            raise MalmoiError("{folder} has no sentence pairs.", folder=self.store.folder)
+        ensure(len(self), "{folder} has no sentence pairs.", folder=self.store.folder)
 
     def __len__(self) -> int:
         return len(self.sides)

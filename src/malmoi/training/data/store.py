@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, shown
 from malmoi.system.untrusted import JsonObject, read_object
@@ -99,13 +99,13 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
     path = folder / f"{name}.bin"
     size = path.stat().st_size if path.is_file() else 0
     wanted = count * dtype.itemsize
-    if size != wanted:
-        raise MalmoiError(
-            "{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again.",
-            path=path,
-            size=size,
-            wanted=wanted,
-        )
+    ensure(
+        size == wanted,
+        "{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again.",
+        path=path,
+        size=size,
+        wanted=wanted,
+    )
     if count == 0:
         return np.zeros(0, dtype)
     # slicing a plain array costs a third of slicing a memmap

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
@@ -136,12 +136,12 @@ class Stretches:
         """Returns tokens [B, context + 1], the first row, and the number of its segment."""
         segment = first // self.rows % self.segments
         row = first % self.rows
-        if row + size > self.rows:
-            raise MalmoiError(
-                "A batch of {size} rows does not fit into {rows} stretches.",
-                size=size,
-                rows=self.rows,
-            )
+        ensure(
+            row + size <= self.rows,
+            "A batch of {size} rows does not fit into {rows} stretches.",
+            size=size,
+            rows=self.rows,
+        )
         begins = (row + np.arange(size)) * self.stretch + segment * self.context
         tokens = np.stack([self.store.tokens[b : b + self.context + 1] for b in begins.tolist()])
         return {"tokens": tokens.astype(np.int64), "stretch": np.array([row, segment])}
