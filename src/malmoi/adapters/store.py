@@ -269,13 +269,13 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     weights = our_weights(network, new, table)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     for name, tensor in weights.items():
-        if shapes.get(name) != tensor.shape:
-            raise MalmoiError(
-                "{folder}: {name} {shape} does not belong to this base.",
-                folder=found.folder / ADAPTER_WEIGHTS,
-                name=name,
-                shape=list(tensor.shape),
-            )
+        ensure(
+            shapes.get(name) == tensor.shape,
+            "{folder}: {name} {shape} does not belong to this base.",
+            folder=found.folder / ADAPTER_WEIGHTS,
+            name=name,
+            shape=list(tensor.shape),
+        )
     network.load_state_dict(weights, strict=False)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from malmoi.api.records import SETTINGS
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.settings import RENAMED_FIELDS, Setting, current_fields
 
 PublicFunction = TypeVar("PublicFunction", bound=Callable[..., object])
@@ -74,6 +74,7 @@ def merge_settings(given: Mapping[str, object]) -> dict[str, object]:
     """Returns the options merged with those under `settings`."""
     given = current_fields("options", given)
     inner = given.pop("settings", None) or {}
-    if not isinstance(inner, Mapping):
-        raise UsageError('settings must be a mapping, such as {"train.floor": 0.1}.')
+    require_that(
+        isinstance(inner, Mapping), 'settings must be a mapping, such as {"train.floor": 0.1}.'
+    )
     return {**given, **inner}

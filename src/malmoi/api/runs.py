@@ -16,7 +16,7 @@ from malmoi.api.options import (
     StudyOptions,
 )
 from malmoi.api.records import Files
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
 
@@ -275,7 +275,6 @@ def study(
     from malmoi.studies.study import named_study
 
     check_options("study", options, StudyOptions)
-    if isinstance(data, str):
-        raise UsageError("data must be a list of sources: data=['book.txt'].")
+    require_that(not isinstance(data, str), "data must be a list of sources: data=['book.txt'].")
     with listening(progress):
         return run_study(named_study(name), Path(out), StudyRunConfig(data=data, **options))

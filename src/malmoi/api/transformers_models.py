@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 
 from malmoi.api.transformers_config import MalmoiConfig
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.messages import msg
 from malmoi.model import Activations, FeatureConfig, Network, initialise
 from malmoi.system.machine import pick_device
@@ -49,13 +49,13 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         super().__init__(config)
         self.checkpoint = checkpoint or Checkpoint(_new_network(config))
         self.network = self.checkpoint.network
-        if self.needs_head and self.needs_head not in self._reader.heads:
-            raise UsageError(
-                "{type} needs a {needs_head} head, and this folder has: {have}.",
-                type=type(self).__name__,
-                needs_head=self.needs_head,
-                have=", ".join(self.network.heads) or msg("none"),
-            )
+        require_that(
+            not self.needs_head or self.needs_head in self._reader.heads,
+            "{type} needs a {needs_head} head, and this folder has: {have}.",
+            type=type(self).__name__,
+            needs_head=self.needs_head,
+            have=", ".join(self.network.heads) or msg("none"),
+        )
 
     @property
     def _reader(self) -> Network:
@@ -71,11 +71,11 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         device = options.pop("device_map", None) or "cpu"
         loading_info = options.pop("output_loading_info", False)
         unknown = [name for name, value in options.items() if name not in HARMLESS and value]
-        if unknown or isinstance(device, dict):
-            raise UsageError(
-                "A folder of Malmoi's own model type is opened without {unknown}: leave it out.",
-                unknown=unknown or "a device_map",
-            )
+        require_that(
+            not unknown and not isinstance(device, dict),
+            "A folder of Malmoi's own model type is opened without {unknown}: leave it out.",
+            unknown=unknown or "a device_map",
+        )
         if device == "auto":
             device = pick_device()
         dtype = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype

@@ -45,12 +45,12 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
         key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
     }
     kind = given.get("rope_type", "default")
-    if kind not in ("default", *SCALING_NUMBERS):
-        raise MalmoiError(
-            "config.json asks for the rotary positions {kind}; Malmoi supports default, {numbers}.",
-            kind=shown(kind),
-            numbers=", ".join(SCALING_NUMBERS),
-        )
+    ensure(
+        kind in ("default", *SCALING_NUMBERS),
+        "config.json asks for the rotary positions {kind}; Malmoi supports default, {numbers}.",
+        kind=shown(kind),
+        numbers=", ".join(SCALING_NUMBERS),
+    )
     if kind == "default":
         return {"rotary_scaling": ""}
     given = {
@@ -607,15 +607,15 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
     usual = [LOCAL_LAYER if i % max(every, 1) else FULL_LAYER for i in range(depth)]
     kinds = coerce(theirs.get("layer_types", usual), tuple[str, ...], "layer_types")
     patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
-    if len(kinds) != depth or not patterns.keys() >= set(kinds):
-        raise MalmoiError(
-            "config.json says layer_types = {kinds}; it must name {full_layer} or {layer} for "
-            "each of the {depth} layers.",
-            kinds=shown(kinds),
-            full_layer=FULL_LAYER,
-            layer=LOCAL_LAYER,
-            depth=depth,
-        )
+    ensure(
+        len(kinds) == depth and patterns.keys() >= set(kinds),
+        "config.json says layer_types = {kinds}; it must name {full_layer} or {layer} for "
+        "each of the {depth} layers.",
+        kinds=shown(kinds),
+        full_layer=FULL_LAYER,
+        layer=LOCAL_LAYER,
+        depth=depth,
+    )
     lengths = range(1, depth + 1)
     cycle = next(n for n in lengths if all(k == kinds[i % n] for i, k in enumerate(kinds)))
     return {"attention": tuple(patterns[kind] for kind in kinds[:cycle])}
@@ -624,11 +624,11 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
     patterns = [ours["attention"][i % len(ours["attention"])] for i in range(ours["depth"])]
     windows = {text.removeprefix("local:") for text in patterns if text != "full"}
-    if len(windows) > 1 or not all(window.isdecimal() for window in windows):
-        raise MalmoiError(
-            "Hugging Face's ModernBERT does not support the attention pattern {patterns}.",
-            patterns=", ".join(patterns),
-        )
+    ensure(
+        len(windows) <= 1 and all(window.isdecimal() for window in windows),
+        "Hugging Face's ModernBERT does not support the attention pattern {patterns}.",
+        patterns=", ".join(patterns),
+    )
     kinds = [FULL_LAYER if text == "full" else LOCAL_LAYER for text in patterns]
     window = 2 * (int(windows.pop()) - 1) if windows else LOCAL_WINDOW
     every = next((i for i, kind in enumerate(kinds) if i and kind == FULL_LAYER), len(kinds))

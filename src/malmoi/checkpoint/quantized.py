@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
-from malmoi.errors import MalmoiError, UsageError, explained
+from malmoi.errors import MalmoiError, UsageError, ensure, explained
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -270,21 +270,21 @@ def bits_of(settings: Any, folder: Path) -> int:
         bits = {
             group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()
         }
-    if (method, kind) != (QUANT_METHOD, PACK_FORMAT):
-        raise MalmoiError(
-            "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
-            where=where,
-            method=shown(method),
-            kind=shown(kind),
-            method2=QUANT_METHOD,
-            format=PACK_FORMAT,
-        )
-    if bits not in ({4}, {8}):
-        raise MalmoiError(
-            "{where} to {bits} bits; Malmoi reads 8 or 4, the same for all.",
-            where=where,
-            bits=sorted(bits, key=str),
-        )
+    ensure(
+        (method, kind) == (QUANT_METHOD, PACK_FORMAT),
+        "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
+        where=where,
+        method=shown(method),
+        kind=shown(kind),
+        method2=QUANT_METHOD,
+        format=PACK_FORMAT,
+    )
+    ensure(
+        bits in ({4}, {8}),
+        "{where} to {bits} bits; Malmoi reads 8 or 4, the same for all.",
+        where=where,
+        bits=sorted(bits, key=str),
+    )
     return int(bits.pop())
 
 
@@ -298,15 +298,15 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
             prefix=prefix,
         )
     words, scale, shape = (tensors[name] for name in names)
-    if not _fits(words, scale, shape, bits):
-        raise MalmoiError(
-            "{folder}: the packed weight {prefix} ({shape}), its scales ({shape2}) and its "
-            "shape do not fit together; the folder is damaged.",
-            folder=folder,
-            prefix=prefix,
-            shape=list(words.shape),
-            shape2=list(scale.shape),
-        )
+    ensure(
+        _fits(words, scale, shape, bits),
+        "{folder}: the packed weight {prefix} ({shape}), its scales ({shape2}) and its "
+        "shape do not fit together; the folder is damaged.",
+        folder=folder,
+        prefix=prefix,
+        shape=list(words.shape),
+        shape2=list(scale.shape),
+    )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.settings import coerce, field_types
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, flat_settings, named
@@ -79,12 +79,12 @@ class Field(NamedTuple):
         return self.names[value] if self.names else value
 
     def write(self, value: Any) -> Any:
-        if self.at_least is not None and value < self.at_least:
-            raise MalmoiError(
-                "Hugging Face has no model with {theirs} = {value!r}.",
-                theirs=self.theirs,
-                value=value,
-            )
+        ensure(
+            self.at_least is None or value >= self.at_least,
+            "Hugging Face has no model with {theirs} = {value!r}.",
+            theirs=self.theirs,
+            value=value,
+        )
         if not self.names:
             return value
         for theirs, ours in self.names.items():
@@ -151,16 +151,15 @@ class Table:
         fixed += (fields for head, fields in self.only_for.items() if head in heads)
         for name, value in (item for fields in fixed for item in fields.items()):
             said = given.get(name, theirs.get(name))
-            if said is not None and said != value:
-                raise MalmoiError(
-                    "{where} says {name} = {said}, and Malmoi has {model_type} only with "
-                    "{value!r}.",
-                    where=where,
-                    name=name,
-                    said=shown(said),
-                    model_type=self.model_type,
-                    value=value,
-                )
+            ensure(
+                said is None or said == value,
+                "{where} says {name} = {said}, and Malmoi has {model_type} only with {value!r}.",
+                where=where,
+                name=name,
+                said=shown(said),
+                model_type=self.model_type,
+                value=value,
+            )
         known = {**self.defaults, **given}
         kinds = field_types(ModelConfig)
         with named(where):
@@ -211,13 +210,13 @@ class Table:
             top = name.partition(".")[0]
             if value is None or known & {self._today(name), top}:
                 continue
-            if top in objects:
-                raise MalmoiError(
-                    "{where} says {name} = {value}, which Malmoi does not support.",
-                    where=where,
-                    name=name,
-                    value=shown(value),
-                )
+            ensure(
+                top not in objects,
+                "{where} says {name} = {value}, which Malmoi does not support.",
+                where=where,
+                name=name,
+                value=shown(value),
+            )
             unread.append(top)
         return list(dict.fromkeys(unread))
 

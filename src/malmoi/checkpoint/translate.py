@@ -147,15 +147,15 @@ def _unused_heads(
     idle = {name for rule in rules for name in rule.theirs}
     for name, weight in unused.items():
         constant = next((v for end, v in table.constants.items() if name.endswith(end)), None)
-        if constant is None and name not in idle and not f".{name}".endswith(table.buffers):
-            raise MalmoiError(
-                "{folder} holds {name}, which a {model_type} with this config.json does not "
-                "have, so that the results could be others. If it is no part of the model, "
-                "open the folder with transformers and save it again.",
-                folder=folder,
-                name=name,
-                model_type=table.model_type,
-            )
+        ensure(
+            constant is not None or name in idle or f".{name}".endswith(table.buffers),
+            "{folder} holds {name}, which a {model_type} with this config.json does not "
+            "have, so that the results could be others. If it is no part of the model, "
+            "open the folder with transformers and save it again.",
+            folder=folder,
+            name=name,
+            model_type=table.model_type,
+        )
         if constant is None:
             continue
         stored = dense(weight).float()  # of half precision, perhaps
@@ -331,13 +331,13 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     """Refuses labels whose number differs from the number of classes."""
     classes = next((n for name, n in network.classes.items() if name in LABEL_HEADS), None)
-    if labels and classes is not None and classes != len(labels):
-        raise MalmoiError(
-            "{where} names {labels} labels, and the model has {classes} classes.",
-            where=where,
-            labels=len(labels),
-            classes=classes,
-        )
+    ensure(
+        not labels or classes is None or classes == len(labels),
+        "{where} names {labels} labels, and the model has {classes} classes.",
+        where=where,
+        labels=len(labels),
+        classes=classes,
+    )
 
 
 def _called(dtype: torch.dtype) -> str:

@@ -100,20 +100,20 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     for name in names:
         for key, tensor in read_file(index.parent / name).items():
             first = tensors.setdefault(key, tensor)
-            if first is not tensor and not torch.equal(first, tensor):
-                raise MalmoiError(
-                    "{parent}: two of its files hold a different {key}.",
-                    parent=index.parent,
-                    key=key,
-                )
+            ensure(
+                first is tensor or torch.equal(first, tensor),
+                "{parent}: two of its files hold a different {key}.",
+                parent=index.parent,
+                key=key,
+            )
     lost = next((key for key in places if key not in tensors), None)
-    if lost is not None:
-        raise MalmoiError(
-            "{index} names the tensor {lost}, which is in none of its files: the download or "
-            "copy is incomplete.",
-            index=index,
-            lost=shown(lost),
-        )
+    ensure(
+        lost is None,
+        "{index} names the tensor {lost}, which is in none of its files: the download or "
+        "copy is incomplete.",
+        index=index,
+        lost=shown(lost),
+    )
     return tensors
 
 
@@ -240,14 +240,14 @@ def check_memory(
 def check_room(needed: int, where: Path) -> None:
     """Refuses a model that does not fit into free memory."""
     free = free_memory()
-    if needed > free:
-        raise MalmoiError(
-            "The model in {where} needs {needed} of memory, but {free} is free: close other "
-            "programs, or use a smaller model or one with fewer bits.",
-            where=where,
-            needed=format_size(needed),
-            free=format_size(free),
-        )
+    ensure(
+        needed <= free,
+        "The model in {where} needs {needed} of memory, but {free} is free: close other "
+        "programs, or use a smaller model or one with fewer bits.",
+        where=where,
+        needed=format_size(needed),
+        free=format_size(free),
+    )
 
 
 def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:

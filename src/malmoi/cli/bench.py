@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 FOLDER = Path(__file__).parents[3] / "bench"  # beside src/, in a copy of the repository alone
@@ -47,10 +47,10 @@ def bench_command(
         require_known(
             named, known, "There is no benchmark {name!r}.{hint} `malmoi bench --list` lists them."
         )
-    if find_spec("transformers") is None:
-        raise UsageError(
-            "The libraries to compare with are not installed: pip install transformers accelerate"
-        )
+    require_that(
+        find_spec("transformers") is not None,
+        "The libraries to compare with are not installed: pip install transformers accelerate",
+    )
     if named:
         cli.say(f"{named}: {known[named]}")
     command = [sys.executable, *_script(named, arguments, gpu)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.inference.generation.options import GenerationConfig
 
 
@@ -46,8 +46,9 @@ def chat_command(
 
 def _typed() -> Iterator[str]:
     """Lines of standard input as they arrive, with a prompt sign on a terminal."""
-    if sys.stdin is None:
-        raise UsageError("There is no text: write one after the options, or pipe one in.")
+    require_that(
+        sys.stdin is not None, "There is no text: write one after the options, or pipe one in."
+    )
     someone = sys.stdin.isatty()
     while True:
         if someone:

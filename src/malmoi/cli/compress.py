@@ -13,7 +13,7 @@ from malmoi.compression.options import (
     QuantizeOptions,
     ShareOptions,
 )
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.finetuning.config import FinetuneConfig
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ def share_command(
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
     from malmoi.evaluation.guess import task_on_columns
 
-    if name is None and columns:
-        raise UsageError(
-            "--text, --pair and --label are columns of a task's rows: name the --task too."
-        )
+    require_that(
+        name is not None or not columns,
+        "--text, --pair and --label are columns of a task's rows: name the --task too.",
+    )
     return task_on_columns(name, **cli.parsed_columns(columns)) if name else None
 
 

@@ -7,7 +7,7 @@ from malmoi.api.records import ColumnOptions, DetailedSettings, EvaluateSettings
 from malmoi.api.runs import announced, overlap_finder
 from malmoi.cli import shared as cli
 from malmoi.cli.finetune import show_facts, task_and_files
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.messages import joined, msg, plural
 from malmoi.system.files import require_free
 
@@ -114,12 +114,12 @@ def _task(
     from malmoi.evaluation.guess import evaluated_task, tuned_task
     from malmoi.evaluation.kinds import by_metric
 
-    if not name and tuned_task(model) is None:
-        raise UsageError(
-            "Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
-            "classification rows.csv --model {folder}.",
-            folder=model.checkpoint.source,
-        )
+    require_that(
+        name or tuned_task(model) is not None,
+        "Which task? {folder} was not fine-tuned for one: name it, as in malmoi evaluate "
+        "classification rows.csv --model {folder}.",
+        folder=model.checkpoint.source,
+    )
     task = announced(*evaluated_task(model, name or None, rows, columns))
     return by_metric(task, metric or "")
 

@@ -12,7 +12,7 @@ from malmoi.cli.prediction_file import (
     predict_file,
     prediction_facts,
 )
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.messages import plural
 from malmoi.pair import BERT
 from malmoi.system.files import require_free
@@ -105,11 +105,11 @@ def _check(model: str | None, names: list[str], *, paired: bool) -> None:
         not names or not paired,
         "--labels classifies single texts: leave --pair, --pairs and --choice out.",
     )
-    if model is None and not names:
-        raise UsageError(
-            "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "
-            "labels with --labels A,B."
-        )
+    require_that(
+        model is not None or names,
+        "Name a fine-tuned model with -m DIR (malmoi finetune rows.csv makes one), or the "
+        "labels with --labels A,B.",
+    )
     if model is None:
         cli.note(
             "So small a model is near guessing from the labels' names alone; malmoi finetune "

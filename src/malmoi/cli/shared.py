@@ -294,8 +294,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _standard_input() -> str:
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError("There is no text: write one after the options, or pipe one in.")
+    require_that(
+        sys.stdin is not None and not sys.stdin.isatty(),
+        "There is no text: write one after the options, or pipe one in.",
+    )
     content = sys.stdin.buffer.read()
     require_that(content.strip(), "There is no text: standard input is empty.")
     try:

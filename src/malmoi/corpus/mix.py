@@ -166,8 +166,9 @@ def benchmark_files(given: Sequence[str]) -> list[Path]:
     """The files of test sets."""
     found = [source for text in given for source in resolve_source(text)]
     for source in found:
-        if not isinstance(source, FileSource):
-            raise UsageError(
-                "{source} cannot be used as a test set: give files.", source=source.name
-            )
+        require_that(
+            isinstance(source, FileSource),
+            "{source} cannot be used as a test set: give files.",
+            source=source.name,
+        )
     return [source.path for source in found if isinstance(source, FileSource)]

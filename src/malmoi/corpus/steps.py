@@ -39,7 +39,7 @@ from malmoi.corpus.filter import (
     selected,
 )
 from malmoi.corpus.ngrams import HashedTexts, seeded_hash
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
@@ -248,11 +248,11 @@ class Execution:
     def __post_init__(self) -> None:
         require_that(self.workers >= 1, "{workers} workers: give at least 1.", workers=self.workers)
         require_known(self.executor, EXECUTORS, "There is no executor {name!r}.{hint}")
-        if self.part and self._numbers is None:
-            raise UsageError(
-                "{part!r} is not a part of a build; write for example 3/16, the third of 16.",
-                part=self.part,
-            )
+        require_that(
+            not self.part or self._numbers is not None,
+            "{part!r} is not a part of a build; write for example 3/16, the third of 16.",
+            part=self.part,
+        )
 
     @property
     def _numbers(self) -> tuple[int, int] | None:

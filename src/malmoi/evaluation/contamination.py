@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.evaluation.task import Example
 
 
@@ -61,7 +61,8 @@ def contamination_report(
 
 
 def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
-    if find is not None:
-        raise UsageError(
-            "--contamination needs the rows of a task; it cannot be used with {what}.", what=what
-        )
+    require_that(
+        find is None,
+        "--contamination needs the rows of a task; it cannot be used with {what}.",
+        what=what,
+    )

@@ -13,7 +13,7 @@ import torch
 
 from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.evaluation.features import FeatureView, Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Task
@@ -71,11 +71,11 @@ def probe_bases(
     names: Iterable[str], task: Task, data: RowSource, device: torch.device
 ) -> Iterator[ProbedBase]:
     """Each model's score on the same rows, by cross-validation; a model that cannot is named."""
-    if head_kind(task) is not CLASSIFICATION:
-        raise UsageError(
-            "--dry-run compares models by how well they tell classes apart; {kind} has none.",
-            kind=task.kind,
-        )
+    require_that(
+        head_kind(task) is CLASSIFICATION,
+        "--dry-run compares models by how well they tell classes apart; {kind} has none.",
+        kind=task.kind,
+    )
     first: Outcome | None = None
     for name in names:
         try:

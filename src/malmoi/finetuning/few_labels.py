@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
@@ -300,12 +300,12 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
         "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
         "its masked-language head.",
     )
-    if settings.prompt and not named:
-        raise UsageError(
-            "prompt needs labels that are different words, such as positive and negative; "
-            "these are {words}.",
-            words=", ".join(words),
-        )
+    require_that(
+        not settings.prompt or named,
+        "prompt needs labels that are different words, such as positive and negative; "
+        "these are {words}.",
+        words=", ".join(words),
+    )
     return able and named
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from malmoi.adapters.store import check_target, read_with_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
@@ -210,10 +210,10 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
     )
     if settings.adapter.kind != "none":
         check_target(out)
-        if start.source is None or is_adapter(start.source):
-            raise UsageError(
-                "An adapter needs its base in a folder; save this model first and use that folder."
-            )
+        require_that(
+            start.source is not None and not is_adapter(start.source),
+            "An adapter needs its base in a folder; save this model first and use that folder.",
+        )
     return start
 
 

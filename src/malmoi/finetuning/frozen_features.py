@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, UsageError, nearest, require_that
+from malmoi.errors import UsageError, ensure, nearest, require_that
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
@@ -255,11 +255,11 @@ def _write(
 
 def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise MalmoiError(
-            "The hidden states need {needed} and {folder} has {free}: free some space, choose "
-            "another place with XDG_CACHE_HOME, or use fewer layers (features=last).",
-            needed=format_size(needed),
-            folder=folder,
-            free=format_size(free),
-        )
+    ensure(
+        free >= needed,
+        "The hidden states need {needed} and {folder} has {free}: free some space, choose "
+        "another place with XDG_CACHE_HOME, or use fewer layers (features=last).",
+        needed=format_size(needed),
+        folder=folder,
+        free=format_size(free),
+    )

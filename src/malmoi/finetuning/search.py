@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint import write_checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import head_kind
 from malmoi.finetuning.candidates import Comparison
@@ -63,10 +63,11 @@ def search_settings(
 ) -> FinishedRun:
     """Spends the time budget, and completes the better of the defaults' run and the student."""
     kind = head_kind(work.task)
-    if kind.sentence_objective is not None:
-        raise UsageError(
-            "best needs scores that a student can learn: {kind} has none.", kind=kind.name
-        )
+    require_that(
+        kind.sentence_objective is None,
+        "best needs scores that a student can learn: {kind} has none.",
+        kind=kind.name,
+    )
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
         shutil.rmtree(out / TRIALS, ignore_errors=True)

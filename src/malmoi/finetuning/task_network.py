@@ -13,7 +13,7 @@ from torch import Tensor
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt
 from malmoi.evaluation.task import Example, Task, read_columns
@@ -178,13 +178,12 @@ def _transferred(network: Network, settings: FinetuneConfig) -> int:
     """How many of the pre-trained layers are kept."""
     layers = settings.layers_transferred
     distinct = network.config.distinct
-    if layers is not None and not 0 <= layers <= distinct:
-        raise UsageError(
-            "layers_transferred={layers}: this model has {distinct} layers, so give 0 to "
-            "{distinct}.",
-            layers=layers,
-            distinct=distinct,
-        )
+    require_that(
+        layers is None or 0 <= layers <= distinct,
+        "layers_transferred={layers}: this model has {distinct} layers, so give 0 to {distinct}.",
+        layers=layers,
+        distinct=distinct,
+    )
     return distinct if layers is None else layers
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.base import LoadedModel, listed_texts
 from malmoi.inference.prompt import encode_conversation, encode_prompt, encode_text
 
@@ -81,10 +81,10 @@ class LanguageModel(LoadedModel):
         """Yields the text of `generate` in chunks as it is generated; whole characters only."""
         self._require_head("lm", "generate")
         config = self._generation_config(**options)
-        if not isinstance(prompt, str) or config.n != 1:
-            raise UsageError(
-                "Only one continuation of one prompt can be streamed; use generate for several."
-            )
+        require_that(
+            isinstance(prompt, str) and config.n == 1,
+            "Only one continuation of one prompt can be streamed; use generate for several.",
+        )
         prompts = self._prompts([prompt], parse_special=parse_special)
         return (text for _, text in self.generator.stream(prompts, config))
 
@@ -131,10 +131,10 @@ class LanguageModel(LoadedModel):
         if isinstance(context, str) and isinstance(continuation, str):
             return self.score([context], [continuation], cut=cut)[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
-        if isinstance(continuation, str) or len(contexts) != len(continuation):
-            raise UsageError(
-                "score takes one continuation for each context, or many for a single one."
-            )
+        require_that(
+            not isinstance(continuation, str) and len(contexts) == len(continuation),
+            "score takes one continuation for each context, or many for a single one.",
+        )
         pairs = list(zip(contexts, continuation, strict=True))
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes, cut=cut)
 

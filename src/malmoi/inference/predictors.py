@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError
+from malmoi.errors import ensure
 from malmoi.inference.embed import compare_pairs
 from malmoi.inference.predict import Predictor, answer_choices, classify_texts, label_texts
 from malmoi.inference.spans import answer_questions, tag_texts
@@ -44,12 +44,12 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
     if not problem and len(reading.labels) == 1:
         problem = NUMBER.problem_type  # transformers' default if config.json does not set it
     known = [one.problem_type for one in TEXT_HEADS]
-    if problem and problem not in known:
-        raise MalmoiError(
-            "This model's config.json says problem_type {problem!r}; Malmoi knows {known}.",
-            problem=problem,
-            known=", ".join(known),
-        )
+    ensure(
+        not problem or problem in known,
+        "This model's config.json says problem_type {problem!r}; Malmoi knows {known}.",
+        problem=problem,
+        known=", ".join(known),
+    )
     wanted = ("", problem or ONE_LABEL.problem_type)
     heads = [one for one in TASK_HEADS if one.head in reading.network.heads]
     found = [one for one in heads if one.problem_type in wanted]

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, common_prefix_length, prefill_rows
@@ -115,13 +115,13 @@ def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow
     With `cut` also those of a continuation that is too long by itself.
     """
     surplus = max(len(row.tokens) - 1 - context, 0)
-    if surplus >= row.first and not cut:
-        raise UsageError(
-            "The continuation has {tokens} tokens and does not fit into this model's context "
-            "of {context}; use perplexity, which slides over texts of any length.",
-            tokens=len(row.tokens) - row.first,
-            context=context,
-        )
+    require_that(
+        surplus < row.first or cut,
+        "The continuation has {tokens} tokens and does not fit into this model's context "
+        "of {context}; use perplexity, which slides over texts of any length.",
+        tokens=len(row.tokens) - row.first,
+        context=context,
+    )
     return ScoredRow(row.tokens[surplus:], max(1, row.first - surplus))
 
 
@@ -324,8 +324,7 @@ def long_text_logprobs(
         "The perplexity of a text needs at least two tokens: the first is context only and "
         "is not predicted.",
     )
-    if stride is not None and memory is not None:
-        raise UsageError("Give either stride or memory, not both.")
+    require_that(stride is None or memory is None, "Give either stride or memory, not both.")
     carries = network.config.memory or network.config.recurrent
     if memory is not None:
         found = _carried(network.with_memory(memory), tokens)

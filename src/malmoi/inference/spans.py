@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.predict import (
     Predictor,
     TextOrPair,
@@ -158,11 +158,11 @@ def answer_questions(
     unanswerable questions always answers.
     """
     for one in questions:
-        if isinstance(one, str) or len(one) != 2:
-            raise UsageError(
-                "A question needs its context: give pairs (question, context), not {one!r:.60}.",
-                one=one,
-            )
+        require_that(
+            not isinstance(one, str) and len(one) == 2,
+            "A question needs its context: give pairs (question, context), not {one!r:.60}.",
+            one=one,
+        )
     length = reading.max_tokens
     stride = min(reading.stride, length)
     cut = reading.encode(context_windows, reading.tokenizer, tuple(questions), length, stride)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
@@ -67,8 +67,10 @@ def chosen_reader(model: AnyModel, reading: Reading | None) -> AnyModel:
     Raises:
         UsageError: the model has one reading only.
     """
-    if reading is not None and not model.config.both_ways:
-        raise UsageError("This model reads in one way only: leave `reading` out.")
+    require_that(
+        reading is None or model.config.both_ways,
+        "This model reads in one way only: leave `reading` out.",
+    )
     return model if reading == "causal" else model.masked
 
 
@@ -107,8 +109,9 @@ def by_words(weights: AttentionArray, groups: Sequence[Sequence[int]]) -> Attent
 def encode_for_model(model: LoadedModel, text: str, pair: str | None = None) -> Encoding:
     """A text or a pair of texts as the model reads it; one that is too long is refused."""
     causal = model.network.trunk.is_causal
-    if causal and pair is not None:
-        raise UsageError("This model reads one text at a time: join both into one.")
+    require_that(
+        not causal or pair is None, "This model reads one text at a time: join both into one."
+    )
     encoding = (
         encode_prompt(model.tokenizer, text)
         if causal
@@ -241,8 +244,10 @@ class Subject(LoadedModel):
     """A model to intervene on: its encoding and its head."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.network.reader is not None:
-            raise UsageError("Interventions do not support a feature model on frozen layers.")
+        require_that(
+            checkpoint.network.reader is None,
+            "Interventions do not support a feature model on frozen layers.",
+        )
         super().__init__(checkpoint)
 
     @cached_property

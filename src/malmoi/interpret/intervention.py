@@ -82,8 +82,10 @@ class Intervention:
             "An intervention on site {site!r} takes no value.",
             site=self.site,
         )
-        if self.site == "mask" and self.positions is not None:
-            raise UsageError("An intervention on site 'mask' applies to every position.")
+        require_that(
+            self.site != "mask" or self.positions is None,
+            "An intervention on site 'mask' applies to every position.",
+        )
         if (self.value == "copy") != (self.source is not None) and self.value != "mean":
             raise UsageError("value='copy' needs source=, a text, and value='zero' takes none.")
         if self.source_positions is not None and (
@@ -119,12 +121,12 @@ class Intervention:
 
     def places(self, c: ModelConfig) -> list[Place]:
         """The places that it taps."""
-        if self.head is not None and not 0 <= self.head < c.heads:
-            raise UsageError(
-                "This model has no head {head}: it has {heads} in a layer, counted from 0.",
-                head=self.head,
-                heads=c.heads,
-            )
+        require_that(
+            self.head is None or 0 <= self.head < c.heads,
+            "This model has no head {head}: it has {heads} in a layer, counted from 0.",
+            head=self.head,
+            heads=c.heads,
+        )
         return [] if self.site == "mask" else [(self.site, i) for i in self.layers(c)]
 
     def tap(self, c: ModelConfig, source: Tensor | None) -> Tap:

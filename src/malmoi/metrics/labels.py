@@ -52,11 +52,11 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
     """F1 of one label: `positive`, or the last of two (1 of 0 and 1)."""
     check_paired(gold, predicted)
     names = sorted({*gold, *predicted}, key=str)
-    if positive is None and len(names) > 2:
-        raise UsageError(
-            "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
-            names=len(names),
-        )
+    require_that(
+        positive is not None or len(names) <= 2,
+        "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
+        names=len(names),
+    )
     if positive is None:  # 1 of 0 and 1 if only one of them occurs
         positive = names[-1] if len(names) > 1 else {"0": "1", 0: 1}.get(names[0], names[0])
     right = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError, nearest, require_that
 from malmoi.settings import option
 
 
@@ -63,10 +63,12 @@ def find_gpu(
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
     given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
     for flag, value in given.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(
-                "{option} must be positive and finite, not {value:g}.", option=flag, value=value
-            )
+        require_that(
+            value is None or 0 < value < math.inf,
+            "{option} must be positive and finite, not {value:g}.",
+            option=flag,
+            value=value,
+        )
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
             "There is no GPU {name!r} here.{hint} `malmoi plan` lists them; describe any "

@@ -96,8 +96,7 @@ def fetch_file(files: Any, file: StoredFile, target: Path) -> Path:
         files.get_file(file.path, str(target))
         got = target.stat().st_size
         _check_size(got, file.size or got)
-        if file.checksum not in (None, file_checksum(target)):
-            raise MalmoiError("its checksum is wrong")
+        ensure(file.checksum in (None, file_checksum(target)), "its checksum is wrong")
         return target
 
     return persistently(str(files.unstrip_protocol(file.path)), once)

@@ -320,8 +320,7 @@ def _json_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
         path=path,
     ):
         value = json.loads(whole_text(path, bad))
-    if not isinstance(value, list) and not wanted.only:
-        raise MalmoiError("{path} must hold a JSON array.", path=path)
+    ensure(isinstance(value, list) or wanted.only, "{path} must hold a JSON array.", path=path)
     for number, one in enumerate(value if isinstance(value, list) else [value], start=1):
         is_text = wanted.only and isinstance(one, str)
         yield number, {wanted.names[0]: one} if is_text else _object(one)

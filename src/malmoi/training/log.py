@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, require_known
+from malmoi.errors import MalmoiError, ensure, require_known
 from malmoi.messages import StatusLog, msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
@@ -84,8 +84,11 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
         require_known(name, TRACKERS, "There is no tracker {name!r}.{hint}")
-        if find_spec(name) is None:
-            raise MalmoiError("--track {name} needs its library: pip install {name}.", name=name)
+        ensure(
+            find_spec(name) is not None,
+            "--track {name} needs its library: pip install {name}.",
+            name=name,
+        )
 
 
 def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[Tracker]:

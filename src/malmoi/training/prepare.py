@@ -133,11 +133,11 @@ class RunSources:
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
         if data.features:
-            if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
-                raise UsageError(
-                    "Features need one text file with a line for each row, not {sources}.",
-                    sources=", ".join(self.sources),
-                )
+            require_that(
+                len(self.sources) == 1 and Path(self.sources[0]).is_file(),
+                "Features need one text file with a line for each row, not {sources}.",
+                sources=", ".join(self.sources),
+            )
             rows = len(open_features(data.features))
             return [DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")]
         if data.pairs:
@@ -302,10 +302,11 @@ def _check_start(
         start=origin.start,
         vocab=vocab,
     )
-    if own is not None and own.fingerprint() != words.fingerprint():
-        raise UsageError(
-            "{start} was trained with its own tokenizer: omit --tokenizer.", start=origin.start
-        )
+    require_that(
+        own is None or own.fingerprint() == words.fingerprint(),
+        "{start} was trained with its own tokenizer: omit --tokenizer.",
+        start=origin.start,
+    )
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -342,11 +343,11 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
-    if recipe.data.pairs and words.target is not words:
-        raise UsageError(
-            "This model's tokenizer has a SentencePiece model for each language, and training "
-            "encodes both alike: it can translate, and not be trained further."
-        )
+    require_that(
+        not recipe.data.pairs or words.target is words,
+        "This model's tokenizer has a SentencePiece model for each language, and training "
+        "encodes both alike: it can translate, and not be trained further.",
+    )
     split = split_pair if recipe.data.pairs else sentence_splitter(recipe.data.sentences)
     sentences, end = (None, words.specials.eos) if recipe.in_windows else (split, None)
     for reader, where in zip(readers, _places(recipe, out), strict=True):

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
 from malmoi.system.machine import this_machine
@@ -402,12 +402,12 @@ def size_recipe(
         "a recipe with a fixed size (malmoi recipes).",
         requested=requested.name,
     )
-    if origin.start is not None:
-        raise UsageError(
-            "--start already has a size, which `pretrain {requested}` would choose: give the "
-            "recipe it was trained with.",
-            requested=requested.name,
-        )
+    require_that(
+        origin.start is None,
+        "--start already has a size, which `pretrain {requested}` would choose: give the "
+        "recipe it was trained with.",
+        requested=requested.name,
+    )
     kind = cast(Kind, requested.name)
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)

@@ -138,14 +138,14 @@ class Trainer(Loop):
             "One sequence does not fit into the GPU's memory: set "
             "train.gradient_checkpointing=true.",
         )
-        if self.group.world > 1:
-            raise MalmoiError(
-                "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
-                "GPU: set train.micro={micro2} or train.gradient_checkpointing=true.",
-                micro=self.micro,
-                rank=self.group.rank,
-                micro2=self.micro // 2,
-            )
+        ensure(
+            self.group.world <= 1,
+            "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
+            "GPU: set train.micro={micro2} or train.gradient_checkpointing=true.",
+            micro=self.micro,
+            rank=self.group.rank,
+            micro2=self.micro // 2,
+        )
         super().shrink(error)
 
     def event(self, loss: float, phase: int) -> Progress:
@@ -399,13 +399,13 @@ class Trainer(Loop):
         super().restore()
         s = self.state
         phases = len(self.feeds)
-        if len(s.samples_seen) != phases or not 0 <= s.phase < phases:
-            raise MalmoiError(
-                "{folder} was saved with other phases than the {phases} of this run; it is "
-                "damaged: remove it to resume from the state before it.",
-                folder=self.state_root / f"step-{s.step}",
-                phases=phases,
-            )
+        ensure(
+            len(s.samples_seen) == phases and 0 <= s.phase < phases,
+            "{folder} was saved with other phases than the {phases} of this run; it is "
+            "damaged: remove it to resume from the state before it.",
+            folder=self.state_root / f"step-{s.step}",
+            phases=phases,
+        )
         # a resumed or rolled back run has not reached later snapshots yet
         drops = self.config.snapshots and self.group.first
         for folder in (self.out / "snapshots").glob("[0-9]*") if drops else ():

@@ -45,8 +45,7 @@ def check_length(ask: GenerationFields, request: Request) -> None:
     limit = request.app.state.settings.max_tokens
     if (ask.limit or 0) > limit:
         raise too_long(ask.limit or 0, limit)
-    if ask.stream_options is not None and not ask.stream:
-        raise UsageError("stream_options needs stream: true.")
+    require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
 
 
 def too_long(requested: int, limit: int) -> UsageError:

@@ -81,8 +81,11 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     reader = served.model.masked  # as `Model.embed` reads
     width = reader.config.width
     sentence = reader.checkpoint.sentence
-    if ask.dimensions is not None and ask.dimensions > width:
-        raise UsageError("dimensions is above this model's {width} dimensions.", width=width)
+    require_that(
+        ask.dimensions is None or ask.dimensions <= width,
+        "dimensions is above this model's {width} dimensions.",
+        width=width,
+    )
     require_that(
         "" not in prompts_of(ask.input),
         "input has an empty text, which has no meaning to embed: leave it out.",
@@ -169,13 +172,13 @@ async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
     served = served_model(request, ask)
     model = served.model
     pairs = _reads_pairs(model)
-    if not pairs and model.checkpoint.sentence is None:
-        raise UsageError(
-            "The model {served!r} is neither a cross-encoder, which has one or two labels for a "
-            "pair of texts, nor a sentence encoder. It can: {can}.",
-            served=served.name,
-            can=", ".join(model.abilities),
-        )
+    require_that(
+        pairs or model.checkpoint.sentence is not None,
+        "The model {served!r} is neither a cross-encoder, which has one or two labels for a "
+        "pair of texts, nor a sentence encoder. It can: {can}.",
+        served=served.name,
+        can=", ".join(model.abilities),
+    )
 
     def rank() -> tuple[list[float], int]:
         query, *texts = beginnings(served, [ask.query, *ask.texts])
@@ -261,8 +264,9 @@ def _pairs(ask: ClassifyRequest, served: ServedModel) -> list[Any]:
     texts = beginnings(served, ask.text)
     if ask.pair is None:
         return texts
-    if ask.labels is not None:
-        raise UsageError("A pair needs a model fine-tuned for pairs; with labels, use one text.")
+    require_that(
+        ask.labels is None, "A pair needs a model fine-tuned for pairs; with labels, use one text."
+    )
     pairs = beginnings(served, ask.pair)
     require_that(
         len(pairs) == len(texts),

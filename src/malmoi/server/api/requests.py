@@ -13,7 +13,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import nearest, require_that
 from malmoi.inference.generation.options import (
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARACTERS,
@@ -182,8 +182,10 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return None
         given = self.schema_ if self.json_schema is None else self.json_schema.schema_
-        if given is None and self.type == "json_schema":
-            raise UsageError("response_format of type json_schema needs its json_schema.")
+        require_that(
+            given is not None or self.type != "json_schema",
+            "response_format of type json_schema needs its json_schema.",
+        )
         return True if given is None else given
 
 

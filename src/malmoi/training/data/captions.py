@@ -31,14 +31,14 @@ def open_features(path: str | Path) -> Features:
         ) from error
     if array.ndim == 2:
         array = array[:, None]
-    if array.ndim != 3 or array.dtype.kind not in "fiu" or not array.size:
-        raise MalmoiError(
-            "{file} holds {dtype} of the shape {shape}; features are numbers of the shape "
-            "[texts, vectors, width] or [texts, width].",
-            file=file,
-            dtype=array.dtype,
-            shape=list(array.shape),
-        )
+    ensure(
+        array.ndim == 3 and array.dtype.kind in "fiu" and array.size,
+        "{file} holds {dtype} of the shape {shape}; features are numbers of the shape "
+        "[texts, vectors, width] or [texts, width].",
+        file=file,
+        dtype=array.dtype,
+        shape=list(array.shape),
+    )
     ensure(np.isfinite(array).all(), "{file} holds NaN or infinite values.", file=file)
     return array
 

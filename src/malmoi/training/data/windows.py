@@ -47,11 +47,11 @@ class Windows:
                 context=self.context,
                 tokens2=max(tokens - 1, 0),
             )
-        if self.documents and self.store.end is None:
-            raise MalmoiError(
-                "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
-                folder=self.store.folder,
-            )
+        ensure(
+            not self.documents or self.store.end is not None,
+            "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
+            folder=self.store.folder,
+        )
         # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
         self.count = max(1, (tokens - 1) // self.context - 1)
         self._room = min(self.context, tokens - self.count * self.context)
@@ -117,15 +117,15 @@ class Stretches:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens) - 1
-        if tokens < self.rows * self.context:
-            raise MalmoiError(
-                "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with "
-                "segments of {context:,}: set a smaller train.batch.",
-                folder=self.store.folder,
-                tokens=tokens + 1,
-                rows=self.rows,
-                context=self.context,
-            )
+        ensure(
+            tokens >= self.rows * self.context,
+            "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with "
+            "segments of {context:,}: set a smaller train.batch.",
+            folder=self.store.folder,
+            tokens=tokens + 1,
+            rows=self.rows,
+            context=self.context,
+        )
         self.stretch = tokens // self.rows
         self.segments = self.stretch // self.context
 
