@@ -161,12 +161,10 @@ def read_object(path: Path) -> JsonObject:
 def parse_object(text: str, where: str) -> JsonObject:
     """The object of a JSON text; `where` names it in errors."""
     value = parse(text, where)
-    ensure(
-        isinstance(value, dict),
-        "{where} must hold a JSON object, not {value}.",
-        where=where,
-        value=shown(value),
-    )
+    if not isinstance(value, dict):
+        raise MalmoiError(
+            "{where} must hold a JSON object, not {value}.", where=where, value=shown(value)
+        )
     return JsonObject(value, where)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import MalmoiError, UsageError, ensure, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure
 from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
@@ -51,21 +51,19 @@ def panics_explained(sentence: str) -> Iterator[None]:
 
 def check_texts(texts: Any, name: str) -> None:
     """Refuses anything but a list of str: the Rust library would take tuples for pairs."""
-    require_that(
-        not isinstance(texts, str) and isinstance(texts, Sequence),
-        "{name} must be a list of str, not {type}.",
-        name=name,
-        type=type(texts).__name__,
-    )
-    for at, text in enumerate(texts):
-        require_that(
-            isinstance(text, str),
-            "Only str can be encoded; item {at} of {name} is {type}: {text!r:.60}.",
-            at=at,
-            name=name,
-            type=type(text).__name__,
-            text=text,
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UsageError(
+            "{name} must be a list of str, not {type}.", name=name, type=type(texts).__name__
         )
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(
+                "Only str can be encoded; item {at} of {name} is {type}: {text!r:.60}.",
+                at=at,
+                name=name,
+                type=type(text).__name__,
+                text=text,
+            )
 
 
 def integers(ids: Any) -> list[int]:
@@ -229,14 +227,17 @@ def _listed(value: Any) -> list[Any]:
 def _check_patterns(part: Any, where: str) -> None:
     """Checks regular expressions anywhere in the pipeline except the vocabulary."""
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
-        ensure(
-            key != "Regex"
-            or not isinstance(value, str)
-            or len(value) <= MAX_TOKENIZER_REGEX_CHARACTERS,
-            "{where} has a regular expression of {value:,} characters; up to {most:,} are read.",
-            where=where,
-            value=len(value),
-            most=MAX_TOKENIZER_REGEX_CHARACTERS,
-        )
+        if (
+            key == "Regex"
+            and isinstance(value, str)
+            and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS
+        ):
+            raise MalmoiError(
+                "{where} has a regular expression of {value:,} characters; up to {most:,} are "
+                "read.",
+                where=where,
+                value=len(value),
+                most=MAX_TOKENIZER_REGEX_CHARACTERS,
+            )
         if key not in ("model", "added_tokens") and isinstance(value, dict | list):
             _check_patterns(value, where)
