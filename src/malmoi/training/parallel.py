@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any, Self
 
 import torch
@@ -28,6 +29,7 @@ from malmoi.training.signals import Stopped
 PREPARATION = timedelta(days=2)  # that processes wait for one another before the first step
 STEP_SECONDS = 600  # … after it, …
 SAVING = timedelta(hours=1)  # … and beside it, for a slow disk
+RUNS = count()  # of this process
 ENDED = (
     "Process {rank} stopped because another process of this run ended; see its message, or "
     "torchrun's."
@@ -145,13 +147,16 @@ def join_process_group(device: torch.device | str | None = None) -> ProcessGroup
 
 
 def _store_of_this_start(world: int) -> Any:
-    """torchrun's store; after a restart it still has the addresses of processes that are gone."""
+    """torchrun's store; it still has the addresses of processes that are gone, and of the runs that
+    these processes made before.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     stores: Any = dist  # torch has no types for them
     place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = stores.TCPStore(*place, world_size=world, is_master=False)
-    return stores.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return stores.PrefixStore(f"start {restart} run {next(RUNS)}", store)
 
 
 @contextmanager
