@@ -101,7 +101,9 @@ def test_a_folder_is_predicted_like_its_files(model: Path, tmp_path: Path, run: 
         alone = tmp_path / Path(name).name
         assert run("predict", "-m", model, data / name, "--text", "body", "-o", alone)[0] == 0
         assert alone.read_bytes() == content, name
-    assert run(*command)[:2] == (0, "")  # all is there
+    code, out, err = run(*command)  # all is there
+    assert (code, out) == (0, "")
+    assert "3 of 4 files are finished." in err
 
 
 @pytest.mark.parametrize("verb", ["predict", "embed"])

@@ -19,8 +19,11 @@ ADDED = ("prediction", "score", "probabilities")
 def prediction_facts(answer: Any) -> dict[str, Any]:
     """A prediction of any kind as values of a row: prediction, score and any probabilities."""
     if isinstance(answer, list):  # spans
-        spans = (f"[{cli.one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
-        return {"prediction": " ".join(spans)}
+        return {
+            "prediction": " ".join(
+                f"[{cli.one_line(span.text)} {span.label} {span.score:.3f}]" for span in answer
+            )
+        }
     if hasattr(answer, "text"):  # an answer found in a text has a score, a written one has none
         score = {"score": round(answer.score, 4)} if hasattr(answer, "candidates") else {}
         return {"prediction": answer.text, **score}
@@ -113,7 +116,7 @@ def _columns(
             missing=missing[0],
             first=", ".join(first[0])[:200],
         )
-    found = {name: column for name, column in known.items() if column not in missing} | given
+    found = {**{name: one for name, one in known.items() if one not in missing}, **given}
     if "text" not in found:
         from malmoi.text.columns import text_column
 

@@ -239,6 +239,11 @@ def _add_to_folder(
                 else:
                     source = added.source(files[target], given)
                     yield target, _add(added, source, files[target], target, about)
+        cli.say(
+            "{done:,} of {files:,} files are finished.",
+            done=sum(target.is_file() for target in files),
+            files=len(files),
+        )
 
 
 def _is_empty(file: Path) -> bool:
