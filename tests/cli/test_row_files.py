@@ -157,7 +157,7 @@ def test_results_of_two_models_are_not_mixed(
     before = contents(out)
     code, _, err = run("predict", "-m", other, *command)
     assert code == 2
-    assert "holds another result (by another model)" in err
+    assert "holds another prediction (by another model)" in err
     assert "--overwrite" in err
     code, _, err = run("predict", "-m", model, "--labels", "a,b", *command)
     assert code == 2

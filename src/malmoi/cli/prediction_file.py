@@ -25,8 +25,8 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
             )
         }
     if hasattr(answer, "text"):  # an answer found in a text has a score, a written one has none
-        score = {"score": round(answer.score, 4)} if hasattr(answer, "candidates") else {}
-        return {"prediction": answer.text, **score}
+        scored = {"score": round(answer.score, 4)} if hasattr(answer, "candidates") else {}
+        return {"prediction": answer.text} | scored
     probabilities = {name: round(value, 5) for name, value in answer.scores.items()}
     if hasattr(answer, "labels"):  # one score for each label that holds
         scores = ", ".join(f"{answer.scores[label]:.4f}" for label in answer.labels)

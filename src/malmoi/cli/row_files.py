@@ -254,7 +254,13 @@ def _begin(
     out: Path, targets: Iterable[Path], about: Mapping[str, Any], *, overwrite: bool
 ) -> None:
     """Records what makes the files of a folder; refuses one that something else has made."""
-    record = RunFolder(out, RECORD, "result", True, {"model": "by another model"})
+    record = RunFolder(
+        out,
+        RECORD,
+        {"predict": "prediction", "embed": "embedding"}[about["verb"]],
+        can_restart=True,
+        unreadable={"model": "by another model"},
+    )
     if overwrite:
         for path in (*targets, *map(_partial, targets), record.path):
             path.unlink(missing_ok=True)
