@@ -581,7 +581,8 @@ def predict_rows(cpu: CPU) -> Iterator[Row]:
     import transformers
 
     import malmoi
-    from malmoi.cli.prediction_file import predict_file
+    from malmoi.cli.prediction_file import predictions
+    from malmoi.cli.row_files import add_to_file
 
     folder = cpu.folder / "predict"
     data = cpu.folder / "rows.csv"
@@ -604,7 +605,7 @@ def predict_rows(cpu: CPU) -> Iterator[Row]:
             for row, one in zip(rows, found, strict=True):
                 table.writerow([row["id"], row["text"], one["label"], one["score"]])
 
-    works = {"ours": lambda: predict_file(model, data, outs["ours"], text="text")}
+    works = {"ours": lambda: add_to_file(predictions(model), data, outs["ours"], {"text": "text"})}
     seconds = cpu.best(works | {"theirs": theirs}, 2)
     check_same("predict", *([row["prediction"] for row in read_csv(out)] for out in outs.values()))
     rates = {name: len(texts) / spent for name, spent in seconds.items()}

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
+import malmoi
 from malmoi.text.sources import sotu_messages
 from test_readme import blocks
+from tiny_models import tiny_bert
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "custom_task.py"
@@ -42,6 +46,19 @@ def test_a_custom_task_of_public_names_runs(
     assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "delivery", "1": "praise", "2": "refund"}
+
+
+def test_the_worker_of_the_ray_example_labels_a_batch(tmp_path: Path) -> None:
+    """Ray itself hands over batches of NumPy arrays, and takes them back."""
+    texts = ["the state of the union", "a small model of words"]
+    two: Any = dict(heads_of={"classify": 2}, labels=("no", "yes"), init_std=0.3)
+    model = tiny_bert(tmp_path / "model", texts * 4, 120, width=32, depth=2, heads=2, **two)
+    worker = runpy.run_path(str(ROOT / "examples" / "ray_predict.py"))["Labels"](str(model), "body")
+    found = worker({"body": np.array(texts, object), "id": np.arange(2)})
+    alone = malmoi.load(model).predict(texts, malmoi.Prediction)
+    assert found["prediction"] == [one.label for one in alone]
+    assert found["score"] == [max(one.scores.values()) for one in alone]
+    assert list(found) == ["body", "id", "prediction", "score"]
 
 
 @pytest.mark.heavy

@@ -29,8 +29,9 @@ from malmoi.cli.app import build_app
 from malmoi.cli.bench import benchmarks
 from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.finetune import task_and_files
-from malmoi.cli.prediction_file import predict_file
+from malmoi.cli.prediction_file import predictions
 from malmoi.cli.recipes import approximate_parameters, with_vocab
+from malmoi.cli.row_files import add_to_file
 from malmoi.cli.shared import duration, whole_number
 from malmoi.errors import UsageError
 from malmoi.text.rows import any_rows
@@ -604,7 +605,7 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     done = call("predict", "-m", classifier, "--data", data)
     assert done.out == f"{tmp_path}/new.predicted.csv: 3 rows\n"
     assert "text = words of it\n" in done.err
-    assert "1 of the first 3 rows have no text and get no prediction." in done.err
+    assert "1 of the first 3 rows have no text; nothing is added to these." in done.err
     written = (tmp_path / "new.predicted.csv").read_text("utf-8")
     rows = list(csv.DictReader(written.splitlines()))
     assert [row["words of it"] for row in rows] == ["small, words", "", "the state"]
@@ -699,15 +700,15 @@ def test_a_stopped_prediction_is_resumed(call: Call, classifier: Path, tmp_path:
 
     model.predict = killed  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        predict_file(model, data, out, text="text")
+        add_to_file(predictions(model), data, out, {"text": "text"})
     assert not out.exists()
     with (tmp_path / "out.csv.partial").open("a") as file:
         file.write('{"prediction": "neg')  # a line that the kill cut
-    assert predict_file(model, data, out, text="text") == 2500
+    assert add_to_file(predictions(model), data, out, {"text": "text"}) == 2500
     assert calls == [1000, 1000, 1000, 500]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many.csv", "out.csv"]
     whole = tmp_path / "whole.csv"
-    predict_file(malmoi.load(classifier), data, whole, text="text")
+    add_to_file(predictions(malmoi.load(classifier)), data, whole, {"text": "text"})
     assert whole.read_bytes() == out.read_bytes()
 
 
@@ -753,7 +754,7 @@ def test_predict_reads_the_format_of_the_models_task(
     data.write_text(content, "utf-8")
     model = malmoi.load(folder, device="cpu")
     out = tmp_path / "out.jsonl"
-    predict_file(model, data, out)
+    add_to_file(predictions(model), data, out, {})
     found = json.loads(out.read_text("utf-8").splitlines()[0])
     answer: Any = model.predict(wanted)
     expected = answer.label if hasattr(answer, "label") else answer.text
@@ -764,7 +765,7 @@ def test_predict_reads_the_format_of_the_models_task(
     if task == "snli":
         data.with_suffix(".csv").write_text("text\nstrong\n")
         with pytest.raises(UsageError, match="no column 'sentence1', which this model reads"):
-            predict_file(model, data.with_suffix(".csv"), out)
+            add_to_file(predictions(model), data.with_suffix(".csv"), out, {})
 
 
 def test_a_folder_may_have_the_name_of_its_task(tmp_path: Path) -> None:

@@ -508,9 +508,9 @@ def test_two_ray_workers_build_the_same_corpus(sources: list[str], tmp_path: Pat
     [
         ({"workers": 0}, "0 workers: give at least 1"),
         ({"executor": "rai"}, "There is no executor 'rai'. Did you mean 'ray'?"),
-        ({"part": "0/4"}, "'0/4' is not a part of a build; write for example 3/16"),
-        ({"part": "5/4"}, "'5/4' is not a part of a build"),
-        ({"part": "4"}, "'4' is not a part of a build"),
+        ({"part": "0/4"}, "'0/4' is not a part of a job; write for example 3/16"),
+        ({"part": "5/4"}, "'5/4' is not a part of a job"),
+        ({"part": "4"}, "'4' is not a part of a job"),
     ],
 )
 def test_wrong_executions(given: dict[str, Any], said: str) -> None:

@@ -12,7 +12,8 @@ import transformers
 import malmoi
 from malmoi.checkpoint.folder import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
-from malmoi.cli.prediction_file import predict_file
+from malmoi.cli.prediction_file import predictions
+from malmoi.cli.row_files import add_to_file
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task
 from malmoi.metrics.registry import mrr, recall_at_1, recall_at_10
@@ -94,14 +95,14 @@ def test_a_text_is_truncated_where_the_folder_says(
     model = malmoi.load(folder, device="cpu")
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
-    predict_file(model, pairs, tmp_path / "out.jsonl")
+    add_to_file(predictions(model), pairs, tmp_path / "out.jsonl", {})
     found = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     wanted = model.predict((PAIRS[0]["anchor"], PAIRS[0]["positive"])).scores["cosine"]  # type: ignore[union-attr]
     assert found["score"] == pytest.approx(wanted, abs=1e-4)
     (tmp_path / "texts.csv").write_text("text,when\nthe cat,1\n")
     advice = r"two texts: give pairs.*\(--labels A,B\) or fine-tune"
     with pytest.raises(UsageError, match=advice):
-        predict_file(model, tmp_path / "texts.csv", tmp_path / "no.csv")
+        add_to_file(predictions(model), tmp_path / "texts.csv", tmp_path / "no.csv", {})
     with pytest.raises(UsageError, match=advice):
         model.predict("the cat")
     long = "the cat barks all day and the cow moos"

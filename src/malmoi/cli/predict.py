@@ -1,24 +1,19 @@
 """`malmoi predict`: predictions of a fine-tuned model for texts or for the rows of a file."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from malmoi.api.records import ColumnOptions
 from malmoi.cli import shared as cli
-from malmoi.cli.prediction_file import (
-    default_output,
-    note_unknown,
-    partial_file,
-    predict_file,
-    prediction_facts,
-)
+from malmoi.cli.prediction_file import prediction_facts, predictions
+from malmoi.cli.row_files import WRITERS, note_unknown, write_rows
 from malmoi.errors import require_that
-from malmoi.messages import plural
 from malmoi.pair import BERT
-from malmoi.system.files import require_free
-from malmoi.system.paths import names_file, require_path
+from malmoi.system.paths import names_file
 from malmoi.system.result import plain
-from malmoi.system.storage import address, local_path, remote_url
+from malmoi.system.storage import remote_url
+from malmoi.text.lines import uncompressed_name
 
 
 def predict_command(
@@ -32,15 +27,16 @@ def predict_command(
     ),
     texts: cli.Texts = None,
     data: Path | None = cli.option(
-        None, "Rows to predict, if not given as a file instead of TEXT."
+        None, "Rows to predict, if not given as a file instead of TEXT; or a folder of tables."
     ),
     out: Path | None = cli.option(
         None,
-        "Output file for the rows with their predictions.",
+        "Output file for the rows with their predictions; a folder for those of a folder.",
         "--out",
         "-o",
         shown="next to the file",
     ),
+    part: str = cli.option("", cli.PART, metavar="I/N"),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair"),
     paired: bool = cli.option(
         False,
@@ -64,39 +60,50 @@ def predict_command(
     """Predict labels, spans or answers with a fine-tuned model.
 
     Given a file (csv, tsv, jsonl, parquet, xlsx), predicts every row and writes it to --out
-    with all its columns, the prediction, its score and the probability of each label. The same
-    command resumes.
+    with all its columns, the prediction, its score and the probability of each label. Given a
+    folder, does so for every table in it. The same command resumes.
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
 
     Example: malmoi predict --labels positive,negative "I love this movie!"
 
     Example: malmoi predict --model runs/sst2 new.csv --text review -o new.labelled.csv
+
+    Example: malmoi predict --model runs/sst2 --data crawl --text review --out labelled --part 3/16
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
     _check(model, names, paired=paired or "pair" in columns or bool(choices))
+    opened = partial(cli.open_model, model, device, dtype, BERT)
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
-        out = out or (Path(default_output(data).name) if remote_url(data) else None)
-        data = local_path(data)
-        require_path(data)
-        target = out or default_output(data)
-        # killed between writing the one and removing the other, the same command finishes it
-        require_free(target, overwrite=overwrite or partial_file(target).is_file())
-        opened = cli.open_model(model, device, dtype, BERT)
-        count = predict_file(opened, data, target, labels=names, **columns)
-        result = {"file": address(target), "rows": count}
-        cli.print_json(result) if json else cli.print_result(
-            f"{address(target)}: " + plural(count, "row")
+        write_rows(
+            lambda: predictions(opened(), names, dtype),
+            data,
+            out or _default_output(data),
+            columns,
+            part=part,
+            overwrite=overwrite,
+            json=json,
         )
         return
     inputs = _inputs(texts, choices or [], paired=paired)
     some = [one for one, empty in inputs if not empty]
-    opened = cli.open_model(model, device, dtype, BERT)
-    note_unknown(opened, some)
-    answers = opened.classify(some, names) if names else opened.predict(some)
+    found = opened()
+    note_unknown(found, some)
+    answers = found.classify(some, names) if names else found.predict(some)
     _print_answers(inputs, answers, json=json)
+
+
+def _default_output(data: Path) -> Path:
+    """new.csv → new.predicted.csv; a format that cannot be written becomes CSV.
+
+    What is elsewhere is written here.
+    """
+    bare = uncompressed_name(data)
+    suffix = bare.suffix if bare.suffix in WRITERS or data.is_dir() else ".csv"
+    target = bare.with_name(f"{bare.stem}.predicted{suffix}")
+    return Path(target.name) if remote_url(data) else target
 
 
 def _check(model: str | None, names: list[str], *, paired: bool) -> None:

@@ -160,6 +160,7 @@ def _completion(choices: tuple[str, ...]) -> Any:
 
 
 MODEL = "Model folder, or a hub id."
+PART = "Do only this part of a folder's files, as one of several cluster jobs."
 Model = Annotated[str, described(MODEL, "--model", "-m", metavar="DIR")]
 Bert = Annotated[str | None, described(MODEL, "--model", "-m", shown=BERT, metavar="DIR")]
 Gpt = Annotated[str | None, described(MODEL, "--model", "-m", shown=GPT, metavar="DIR")]

@@ -7,7 +7,6 @@ and mark the job as done.
 import json
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections import Counter
@@ -42,6 +41,7 @@ from malmoi.corpus.ngrams import HashedTexts, seeded_hash
 from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
+from malmoi.system.parts import part_slice
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import collection_paused
 from malmoi.text.documents import run_now
@@ -234,9 +234,6 @@ class Pool(NamedTuple):
     ahead: int
 
 
-_PART = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
-
-
 @dataclass(frozen=True)
 class Execution:
     """Where the jobs of a build run, and which of them: all, or one part of several."""
@@ -248,21 +245,11 @@ class Execution:
     def __post_init__(self) -> None:
         require_that(self.workers >= 1, "{workers} workers: give at least 1.", workers=self.workers)
         require_known(self.executor, EXECUTORS, "There is no executor {name!r}.{hint}")
-        require_that(
-            not self.part or self._numbers is not None,
-            "{part!r} is not a part of a build; write for example 3/16, the third of 16.",
-            part=self.part,
-        )
-
-    @property
-    def _numbers(self) -> tuple[int, int] | None:
-        found = _PART.fullmatch(self.part)
-        numbers = (int(found[1]), int(found[2])) if found else (1, 0)
-        return numbers if numbers[0] <= numbers[1] else None
+        part_slice(self.part)
 
     def owns(self, shard: int) -> bool:
         """Whether this part of the build, if it is one, works on the shard."""
-        return self._numbers is None or shard % self._numbers[1] == self._numbers[0] - 1
+        return shard in range(shard + 1)[part_slice(self.part)]
 
     def session(self) -> AbstractContextManager[None]:
         """Context manager that is open while jobs run."""
