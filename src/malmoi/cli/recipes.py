@@ -51,9 +51,7 @@ def recipes_command(
 def _family(name: str) -> str:
     from malmoi.training.recipes import SIZED
 
-    if name in SIZED:
-        return "auto"
-    return name.split("-")[0] + "-fast" * name.endswith("-fast")
+    return "auto" if name in SIZED else name.split("-")[0] + "-fast" * name.endswith("-fast")
 
 
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:

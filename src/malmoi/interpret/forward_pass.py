@@ -306,9 +306,7 @@ class Subject(LoadedModel):
 
     def name(self, i: int) -> str:
         """The name of a class of the head."""
-        if self.head in LABEL_HEADS:
-            return name_of(self.labels, i)
-        return self.tokenizer.token(i)
+        return name_of(self.labels, i) if self.head in LABEL_HEADS else self.tokenizer.token(i)
 
     @torch.inference_mode()
     def run(

@@ -161,9 +161,7 @@ class Intervention:
 
 
 def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
-    if positions is None:
-        return slice(None)
-    return [position_in(at, length) for at in positions]
+    return slice(None) if positions is None else [position_in(at, length) for at in positions]
 
 
 def position_in(at: int, length: int) -> int:

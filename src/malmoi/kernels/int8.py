@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.messages import msg
 from malmoi.model.heads import VOCABULARY_HEADS, VocabularyHead
 from malmoi.model.network import Network
@@ -250,10 +250,10 @@ class QuantizedLinear(nn.Module):
         self.amx = weight.bits == 8 and weight.groups == 1 and "amx_int8" in this_machine().features
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise UsageError(
-                "Quantised weights have no gradients: open the model with dtype='fp32'."
-            )
+        require_that(
+            not x.requires_grad or not torch.is_grad_enabled(),
+            "Quantised weights have no gradients: open the model with dtype='fp32'.",
+        )
         rows = x.reshape(-1, self.weight.inputs).float()
         y = self._by_tiles(rows) if self.amx and len(rows) >= MANY else self._multiply(rows)
         return y.to(x.dtype).view(*x.shape[:-1], self.weight.outputs)
@@ -282,8 +282,7 @@ class QuantizedLinear(nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002
     ) -> "QuantizedLinear":
         """Ignores `.to(dtype)`: quantised weights keep their types and stay on the CPU."""
-        if fn(torch.empty(0)).device.type not in INT8_DEVICES:
-            raise UsageError(REFUSAL)
+        require_that(fn(torch.empty(0)).device.type in INT8_DEVICES, REFUSAL)
         return self
 
 
@@ -389,8 +388,7 @@ def quantize_int8(network: Network) -> Network:
 
 def check_place(network: Network) -> None:
     """Raises unless this machine has a kernel for quantised weights: some CPUs do, no GPU does."""
-    if network.device.type not in INT8_DEVICES:
-        raise UsageError(REFUSAL)
+    require_that(network.device.type in INT8_DEVICES, REFUSAL)
     reason = why_not()
     if reason is not None:
         raise UsageError(
