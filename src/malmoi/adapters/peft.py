@@ -173,15 +173,15 @@ def _put(
     module = patched(network, place.ours)
     wanted = [place.stop - place.start, module.in_features]
     flat = a.dim() == b.dim() == 2
-    if not flat or [b.size(0), a.size(1)] != wanted or not b.size(1) == a.size(0) > 0:
-        raise MalmoiError(
-            "This LoRA's matrices for {theirs}, {shape} and {shape2}, do not fit the base's "
-            "layer {wanted}; it was trained on another model.",
-            theirs=place.theirs,
-            shape=list(a.shape),
-            shape2=list(b.shape),
-            wanted=wanted,
-        )
+    ensure(
+        flat and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0,
+        "This LoRA's matrices for {theirs}, {shape} and {shape2}, do not fit the base's "
+        "layer {wanted}; it was trained on another model.",
+        theirs=place.theirs,
+        shape=list(a.shape),
+        shape2=list(b.shape),
+        wanted=wanted,
+    )
     rank = len(a)
     scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank
     module.patches.append(LoRAPatch((place.start, place.stop), a, b, scale))
@@ -263,13 +263,12 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
     found = tensors[SOFT_TENSOR].to(network.device, network.dtype)
     prefix = config["peft_type"] == "PREFIX_TUNING"
     wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
-    if found.dim() != 2 or found.size(1) != wanted:
-        raise MalmoiError(
-            "Soft tokens of shape {shape} do not fit a base model that needs {wanted} numbers "
-            "each.",
-            shape=list(found.shape),
-            wanted=wanted,
-        )
+    ensure(
+        found.dim() == 2 and found.size(1) == wanted,
+        "Soft tokens of shape {shape} do not fit a base model that needs {wanted} numbers each.",
+        shape=list(found.shape),
+        wanted=wanted,
+    )
     if prefix:
         shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)
         set_prefix(network, prefix_kv=found.view(shape).permute(1, 2, 3, 0, 4).contiguous())

@@ -23,7 +23,7 @@ from malmoi.checkpoint.weights import (
     read_weights,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, first_line, nearest, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, first_line, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import shipped
@@ -105,12 +105,12 @@ def _mode(path: Path) -> PooledTokens:
     if given is None:
         given = [mode for mode, name in POOLING_FLAGS.items() if config.flag(name, default=False)]
     modes = given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in POOLED_TOKENS:
-        raise MalmoiError(
-            "{path} pools by {given}; Malmoi supports one of mean, cls and lasttoken.",
-            path=path,
-            given=shown(given),
-        )
+    ensure(
+        len(modes) == 1 and modes[0] in POOLED_TOKENS,
+        "{path} pools by {given}; Malmoi supports one of mean, cls and lasttoken.",
+        path=path,
+        given=shown(given),
+    )
     return POOLED_TOKENS[modes[0]]
 
 

@@ -284,12 +284,12 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Tokenizer,
     """What a folder would hold: config.json, weights, tokenizer, generation_config.json."""
     file = GGUFFile(path)
     architecture = file.metadata.get("general.architecture")
-    if architecture != "llama":
-        raise MalmoiError(
-            "{path} holds a model of the kind {architecture}; Malmoi reads llama from GGUF files.",
-            path=path,
-            architecture=shown(architecture),
-        )
+    ensure(
+        architecture == "llama",
+        "{path} holds a model of the kind {architecture}; Malmoi reads llama from GGUF files.",
+        path=path,
+        architecture=shown(architecture),
+    )
     config = read_gguf_config(file)
     # bytes once unpacked to fp32
     check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
-from malmoi.errors import MalmoiError, UsageError, ensure, explained
+from malmoi.errors import MalmoiError, ensure, explained, require_that
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -103,14 +103,14 @@ class Packing:
 
     def _packed(self, name: str, weight: Weight) -> dict[str, Tensor]:
         rows, columns = weight.shape
-        if self.group and columns % self.group:
-            raise UsageError(
-                "Groups of {group} do not divide the {columns} inputs of {name}; choose "
-                "another --group.",
-                group=self.group,
-                columns=columns,
-                name=name,
-            )
+        require_that(
+            not self.group or columns % self.group == 0,
+            "Groups of {group} do not divide the {columns} inputs of {name}; choose "
+            "another --group.",
+            group=self.group,
+            columns=columns,
+            name=name,
+        )
         numbers, scale = (
             (weight.numbers, weight.scale)
             if isinstance(weight, Quantized)

@@ -13,7 +13,7 @@ from malmoi.compression.options import (
     QuantizeOptions,
     ShareOptions,
 )
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.finetuning.config import FinetuneConfig
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def quantize_command(
 
     Example: malmoi compress quantize --model runs/gpt --out runs/gpt-8bit --data held-out.txt
     """
-    if (method == "gptq") != ("calibration" in options):
-        raise UsageError("--method gptq needs --calibration FILE, and no other method uses it.")
+    require_that(
+        (method == "gptq") == ("calibration" in options),
+        "--method gptq needs --calibration FILE, and no other method uses it.",
+    )
     options |= {**judged, "task": _task(task, columns), "device": device}
     _shrink("quantize", model, out, {**options, "overwrite": overwrite}, json)
 

@@ -267,10 +267,11 @@ def input_lines(texts: list[str] | None, *, keep_blank: bool = False) -> list[st
 def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tuple[str, str]]:
     """Arguments two by two; else lines of two texts with a tab between."""
     if texts and texts != ["-"]:
-        if len(texts) % 2:
-            raise UsageError(
-                "Pairs need an even number of texts; there are {texts}.", texts=len(texts)
-            )
+        require_that(
+            len(texts) % 2 == 0,
+            "Pairs need an even number of texts; there are {texts}.",
+            texts=len(texts),
+        )
         return list(zip(texts[::2], texts[1::2], strict=True))
     return [
         _pair(number, line) if line.strip() else ("", "")

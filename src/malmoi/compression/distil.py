@@ -199,11 +199,11 @@ def _of_task(
     work = load_data(task, data, lesson.config.dev, settings, lesson.student, device)
     work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
     pairs = any(e.pair is not None or e.choices for e in work.train)
-    if pairs and teacher.network.config.segments and not work.start.network.config.segments:
-        raise UsageError(
-            "The teacher uses segment embeddings to tell two texts apart, and the student has "
-            "none: use another student."
-        )
+    require_that(
+        not pairs or not teacher.network.config.segments or work.start.network.config.segments,
+        "The teacher uses segment embeddings to tell two texts apart, and the student has "
+        "none: use another student.",
+    )
     teacher.network.to(work.device)
     with work.computing(settings):
         reading = replace(reading, encode=work.encode)

@@ -141,12 +141,12 @@ def patterned(network: Network, pattern: str) -> Network:
     stay, block = _counts(pattern)
     network = deepcopy(network)
     for linear in _linear_maps(network):
-        if linear.in_features % block:
-            raise UsageError(
-                "The pattern {pattern} does not divide {features} inputs; choose another.",
-                pattern=pattern,
-                features=linear.in_features,
-            )
+        require_that(
+            linear.in_features % block == 0,
+            "The pattern {pattern} does not divide {features} inputs; choose another.",
+            pattern=pattern,
+            features=linear.in_features,
+        )
         _clear(linear, block, stay)
     return network
 
@@ -190,12 +190,12 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         raise UsageError(
             "A feature model reads these layers by index: prune before fine-tuning it."
         )
-    if not stay or stay != sorted(set(stay)) or not 0 <= stay[0] <= stay[-1] < config.depth:
-        raise UsageError(
-            "layers are the ones to keep, each once and in order, from 0 to {depth}; not {layers}.",
-            depth=config.depth - 1,
-            layers=layers,
-        )
+    require_that(
+        stay and stay == sorted(set(stay)) and 0 <= stay[0] <= stay[-1] < config.depth,
+        "layers are the ones to keep, each once and in order, from 0 to {depth}; not {layers}.",
+        depth=config.depth - 1,
+        layers=layers,
+    )
     patterns = [config.attention[i % len(config.attention)] for i in stay]
     attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
     # if the first block is removed, the next one keeps its norm

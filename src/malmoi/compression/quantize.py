@@ -125,13 +125,12 @@ def _check_gptq(network: Network, packing: Packing) -> None:
         network.config.distinct >= network.config.depth,
         "GPTQ does not support layers that share weights, as in this model: use --method round.",
     )
-    if packing.group % STRIDE:
-        raise UsageError(
-            "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another "
-            "--group.",
-            stride=STRIDE,
-            group=packing.group,
-        )
+    require_that(
+        packing.group % STRIDE == 0,
+        "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another --group.",
+        stride=STRIDE,
+        group=packing.group,
+    )
 
 
 def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, require_known, require_that
 from malmoi.evaluation.contamination import (
     FindOverlaps,
     contamination_report,
@@ -194,13 +194,13 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         kind=task.kind,
         task=task.name,
     )
-    if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
-        raise UsageError(
-            "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
-            task=task.name,
-            ours=", ".join(task.labels),
-            theirs=", ".join(reading.labels) or msg("none"),
-        )
+    require_that(
+        not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels),
+        "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
+        task=task.name,
+        ours=", ".join(task.labels),
+        theirs=", ".join(reading.labels) or msg("none"),
+    )
 
 
 # ------------------------------------------------------------------ in context
@@ -297,8 +297,7 @@ def evaluate_translation(
     rows = [split_pair(document.text) for document in reader]
     if reader.problems:
         raise MalmoiError(joined(" ", reader.describe()))
-    if not rows:
-        raise MalmoiError("{files} hold no sentence pairs.", files=" and ".join(reader.files))
+    ensure(rows, "{files} hold no sentence pairs.", files=" and ".join(reader.files))
     translations = model.translate([source for source, _ in rows[:limit]], beams=beams)
     score = bleu([[target] for _, target in rows[:limit]], translations)
     return {"bleu": score, "beams": beams, "signature": SIGNATURE, "examples": len(translations)}

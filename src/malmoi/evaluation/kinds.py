@@ -426,13 +426,13 @@ def by_metric(task: Task, metric: str) -> Task:
         load_installed_plugins()
     own = {*metric_names(task), *kind_of(task).metrics}
     fits = own | (metrics_like(own) - METRIC_ALIASES.keys())
-    if name not in fits:
-        raise UsageError(
-            "The metric {metric!r} is not one of {task}'s. Use one of {fits}.",
-            metric=metric,
-            task=task.name,
-            fits=", ".join(sorted(fits)),
-        )
+    require_that(
+        name in fits,
+        "The metric {metric!r} is not one of {task}'s. Use one of {fits}.",
+        metric=metric,
+        task=task.name,
+        fits=", ".join(sorted(fits)),
+    )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 
 

@@ -183,22 +183,20 @@ def _joined(by: Columns, column: str, row: DataRow) -> tuple[str, ...] | None:
         return None
     value = as_list(row[column])
     given = split_labels(value, by.separator) if isinstance(value, str) else value
-    if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
-        raise BadRow(
-            row.place,
-            "{column!r} must hold a list of labels, not {value!r:.40}",
-            column=column,
-            value=value,
-        )
+    row.require(
+        isinstance(given, list) and not any(isinstance(one, list | dict) for one in given),
+        "{column!r} must hold a list of labels, not {value!r:.40}",
+        column=column,
+        value=value,
+    )
     names = tuple(sorted(filter(None, set(map(label_name, given)))))
     for name in names:
-        if str(row.values.get(name)).strip() == "0":
-            raise BadRow(
-                row.place,
-                "the column {wrong!r} holds {held}, the list of labels says otherwise",
-                wrong=name,
-                held=0,
-            )
+        row.require(
+            str(row.values.get(name)).strip() != "0",
+            "the column {wrong!r} holds {held}, the list of labels says otherwise",
+            wrong=name,
+            held=0,
+        )
     return names
 
 
@@ -239,8 +237,7 @@ def choice_row(by: Columns, row: DataRow) -> Example:
     """The choices in their own columns or as one list, and the number of the right one."""
     several = len(by.choices) > 1
     given = [row.text(name) for name in by.choices] if several else row[by.choices[0]]
-    if not isinstance(given, list) or len(given) < 2:
-        raise BadRow(row.place, "there are fewer than two choices")
+    row.require(isinstance(given, list) and len(given) >= 2, "there are fewer than two choices")
     return Example(*_texts(by, row), row.whole(by.one_label), choices=tuple(given))
 
 
@@ -249,8 +246,7 @@ def span_row(by: Columns, row: DataRow) -> Example:
     passage = row.text(by.pair or "context")
     found = row.values.get(by.one_label)
     start = passage.find(str(found)) if found else 0
-    if start < 0:
-        raise BadRow(row.place, "the answer {found!r:.60} is not in its context", found=found)
+    row.require(start >= 0, "the answer {found!r:.60} is not in its context", found=found)
     gold = ((str(found), start),) if found else ()
     known = by.one_label in row.values
     number = str(row.values.get("id", row.place))
@@ -271,8 +267,9 @@ def _answers(row: DataRow, column: str) -> tuple[str, ...] | None:
         return None
     value = row[column]
     golds = tuple(str(one) for one in (value if isinstance(value, list) else [value]) if one)
-    if not any(gold.strip() for gold in golds):
-        raise BadRow(row.place, "the answer in {column!r} is missing", column=column)
+    row.require(
+        any(gold.strip() for gold in golds), "the answer in {column!r} is missing", column=column
+    )
     return golds
 
 
@@ -285,8 +282,7 @@ def _conversation(row: DataRow, given: Any) -> Example:
     spoken = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = spoken[-1] if spoken else len(messages)
     before = tuple(messages[:last])
-    if not before:
-        raise BadRow(row.place, "the conversation has no message before its answer")
+    row.require(before, "the conversation has no message before its answer")
     gold = (messages[last]["content"],) if spoken else None
     return Example(before[-1]["content"], label=gold, messages=before)
 

@@ -73,10 +73,10 @@ class Intervention:
             raise UsageError(
                 "An intervention on site 'head' needs head=, and no other site has it."
             )
-        if (self.site == "mask") != bool(self.pattern):
-            raise UsageError(
-                "An intervention on site 'mask' needs pattern=, and no other site has it."
-            )
+        require_that(
+            (self.site == "mask") == bool(self.pattern),
+            "An intervention on site 'mask' needs pattern=, and no other site has it.",
+        )
         require_that(
             self.site not in ("mask", "layer") or self.value == "zero",
             "An intervention on site {site!r} takes no value.",

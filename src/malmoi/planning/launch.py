@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.system.machine import this_machine
 
 # what takes the filled template on its standard input; torchrun takes the place of this process
@@ -72,11 +72,11 @@ class Launch:
     def run(self) -> int:
         """Gives it to the engine; returns the exit code, and not at all from torchrun."""
         start = ENGINES[self.engine]
-        if not shutil.which(start[0]):
-            raise MalmoiError(
-                "There is no {program} here: --dry-run prints the script, to be taken where it is.",
-                program=start[0],
-            )
+        ensure(
+            shutil.which(start[0]),
+            "There is no {program} here: --dry-run prints the script, to be taken where it is.",
+            program=start[0],
+        )
         if self.engine == "torchrun":
             os.execvp(start[0], [*start, self.script()])  # noqa: S606  # what the user asked for
         return subprocess.run(start, input=self.script(), text=True).returncode

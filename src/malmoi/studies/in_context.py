@@ -16,7 +16,7 @@ from statistics import fmean
 from string import ascii_lowercase
 from typing import Any, Literal
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.evaluation.tasks.language_modelling import frequent_words, random_insertion
@@ -189,16 +189,16 @@ def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
     """Frequent words of some texts, and numbers, split into training and question halves."""
     every = dict.fromkeys(word for source in sources for word in frequent_words(source))
     words = [word for word in every if word.isascii() and len(word) in WORD_LETTERS]
-    if len(words) < MIN_WORDS:
-        raise MalmoiError(
-            "There are only {words} words of {letters} to {letters2} Latin letters in "
-            "{sources}; the rules need at least {min_words}: give more text.",
-            words=len(words),
-            letters=WORD_LETTERS[0],
-            letters2=WORD_LETTERS[-1],
-            sources=", ".join(sources),
-            min_words=MIN_WORDS,
-        )
+    ensure(
+        len(words) >= MIN_WORDS,
+        "There are only {words} words of {letters} to {letters2} Latin letters in "
+        "{sources}; the rules need at least {min_words}: give more text.",
+        words=len(words),
+        letters=WORD_LETTERS[0],
+        letters2=WORD_LETTERS[-1],
+        sources=", ".join(sources),
+        min_words=MIN_WORDS,
+    )
     numbers = [str(number) for number in NUMBER_RANGE]
 
     def half(*, held: bool) -> RuleItems:

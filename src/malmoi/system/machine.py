@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from malmoi.errors import UsageError, explained, nearest, require_known
+from malmoi.errors import UsageError, explained, nearest, require_known, require_that
 
 if TYPE_CHECKING:
     import torch
@@ -388,16 +388,17 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
         name=str(name),
     ):
         device = torch.device(name or machine.default_device())
-    if not machine.has(device.type) and device.type in ("cuda", "mps"):
-        raise UsageError(
-            "There is no device {name!r} on this machine that torch can use: omit it to use "
-            "{device}.",
-            name=str(name),
-            device=machine.default_device(),
-        )
+    require_that(
+        machine.has(device.type) or device.type not in ("cuda", "mps"),
+        "There is no device {name!r} on this machine that torch can use: omit it to use {device}.",
+        name=str(name),
+        device=machine.default_device(),
+    )
     count = machine.count(device.type)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise UsageError(
-            "There is no GPU {name!r}: this machine has {count}.", name=str(name), count=count
-        )
+    require_that(
+        device.type != "cuda" or (device.index or 0) < count,
+        "There is no GPU {name!r}: this machine has {count}.",
+        name=str(name),
+        count=count,
+    )
     return device

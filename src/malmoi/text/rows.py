@@ -82,6 +82,11 @@ class DataRow:
         """The values; a malformed row raises its error."""
         return self.values
 
+    def require(self, condition: object, why: str, /, **values: object) -> None:
+        """Raises a BadRow unless it holds."""
+        if not condition:
+            raise BadRow(self.place, why, **values)
+
     def text(self, name: str) -> str:
         value = self[name]
         if not isinstance(value, str):

@@ -204,10 +204,11 @@ def longest_replacement(data: bytes, where: str) -> int:
     """
     size = int.from_bytes(data[:4], "little")
     texts = data[4 + size :]
-    if size % 4 or len(data) < 4 + size:
-        raise MalmoiError(
-            "{where}: its precompiled_charsmap is truncated; it is damaged.", where=where
-        )
+    ensure(
+        not size % 4 and len(data) >= 4 + size,
+        "{where}: its precompiled_charsmap is truncated; it is damaged.",
+        where=where,
+    )
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     leaves = units >> 31 == 1
     next_units = np.arange(len(units)) ^ units >> 10 << ((units & 512) >> 6) | 255

@@ -146,12 +146,12 @@ class RunLog:
     def require_folder(self) -> None:
         """Stops a run whose folder was removed: what it would write there, nobody could resume."""
         gone = self._written and not self.path.is_file()
-        if self.first and (gone or not self.path.parent.is_dir()):
-            raise MalmoiError(
-                "{parent} was removed while the run was writing to it, so the run has "
-                "stopped. Run the same command again to start over.",
-                parent=self.path.parent,
-            )
+        ensure(
+            not self.first or (not gone and self.path.parent.is_dir()),
+            "{parent} was removed while the run was writing to it, so the run has "
+            "stopped. Run the same command again to start over.",
+            parent=self.path.parent,
+        )
 
     def write_row(self, **values: Any) -> None:
         """Adds a row, unless the run had written it before it was interrupted."""

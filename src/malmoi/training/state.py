@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
-from malmoi.errors import MalmoiError, explained
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.settings import field_types
@@ -197,13 +197,13 @@ def load_state(
     named = dict(network.named_parameters())
 
     def fetch(name: str, like: Tensor) -> Tensor:
-        if known.get(name) != list(like.shape):
-            raise MalmoiError(
-                "{folder} holds another model: {name} has the shape {known}.",
-                folder=folder,
-                name=name,
-                known=known.get(name),
-            )
+        ensure(
+            known.get(name) == list(like.shape),
+            "{folder} holds another model: {name} has the shape {known}.",
+            folder=folder,
+            name=name,
+            known=known.get(name),
+        )
         now, then = (row_order(name, network.config, n) for n in (tensor, saved.tensor))
         if now is None or then is None or tensor == saved.tensor or not like.dim():
             return _gather(name, _start(like), local_part(like), files)

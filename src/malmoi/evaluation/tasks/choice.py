@@ -67,10 +67,11 @@ def _race_questions(row: DataRow) -> Iterator[DataRow]:
 def race(row: DataRow) -> Example:
     """An article, a question (possibly with a gap _), four options; the answer is a letter."""
     letter = row.label("answer")
-    if letter is not None and letter not in "ABCDEFGH":
-        raise BadRow(
-            row.place, "the answer must be a letter such as A, not {letter!r}", letter=letter
-        )
+    row.require(
+        letter is None or letter in "ABCDEFGH",
+        "the answer must be a letter such as A, not {letter!r}",
+        letter=letter,
+    )
     right = None if letter is None else "ABCDEFGH".index(letter)
     return Example(row.text("article"), row.text("question"), right, choices=tuple(row["options"]))
 
@@ -78,8 +79,7 @@ def race(row: DataRow) -> Example:
 def query_example(row: DataRow) -> Example:
     """A query, its choices, and the number of the right one."""
     choices = tuple(map(str, row["choices"]))
-    if len(choices) < 2:
-        raise BadRow(row.place, "there are fewer than two choices")
+    row.require(len(choices) >= 2, "there are fewer than two choices")
     return Example(row.text("query"), label=row.whole("gold"), choices=choices)
 
 
@@ -105,8 +105,7 @@ def story_cloze(row: DataRow) -> Example:
     story = " ".join(row.text(f"InputSentence{i}") for i in range(1, 5))
     endings = tuple(row.text(f"RandomFifthSentenceQuiz{i}") for i in (1, 2))
     right = row.whole("AnswerRightEnding") if "AnswerRightEnding" in row.values else None
-    if right not in (1, 2, None):
-        raise BadRow(row.place, "AnswerRightEnding must be 1 or 2, not {right}", right=right)
+    row.require(right in (1, 2, None), "AnswerRightEnding must be 1 or 2, not {right}", right=right)
     label = None if right is None else right - 1
     return Example(story, label=label, id=str(row.values.get("InputStoryid", "")), choices=endings)
 
@@ -179,10 +178,12 @@ def arc(row: DataRow) -> Example:
     )
     key = row.label("answerKey")
     marks = [mark for mark, _ in pairs]
-    if key is not None and key not in marks:
-        raise BadRow(
-            row.place, "the answer {key!r} is not one of {marks}", key=key, marks=", ".join(marks)
-        )
+    row.require(
+        key is None or key in marks,
+        "the answer {key!r} is not one of {marks}",
+        key=key,
+        marks=", ".join(marks),
+    )
     prefix = question["stem"] if nested else row.text("question")
     return Example(
         prefix,
@@ -196,8 +197,7 @@ def winograd(row: DataRow) -> Example:
     """Pronoun resolution: contexts with a continuation, or a gap _ with two options."""
     if "sentence" in row.values:
         before, gap, after = row.text("sentence").partition("_")
-        if not gap:
-            raise BadRow(row.place, "the sentence has no gap _")
+        row.require(gap, "the sentence has no gap _")
         right = row.whole("answer")
         choices = (row.text("option1"), row.text("option2"))
         return Example(
@@ -229,8 +229,11 @@ def boolq(row: DataRow) -> Example:
     """A passage and a yes/no question; the label is true or false, or 1 or 0."""
     found = row.label("label", "answer")
     known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
-    if found is not None and found.lower() not in known:
-        raise BadRow(row.place, "the answer must be true or false, not {found!r}", found=found)
+    row.require(
+        found is None or found.lower() in known,
+        "the answer must be true or false, not {found!r}",
+        found=found,
+    )
     return Example(row.text("passage"), row.text("question"), found and known[found.lower()])
 
 
@@ -255,8 +258,10 @@ def cbt_rows(path: Path) -> Iterator[DataRow]:
 
 def cbt(row: DataRow) -> Example:
     options = tuple(row["options"])
-    if "XXXXX" not in row["question"] or row["answer"] not in options:
-        raise BadRow(row.place, "there must be a gap XXXXX, and its word among the candidates")
+    row.require(
+        "XXXXX" in row["question"] and row["answer"] in options,
+        "there must be a gap XXXXX, and its word among the candidates",
+    )
     question = row.text("question").replace("_", " ").replace("XXXXX", "_", 1)
     return Example(row.text("story"), question, options.index(row["answer"]), choices=options)
 

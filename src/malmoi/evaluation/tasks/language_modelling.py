@@ -39,8 +39,7 @@ def lambada(row: DataRow) -> Example:
     if "context" in row.values:
         return Example(row.text("context").rstrip(), label=row.text("continuation").strip())
     before, _, last = row.text("text").rstrip().rpartition(" ")
-    if not before:
-        raise BadRow(row.place, "a passage needs two words at least")
+    row.require(before, "a passage needs two words at least")
     return Example(before.rstrip(), label=last)
 
 

@@ -58,14 +58,14 @@ class Pairs:
         self._others = self.store if self.others is None else self.others
         self._sentences = _sentences(self.store)
         self._other_sentences = _sentences(self._others)
-        if self.next == "nsp" and self._others is self.store and len(self.store) < 2:
-            raise MalmoiError(
-                "Next-sentence prediction needs two documents, but {folder} has {store}: "
-                "separate them by blank lines (and --set data.documents=blank), or train "
-                "without it (mlm or mlm+sop).",
-                folder=self.store.folder,
-                store=len(self.store),
-            )
+        ensure(
+            self.next != "nsp" or self._others is not self.store or len(self.store) >= 2,
+            "Next-sentence prediction needs two documents, but {folder} has {store}: "
+            "separate them by blank lines (and --set data.documents=blank), or train "
+            "without it (mlm or mlm+sop).",
+            folder=self.store.folder,
+            store=len(self.store),
+        )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
         require_that(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, ensure, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
@@ -37,16 +37,16 @@ class Windows:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens)
-        if tokens < self.context + 1:
-            raise MalmoiError(
-                "The text in {folder} has {tokens:,} tokens, fewer than one context of "
-                "{context:,} and the token after it: give more text or a context of at most "
-                "{tokens2:,}.",
-                folder=self.store.folder,
-                tokens=tokens,
-                context=self.context,
-                tokens2=max(tokens - 1, 0),
-            )
+        ensure(
+            tokens >= self.context + 1,
+            "The text in {folder} has {tokens:,} tokens, fewer than one context of "
+            "{context:,} and the token after it: give more text or a context of at most "
+            "{tokens2:,}.",
+            folder=self.store.folder,
+            tokens=tokens,
+            context=self.context,
+            tokens2=max(tokens - 1, 0),
+        )
         ensure(
             not self.documents or self.store.end is not None,
             "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
