@@ -1,5 +1,7 @@
 """Folders at URLs: whole or not at all, whatever breaks; runs that go on on another machine."""
 
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -272,3 +274,40 @@ def test_an_s3_server_keeps_a_run(
     train("gpt", corpus, Path("s3://bucket/run"), **settings)
     train("gpt", corpus, tmp_path / "undisturbed", **settings)
     assert_equal_weights(fetched("s3://bucket/run"), tmp_path / "undisturbed")
+
+
+def test_a_slow_server_that_throttles_and_loses_answers_keeps_a_run(
+    object_store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of every five requests one is throttled, and one is done but answered with an error."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication as Server
+
+    object_store.mkdir("depot")
+    willing = Server.__call__
+    faults = itertools.count(1)
+
+    def unwilling(server: Any, environ: Any, start: Any) -> Any:
+        number = next(faults)
+        time.sleep(0.02)
+        if number % 5 == 2:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("503 Slow Down", [("Content-Length", "0")])
+            return [b""]
+        answer = willing(server, environ, start if number % 5 != 4 else lambda *given: None)
+        if number % 5 != 4:
+            return answer
+        list(answer)
+        start("500 Internal Server Error", [("Content-Length", "0")])
+        return [b""]
+
+    monkeypatch.setattr(Server, "__call__", unwilling)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    corpus = write_corpus(tmp_path / "text.txt")
+    settings = {"steps": 4, "train.save_every": 2}
+    with signalled(step=3), pytest.raises(Stopped):
+        train("gpt", corpus, Path("s3://depot/run"), **settings)
+    elsewhere(monkeypatch, tmp_path)
+    train("gpt", corpus, Path("s3://depot/run"), **settings)
+    train("gpt", corpus, tmp_path / "undisturbed", **settings)
+    assert_equal_weights(fetched("s3://depot/run"), tmp_path / "undisturbed")
+    assert next(faults) > 50
