@@ -309,12 +309,15 @@ def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
 def _write_parquet(
     file: IO[bytes], rows: Iterable[Row], data: Path = Path(), width: int = 0
 ) -> None:
-    """Columns of a Parquet file keep their types; vectors have one `width`."""
+    """Columns of a Parquet file keep their types.
+
+    Vectors are no lists of fixed size: some pyarrows cannot read those where a row has none.
+    """
     pyarrow = import_pyarrow(Path(".parquet"))
     names, flat = _table(rows)
     known = pyarrow.parquet.read_schema(data) if data.suffix == ".parquet" else ()
     types = {field.name: field.type for field in known}
-    types |= {VECTORS: pyarrow.list_(pyarrow.float32(), width)} if width else {}
+    types |= {VECTORS: pyarrow.list_(pyarrow.float32())} if width else {}
     columns = {n: pyarrow.array([row.get(n) for row in flat], types.get(n)) for n in names}
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
 
