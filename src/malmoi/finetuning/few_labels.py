@@ -323,8 +323,8 @@ def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
 def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
     """The mean of the best prompts by log-loss.
 
-    None if a new layer is clearly better, or if the words are not clearly better than the most
-    frequent label: then the model does not know them.
+    None if a new layer is as good, which has yet to learn from all rows, or if the words are not
+    clearly better than the most frequent label: then the model does not know them.
     """
     work = rows_by_label(work, MAX_COMPARED_ROWS, settings.seed)
     prompts = _prompts(work)
@@ -342,7 +342,7 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     twice = settings.prompt is None and len(work.held) > FIRST_ROWS
     for some in (few, work) if twice else (work,):
         words, (mean_gain, layer_gain) = _try_all(some, prompts, Comparison(some, out))
-        if settings.prompt is None and (not mean_gain.clear or layer_gain.clear):
+        if settings.prompt is None and (not mean_gain.clear or layer_gain.value >= 0):
             logger.info("A new layer is trained.")
             return None
     logger.info(
