@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 
 import malmoi
 from malmoi.cli.app import run_command
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.system import storage
 from malmoi.system.storage import WorkingCopy, address, fetched, publish, remote_url, working_copy
 from malmoi.text.rows import rows_of
@@ -311,3 +311,17 @@ def test_a_slow_server_that_throttles_and_loses_answers_keeps_a_run(
     train("gpt", corpus, tmp_path / "undisturbed", **settings)
     assert_equal_weights(fetched("s3://depot/run"), tmp_path / "undisturbed")
     assert next(faults) > 50
+
+
+def test_python_writes_models_and_corpora_to_urls(tmp_path: Path) -> None:
+    base = f"file://{tmp_path}"
+    malmoi.load("malmoi-bert", device="cpu").save(f"{base}/bert")
+    [filled] = malmoi.load(f"{base}/bert", device="cpu").fill("I [MASK] you.", top=1)
+    [expected] = malmoi.load("malmoi-bert", device="cpu").fill("I [MASK] you.", top=1)
+    assert filled.token == expected.token
+    malmoi.build_corpus(str(write_corpus(tmp_path / "text.txt")), f"{base}/corpus", min_words=1)
+    assert (tmp_path / "corpus" / "corpus.json").is_file()
+    malmoi.train_tokenizer(tmp_path / "text.txt", f"{base}/words", kind="char", vocab=60)
+    with pytest.raises(UsageError, match="already exists"):
+        malmoi.train_tokenizer(tmp_path / "text.txt", f"{base}/words", kind="char", vocab=60)
+    assert not Path("file:").exists()

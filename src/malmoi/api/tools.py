@@ -21,6 +21,7 @@ from malmoi.api.records import Files
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
+from malmoi.system.storage import working_copy
 
 if TYPE_CHECKING:
     from malmoi.compression.result import CompressionResult
@@ -109,11 +110,10 @@ def compress(
             "data" in options,
             "A student is trained on text or on a task's rows: pass them as data.",
         )
-    else:
-        require_free(Path(out), overwrite=overwrite)
     shrink = getattr(import_module(f"malmoi.compression.{method}"), name)
-    with listening(progress):
-        found: CompressionResult = shrink(_folder_of(model), out, **merge_settings(options))
+    with listening(progress), working_copy(out) as place:
+        require_free(place, overwrite=overwrite or method == "distil")
+        found: CompressionResult = shrink(_folder_of(model), place, **merge_settings(options))
     return found
 
 
@@ -147,8 +147,8 @@ def export(
     from malmoi.inference.export import export_model
 
     folder = _folder_of(model)
-    with listening(progress):
-        return export_model(folder, Path(out), format=format, dtype=dtype, overwrite=overwrite)
+    with listening(progress), working_copy(out) as place:
+        return export_model(folder, place, format=format, dtype=dtype, overwrite=overwrite)
 
 
 @lists_options(PlanOptions)
@@ -201,9 +201,9 @@ def build_corpus(
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
     execution = {name: given.pop(name) for name in ("workers", "executor", "part") if name in given}
-    with listening(progress):
-        found = run_build(sources, out, execution=Execution(**execution), **given)
-    return CorpusResult.of(Path(out), found)
+    with listening(progress), working_copy(out) as place:
+        found = run_build(sources, place, execution=Execution(**execution), **given)
+    return CorpusResult.of(place, found)
 
 
 @lists_options(TokenizerOptions)
@@ -240,7 +240,9 @@ def train_tokenizer(
         found = (document.text for document in read_documents([str(one) for one in sources]))
     tokenizer = train(found, **options)
     if out is not None:
-        tokenizer.save(out)
+        with working_copy(out) as place:
+            require_free(place, overwrite=overwrite)
+            tokenizer.save(place)
     return tokenizer
 
 

@@ -48,12 +48,11 @@ def launch_command(
         command[0] == "pretrain",
         "launch starts pretrain: corpus build, predict and embed take --part instead.",
     )
-    processes = gpus or max(1, this_machine().count("cuda"))
     made = Launch(
         command=command,
         engine=engine,
         nodes=nodes,
-        processes=processes,
+        processes=gpus or max(1, this_machine().count("cuda")),
         host=host,
         image=image,
         name=name,
@@ -65,8 +64,7 @@ def launch_command(
         return
     if engine == "torchrun" and nodes > 1:
         cli.say("Type the same on the other {machines}.", machines=nodes - 1)
-    if code := made.run():
-        raise typer.Exit(code)
+    raise typer.Exit(made.run())
 
 
 def _estimate(words: list[str], made: Launch, gpu: str) -> None:

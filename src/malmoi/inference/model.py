@@ -106,10 +106,12 @@ class Model(LanguageModel, Interpretation):
         return fact_table("Model", facts)
 
     def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder that `transformers` opens."""
+        """Writes a Hugging Face folder that `transformers` opens, to a path or a URL."""
         from malmoi.checkpoint import write_checkpoint
+        from malmoi.system.storage import working_copy
 
-        write_checkpoint(self.checkpoint, folder)
+        with working_copy(folder) as place:
+            write_checkpoint(self.checkpoint, place)
 
     def tokens(self, text: str) -> list[str]:
         """The text as token strings."""

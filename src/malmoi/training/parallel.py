@@ -191,9 +191,12 @@ def wrap_model(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", group.world)) // group.tensor
-    shards = here if mode == "hybrid" else group.parts
-    sizes = {"copies": group.parts // shards, "shards": shards, "tensor": group.tensor}
+    here = os.environ.get("LOCAL_WORLD_SIZE", group.world) if mode == "hybrid" else group.world
+    sizes = {
+        "copies": group.world // int(here),
+        "shards": int(here) // group.tensor,
+        "tensor": group.tensor,
+    }
     names = tuple(name for name, size in sizes.items() if size > 1 or name == "shards")
     mesh = init_device_mesh(
         group.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
@@ -242,8 +245,12 @@ def _share_products(block: Any, c: ModelConfig, mesh: Any) -> None:
     for name, p in block.named_parameters():
         if (order := row_order(f".{name}", c, mesh.size())) is not None:
             p.data = p.data[order]
-    columns, rows = plans.ColwiseParallel(), plans.RowwiseParallel()
-    plan = {"attend.qkv": columns, "attend.out": rows, "mlp.up": columns, "mlp.down": rows}
+    plan = {
+        "attend.qkv": plans.ColwiseParallel(),
+        "attend.out": plans.RowwiseParallel(),
+        "mlp.up": plans.ColwiseParallel(),
+        "mlp.down": plans.RowwiseParallel(),
+    }
     plans.parallelize_module(block, mesh, plan)
     block.attend.heads //= mesh.size()
     block.attend.key_heads //= mesh.size()

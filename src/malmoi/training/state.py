@@ -290,11 +290,10 @@ class SavedFile:
     """A file of a state: parts of tensors, and where each begins."""
 
     def __init__(self, file: Any) -> None:
-        about = file.metadata()
         self.get_slice = file.get_slice
         self.get_tensor = file.get_tensor
-        self.rows: dict[str, int] = json.loads(about["rows"])
-        self.columns: dict[str, int] = json.loads(about.get("columns", "{}"))
+        self.rows: dict[str, int] = json.loads(file.metadata()["rows"])
+        self.columns: dict[str, int] = json.loads(file.metadata().get("columns", "{}"))
 
 
 def _gather(name: str, start: tuple[int, int], like: Tensor, files: list[SavedFile]) -> Tensor:
