@@ -10,11 +10,10 @@ from malmoi.cli.plan import plan_rows
 from malmoi.cli.pretrain import is_recipe
 from malmoi.errors import require_that
 from malmoi.messages import msg
+from malmoi.planning.gpus import PlanSettings
 from malmoi.planning.launch import Engine, Launch
 from malmoi.system.machine import this_machine
 from malmoi.training.recipe import BUDGETS
-
-ESTIMATED = ("memory", "time", "energy", "cost")  # rows of the plan that are shown
 
 
 def launch_command(
@@ -34,6 +33,7 @@ def launch_command(
     name: str = cli.option("malmoi", "Name of the job."),
     restarts: int = cli.option(3, "Times a run is started again after a failure.", min=0),
     gpu: str = cli.option("", "GPU model: what the run will take on it.", metavar="NAME"),
+    assumed: dict[str, Any] = cli.options_of(PlanSettings, names="price utilisation pue"),
     dry_run: bool = cli.option(False, "Only print the script and the estimate.", "--dry-run"),
 ) -> None:
     """Start a run on several GPUs or machines.
@@ -58,7 +58,7 @@ def launch_command(
         name=name,
         restarts=restarts,
     )
-    _estimate(command[1:], made, gpu)
+    _estimate(command[1:], made, gpu, assumed)
     if dry_run:
         print(made.script(), end="")
         return
@@ -67,7 +67,7 @@ def launch_command(
     raise typer.Exit(made.run())
 
 
-def _estimate(words: list[str], made: Launch, gpu: str) -> None:
+def _estimate(words: list[str], made: Launch, gpu: str, assumed: dict[str, Any]) -> None:
     """Says what the plan of a named recipe is; a wrong option of pretrain is an error here."""
     from typer.main import get_command
 
@@ -81,7 +81,7 @@ def _estimate(words: list[str], made: Launch, gpu: str) -> None:
         return
     budget = {f"train.{name}": given[name] for name in BUDGETS if given[name]}
     changes = cli.changes_of(given["settings"]) | budget
-    planned = plan(recipe, gpus=made.nodes * made.processes, gpu=gpu, settings=changes)
+    planned = plan(recipe, gpus=made.nodes * made.processes, gpu=gpu, settings=changes, **assumed)
     for name, value in plan_rows(planned):
-        if name in ESTIMATED:
+        if name in ("memory", "time", "energy", "cost"):
             cli.say("{name}: {value}", name=msg(name), value=value)
