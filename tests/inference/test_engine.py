@@ -490,12 +490,13 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(model: Model) -> No
 def test_the_prefix_cache_stays_within_its_budget_and_evicts_the_oldest(model: Model) -> None:
     cohort = DecodeBatch(model.network, 1, 96)
     size = 2 * 3 * 48 * BLOCK_TOKENS * 4  # keys and values, 3 layers of width 48, 4 bytes
-    prefixes = PrefixCache(model.network, budget=5 * size)
+    budget = 5 * size
+    prefixes = PrefixCache(model.network, budget)
     texts = [[i] * 40 for i in range(1, 5)]  # two whole blocks each
     for text in texts:
         prefixes.store(text, cohort.slots, 0)
         prefixes.load(texts[0], cohort.slots, 0)  # in use, so it stays
-        assert prefixes.used <= prefixes.budget
+        assert prefixes.used <= budget
     assert [prefixes.cached_length(text) for text in texts] == [32, 0, 16, 32]
     with torch.no_grad():
         model.network.trunk.norm.bias.add_(0.0)

@@ -324,8 +324,7 @@ class Engine:
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
         """Delivers new text and removes finished requests; a failure affects only one request."""
-        # from the last row on: what leaves is not moved into the row of another that leaves too
-        for written in sorted(results, key=lambda one: -one.sequence.row):
+        for written in results:
             request = self.active.get(written.sequence)
             if request is None:  # it left while these steps were in flight
                 continue

@@ -5,6 +5,7 @@ read and write fixed tensors, and there is one graph per number of rows and cach
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,45 +15,49 @@ from torch import Tensor
 
 WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
 CACHE_WIDTHS = (128, 256, 512, 1024)
-GraphStep = Callable[[int, int], Tensor]
+GraphStep = Callable[..., Tensor]  # of a shape: whole numbers
 
 
 class GraphPool:
-    """Runs a step of (rows, width): captured and replayed on a GPU, called directly elsewhere.
+    """Runs a step of some shape: captured and replayed on a GPU, called directly elsewhere.
 
     `state` holds the tensors that the step changes; they are restored after the warm-up. What it
-    returns is overwritten by the next run, since graphs share their memory.
+    returns is overwritten by the next run, since graphs share their memory. `plain_runs` of each
+    shape come before it is captured: what occurs once is not worth a graph.
     """
 
-    def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:
+    def __init__(self, step: GraphStep, state: tuple[Tensor, ...], plain_runs: int = 0) -> None:
         self.step = step
         self.state = state
+        self.plain_runs = plain_runs
         self.device = state[0].device
-        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.runs: Counter[tuple[int, ...]] = Counter()
+        self.recorded: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def run(self, rows: int, width: int) -> Tensor:
-        if self.device.type != "cuda":
-            return self.step(rows, width)
+    def run(self, *shape: int) -> Tensor:
+        self.runs[shape] += 1
+        if self.device.type != "cuda" or self.runs[shape] <= self.plain_runs:
+            return self.step(*shape)
         with torch.cuda.device(self.device):
-            if (rows, width) not in self.recorded:
-                self.recorded[rows, width] = self._record(rows, width)
-            graph, found = self.recorded[rows, width]
+            if shape not in self.recorded:
+                self.recorded[shape] = self._record(shape)
+            graph, found = self.recorded[shape]
             graph.replay()
         return found
 
-    def _record(self, rows: int, width: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _record(self, shape: tuple[int, ...]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         before = [tensor.clone() for tensor in self.state]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                self.step(rows, width)
+                self.step(*shape)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
         with record_graph(stream, self.pool) as graph:
-            found = self.step(rows, width)
+            found = self.step(*shape)
         return graph, found
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from operator import add
 
 import torch
 from torch import Tensor
@@ -212,14 +213,25 @@ def prefill_rows(
     network: Network, slots: KVSlots, rows: list[int], parts: list[list[int]], starts: list[int]
 ) -> Tensor:
     """Reads the next tokens of some rows at once: hidden states [B, T, D], right-padded."""
-    device = slots.device
-    lengths = torch.tensor([[len(part)] for part in parts], device=slots.device)
-    tokens = pad(parts, device=device)
-    steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
-    positions = torch.tensor(starts, device=device)[:, None] + steps.minimum(lengths - 1)
-    width = max(start + len(part) for start, part in zip(starts, parts, strict=True))
-    window = SlotView(slots, torch.tensor(rows, device=device), width)
-    hidden: Tensor = network.trunk(tokens, keep=steps < lengths, positions=positions, cache=window)
+    lengths = [len(part) for part in parts]
+    where = torch.tensor((rows, starts, lengths), device=slots.device)
+    width = max(map(add, starts, lengths))
+    return read_rows(network, slots, where, pad(parts, device=slots.device), width)
+
+
+def read_rows(
+    network: Network, slots: KVSlots, where: Tensor, tokens: Tensor, width: int
+) -> Tensor:
+    """Reads tokens [B, T] that see `width` places; `where` [3, B]: row, first place, length."""
+    rows, starts, lengths = where
+    steps = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+    last = (lengths[:, None] - 1).clamp(min=0)
+    hidden: Tensor = network.trunk(
+        tokens,
+        keep=steps < lengths[:, None],
+        positions=starts[:, None] + steps.minimum(last),
+        cache=SlotView(slots, rows, width),
+    )
     return hidden
 
 

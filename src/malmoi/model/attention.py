@@ -3,7 +3,8 @@
 B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, E head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -33,6 +34,20 @@ def attend(
     A query that may see no key gets zeros from every kernel; `kernel=None` picks the fastest.
     """
     return KERNELS[kernel or fastest_kernel(q, k, mask)](q, k, v, mask, dropout)
+
+
+@contextmanager
+def any_shape(device: torch.device) -> Iterator[None]:
+    """In use, where shapes vary, SDPA without cuDNN, which plans 80 ms for each new one (H200)."""
+    was = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
+    if not was or not torch.is_inference_mode_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled=True)
 
 
 def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, LayerInputs
+from malmoi.model.attention import Attention, LayerInputs, any_shape
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
@@ -365,7 +365,8 @@ class Transformer(nn.Module):
         rotary = self._rotary(positions)
         if self.compiled_blocks is not None and kept[0] is None and activations is None:
             return self.compiled_blocks(x, masks, rotary)
-        return self.run_blocks(x, masks, rotary, kept, activations)
+        with any_shape(x.device):
+            return self.run_blocks(x, masks, rotary, kept, activations)
 
     def run_blocks(
         self,

@@ -1,7 +1,7 @@
 """Continuous batching over one static KV cache: a request takes a free row until it is done.
 
-The rows in use are always the first ones: when a request leaves, the last one moves into its row,
-so that a step is one product over exactly the active requests.
+The rows in use are the first ones: a request that leaves makes room for the next, and the last rows
+move up where fewer would do, so that a step is one product over the active requests.
 
 A step takes one token of all rows through the network. Steps read and write fixed tensors, so that
 a CUDA graph can repeat them. On a GPU, requests whose next token depends only on the logits run
@@ -11,9 +11,10 @@ for Python. S rows, B rows of a pass, D width, V vocabulary.
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from malmoi.inference.generation.sampling import (
     StepOutput,
     TokenSelector,
     logprobs_with_top,
+    sent,
+    without_scores,
 )
 from malmoi.kernels.cuda_graphs import GraphPool, bucket_rows, bucket_width
 from malmoi.kernels.decode_step import MAX_FUSED_ROWS, fused_step
@@ -35,10 +38,11 @@ from malmoi.kernels.kv_slots import (
     common_prefix_length,
     has_decode_kernel,
     prefill_rows,
+    read_rows,
 )
 from malmoi.model import Network
 from malmoi.system.machine import per_device, this_machine
-from malmoi.tokenizer.padding import MAX_ROWS
+from malmoi.tokenizer.padding import MAX_ROWS, pad_to_width
 
 if TYPE_CHECKING:
     from malmoi.kernels.triton_step import FusedStep
@@ -48,27 +52,84 @@ PREFILL_CHUNK_TOKENS = {"cpu": 128, "cuda": 4096}
 MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
 SINGLE_PASS_ROWS = 4  # multiplies the chunk while nothing is being decoded
 STEPS_AHEAD = 8  # steps submitted together
+IDLE = -1  # in place of a position: the row generates nothing
+NO_SCORES = -1  # in place of a token: the model's scores were not numbers
+
+# A pass over prompts is repeated as a CUDA graph if it is short for a GPU and few shapes suffice:
+# rows and lengths are powers of two.
+GRAPH_FLOPS = 2 * 10**12
+MOST_GRAPH_TOKENS = 8192
+SHORTEST_PROMPT = 16
+LONGEST_PROMPT = 512
 
 # plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
 StepMode = Literal["plain", "captured"]
 
 
-@dataclass(frozen=True)
 class InFlightSteps:
     """Submitted steps: their sequences with the rows they had, and their tokens [steps, S]."""
 
-    sequences: list[tuple[SequenceState, int]]
-    tokens: Tensor
-    ready: torch.cuda.Event | None
+    def __init__(self, sequences: Sequence[SequenceState], tokens: Tensor) -> None:
+        self.sequences = [(sequence, sequence.row) for sequence in sequences]
+        self.tokens = tokens
+        self.landed: torch.cuda.Event | None = None
+        if tokens.is_cuda:
+            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self.tokens.copy_(tokens, non_blocking=True)
+            self.landed = torch.cuda.Event()
+            self.landed.record()
 
     def collect(self) -> list[StepOutput]:
-        """Waits for these steps and returns their tokens."""
-        if self.ready is not None:
-            self.ready.synchronize()
+        """Waits for these steps and returns their tokens; a request without scores fails."""
+        if self.landed is not None:
+            self.landed.synchronize()
         columns = self.tokens.t().tolist()
+        written = []
         for sequence, row in self.sequences:
-            sequence.tokens += columns[row]
-        return [StepOutput(sequence, columns[row], []) for sequence, row in self.sequences]
+            if NO_SCORES in columns[row]:
+                sequence.error = without_scores()
+            else:
+                sequence.tokens += columns[row]
+                written.append(StepOutput(sequence, columns[row], []))
+        return written
+
+
+class PromptReader:
+    """Reads prompts; on a GPU in few shapes, each repeated as a CUDA graph from its second time on.
+
+    A pass over a few short prompts is hundreds of kernels: the host takes 13 ms to launch what an
+    H200 runs in one (GPT-2 124M).
+    """
+
+    def __init__(self, network: Network, slots: KVSlots, *, captured: bool) -> None:
+        self.network = network
+        self.slots = slots
+        most = GRAPH_FLOPS // (2 * sum(weight.numel() for weight in network.parameters()))
+        self.most_tokens = min(most, MOST_GRAPH_TOKENS) if captured else 0  # of a pass, padded
+        # rows, first places and lengths, then tokens; all in one copy
+        size = 3 * len(slots.numbers) + self.most_tokens
+        self.given = torch.zeros(size, dtype=torch.long, device=slots.device)
+        self.run = GraphPool(self._pass, (self.given,), plain_runs=1).run
+
+    def read(self, rows: list[int], parts: list[list[int]], starts: list[int]) -> Tensor:
+        """The next tokens of some rows at once: hidden states [B, T, D], right-padded."""
+        lengths = [len(part) for part in parts]
+        count = bucket_rows(len(rows), len(self.slots.numbers))
+        longest = max(SHORTEST_PROMPT, 1 << (max(lengths) - 1).bit_length())
+        if count * longest > self.most_tokens or longest > LONGEST_PROMPT:
+            return prefill_rows(self.network, self.slots, rows, parts, starts)
+        where = pad_to_width((rows, starts, lengths), count)
+        tokens = np.zeros((count, longest), np.int64)
+        tokens[: len(parts)] = pad_to_width(parts, longest)
+        given = np.concatenate((where, tokens), axis=None)
+        self.given[: len(given)] = sent(torch.from_numpy(given), self.slots.device)
+        width = bucket_width(max(map(add, starts, lengths)), self.slots.capacity)
+        return self.run(count, longest, width)[: len(parts)]
+
+    def _pass(self, count: int, longest: int, width: int) -> Tensor:
+        where, tokens = self.given[: count * (3 + longest)].split((3 * count, count * longest))
+        shape = (count, longest)
+        return read_rows(self.network, self.slots, where.view(3, -1), tokens.view(shape), width)
 
 
 class DecodeSteps:
@@ -90,8 +151,7 @@ class DecodeSteps:
         self.device = slots.device
         # each row's newest token, not yet read by the network
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
-        self.at = torch.zeros_like(self.last)  # the token's position
-        self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # rows that are generating
+        self.at = torch.full_like(self.last, IDLE)  # the token's position
         # (rows, width): one step of the first rows, whose tokens see the first `width` places
         self.run = GraphPool(self._pass, (self.last, self.at)).run if self.captured else self._pass
 
@@ -102,18 +162,12 @@ class DecodeSteps:
             for rows in {bucket_rows(used, self.rows) for used in range(1, self.rows + 1)}:
                 self.run(rows, self.slots.capacity)
 
-    def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Marks these sequences as having read their prompts."""
-        rows = self._numbers([sequence.row for sequence in sequences])
-        self.at[rows] = self._numbers([sequence.tokens_read for sequence in sequences])
-        self.decoding[rows] = True
-
     def move(self, source: int, target: int) -> None:
-        for state in (self.last, self.at, self.decoding):
-            state[target] = state[source]
+        self.last[target] = self.last[source]
 
     def run_one(self, sequences: Sequence[SequenceState], used: int) -> list[StepOutput]:
         """Runs one step of the first `used` rows."""
+        self._place(sequences)
         longest = max(sequence.tokens_read for sequence in sequences)
         found = self.run(*self._shape(used, longest + 1))
         for sequence in sequences:
@@ -123,6 +177,13 @@ class DecodeSteps:
         written = choose(sequences, found[rows])
         self.feed(written)
         return written
+
+    def _place(self, sequences: Sequence[SequenceState]) -> None:
+        """Says which rows generate, and where they are: all others are idle."""
+        at = [IDLE] * self.rows
+        for sequence in sequences:
+            at[sequence.row] = sequence.tokens_read
+        self.at.copy_(self._numbers(at))
 
     def feed(self, written: Sequence[StepOutput]) -> None:
         """Makes the selected tokens the next input."""
@@ -135,7 +196,8 @@ class DecodeSteps:
         """Submits several steps without waiting for any of them."""
         count = min(most, max(sequence.tokens_left for sequence in sequences))
         shape = self._shape(used, max(sequence.tokens_read for sequence in sequences) + count)
-        dice = BatchSampler(sequences, count, self.device)
+        self._place(sequences)
+        dice = BatchSampler(sequences, count, self.device, [one.row for one in sequences])
         out = self.last.new_empty(count, self.rows)
         for step in range(count):
             logits = self.run(*shape)
@@ -143,19 +205,27 @@ class DecodeSteps:
             out[step] = self.last
         for sequence in sequences:
             sequence.tokens_read += count
-        rows = [(sequence, sequence.row) for sequence in sequences]
-        if self.device.type != "cuda":
-            return InFlightSteps(rows, out, None)
-        landing = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
-        landing.copy_(out, non_blocking=True)
-        landed = torch.cuda.Event()
-        landed.record()
-        return InFlightSteps(rows, landing, landed)
+        return InFlightSteps(sequences, out)
+
+    def submit_first(self, sequences: Sequence[SequenceState], states: Tensor) -> InFlightSteps:
+        """Selects the first tokens from the last states [M, D] of prompts, without waiting."""
+        logits = self.network.read("lm", states)
+        chosen = logits.argmax(-1)
+        BatchSampler(sequences, 1, self.device, range(len(sequences))).sample(0, logits, chosen)
+        rows = self._numbers([sequence.row for sequence in sequences])
+        self.last[rows] = chosen
+        out = self.last.clone()
+        out[rows] = torch.where(logits.amax(-1).isfinite(), chosen, NO_SCORES)
+        return InFlightSteps(sequences, out[None])
+
+    def width(self, rows: int) -> int:
+        """How many rows a step computes for so many in use."""
+        return bucket_rows(rows, self.rows) if self.captured else rows
 
     def _shape(self, used: int, width: int) -> tuple[int, int]:
         if self.captured:
             most = self.slots.capacity
-            return bucket_rows(used, self.rows), most if self.kernel else bucket_width(width, most)
+            return self.width(used), most if self.kernel else bucket_width(width, most)
         return used, min(width, self.slots.capacity)
 
     def _pass(self, rows: int, width: int) -> Tensor:
@@ -163,10 +233,10 @@ class DecodeSteps:
 
         Returns logits, and makes the best the next tokens, or if nothing is captured hidden states.
         """
-        live = self.decoding[:rows]
         at = self.at[:rows]
+        live = at >= 0
         # a finished row keeps running until the submitted steps end
-        positions = at.clamp(max=self.slots.capacity - 1)
+        positions = at.clamp(0, self.slots.capacity - 1)
         if self.gpu_fused is not None and rows <= self.gpu_fused.most_rows:
             found = self.gpu_fused(self.last[:rows], positions, live)
         else:
@@ -192,7 +262,7 @@ class DecodeSteps:
         return hidden[:, -1]
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
+        return sent(torch.tensor(values, dtype=torch.long), self.device)
 
 
 def gpu_fused_step(network: Network, slots: KVSlots) -> "FusedStep | None":
@@ -233,8 +303,9 @@ class DecodeBatch:
         graphs = self.device.type == "cuda" and not network.config.recurrent
         usual: StepMode = "captured" if graphs else "plain"
         self.steps = DecodeSteps(network, self.slots, self.selector, mode or usual)
-        self.in_flight: InFlightSteps | None = None
-        self.sequences: list[SequenceState] = []  # the i-th has row i
+        self.prompts = PromptReader(network, self.slots, captured=self.steps.captured)
+        self.in_flight: list[InFlightSteps] = []
+        self.sequences: list[SequenceState] = []  # in order of arrival
         self.shared = 0  # prompt tokens loaded from the prefix cache
         self.weights = _places(network)
 
@@ -244,22 +315,30 @@ class DecodeBatch:
     def full(self) -> bool:
         return len(self.sequences) == self.rows
 
-    @torch.inference_mode()
     def add(self, sequence: SequenceState) -> None:
-        """Assigns a request the next row; `prefill` will read its prompt."""
-        sequence.row = len(self.sequences)
+        """Assigns a request the first free row; `prefill` will read its prompt."""
+        taken = {one.row for one in self.sequences}
+        sequence.row = next(row for row in range(self.rows) if row not in taken)
         self.sequences.append(sequence)
 
-    @torch.inference_mode()
     def remove(self, sequence: SequenceState) -> None:
-        """Frees a row immediately; the last request moves into it."""
-        mover = self.sequences.pop()
-        if mover is not sequence:
-            self.slots.copy(mover.row, sequence.row, mover.tokens_read)
-            self.steps.move(mover.row, sequence.row)
-            self.sequences[sequence.row] = mover
-        self.steps.decoding[mover.row] = False
-        mover.row = sequence.row
+        """Frees a row immediately."""
+        self.sequences.remove(sequence)
+
+    def _close_gaps(self) -> int:
+        """Moves the last rows into free ones if a step is cheaper then; how many rows it has."""
+        by_row = {sequence.row: sequence for sequence in self.sequences}
+        free = [row for row in range(len(by_row)) if row not in by_row]
+        used = max(by_row, default=-1) + 1
+        while self.steps.width(len(by_row)) < self.steps.width(used):
+            mover = by_row.pop(used - 1)
+            row = free.pop(0)
+            self.slots.copy(mover.row, row, mover.tokens_read)
+            self.steps.move(mover.row, row)
+            mover.row = row
+            by_row[row] = mover
+            used = max(by_row) + 1
+        return used
 
     # ------------------------------------------------------------------ reading prompts
 
@@ -273,7 +352,7 @@ class DecodeBatch:
         parts = [sequence.unread[:size] for sequence in readers]
         rows = [sequence.row for sequence in readers]
         starts = [sequence.tokens_read for sequence in readers]
-        hidden = prefill_rows(self.network, self.slots, rows, parts, starts)
+        hidden = self.prompts.read(rows, parts, starts)
         done: list[tuple[SequenceState, Tensor]] = []
         for sequence, part, states in zip(readers, parts, hidden, strict=True):
             self._echo(sequence, states[: len(part)])
@@ -283,15 +362,19 @@ class DecodeBatch:
         return self._first_tokens(done)
 
     def _first_tokens(self, ready: list[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
+        """Those that must be waited for; the others come with the steps after them."""
         if not ready:
             return []
         sequences = [sequence for sequence, _ in ready]
+        states = torch.stack([state for _, state in ready])
         for sequence in sequences:
             sequence.decoding = True
             if self.prefixes is not None:
                 self.prefixes.store(sequence.prompt, self.slots, sequence.row)
-        written = self.selector.select(sequences, torch.stack([state for _, state in ready]))
-        self.steps.start(sequences)
+        if self.steps.captured and all(sequence.can_run_ahead for sequence in sequences):
+            self.in_flight.append(self.steps.submit_first(sequences, states))
+            return []
+        written = self.selector.select(sequences, states)
         self.steps.feed(written)
         return written
 
@@ -344,14 +427,15 @@ class DecodeBatch:
         """Decodes one token per request; on a GPU, returns the tokens of steps submitted before."""
         sequences = [one for one in self.sequences if one.decoding and one.tokens_left > 0]
         before = self.in_flight
-        self.in_flight = None
+        self.in_flight = []
+        used = self._close_gaps() if sequences else 0
         if sequences and self.steps.captured and all(one.can_run_ahead for one in sequences):
             # one step at a time while prompts wait to be read
             ahead = STEPS_AHEAD if all(one.decoding for one in self.sequences) else 1
-            self.in_flight = self.steps.submit(sequences, len(self.sequences), ahead)
+            self.in_flight = [self.steps.submit(sequences, used, ahead)]
             sequences = []
-        collected = before.collect() if before is not None else []
-        return collected + (self.steps.run_one(sequences, len(self.sequences)) if sequences else [])
+        written = [one for steps in before for one in steps.collect()]
+        return written + (self.steps.run_one(sequences, used) if sequences else [])
 
     # ------------------------------------------------------------------ reuse
 
@@ -362,9 +446,9 @@ class DecodeBatch:
 
     def clear(self) -> None:
         """Removes all requests."""
-        for sequence in reversed(list(self.sequences)):
+        for sequence in list(self.sequences):
             self.remove(sequence)
-        self.in_flight = None
+        self.in_flight = []
 
 
 class BatchPool:

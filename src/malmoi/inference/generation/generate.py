@@ -144,7 +144,7 @@ class Decoding:
 
     def drop(self, finished: Iterable[int]) -> None:
         """Removes finished requests."""
-        for sequence in sorted((self.sequences[i] for i in finished), key=lambda one: -one.row):
+        for sequence in [self.sequences[i] for i in finished]:
             if sequence in self.batch.sequences:
                 self.batch.remove(sequence)
 

@@ -9,12 +9,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from malmoi.kernels.kv_slots import KVSlots
+from malmoi.inference.generation.sampling import sent
+from malmoi.kernels.kv_slots import KVSlots, lazy_zeros
 from malmoi.model import Network
 
 BLOCK_TOKENS = 16
@@ -23,10 +25,10 @@ BlockKey = tuple[int, tuple[int, ...]]  # the number of the block before (0: non
 
 
 class PrefixBlock(NamedTuple):
-    """A block's number, and its keys and values [2, depth, G, BLOCK, E]."""
+    """A block's number, and where its keys and values are held."""
 
     number: int
-    held: Tensor
+    place: int
 
 
 class PrefixCache:
@@ -35,24 +37,32 @@ class PrefixCache:
     def __init__(self, network: Network, budget: int = PREFIX_CACHE_BYTES) -> None:
         # inference tensors never change and have no version counter
         self.weights = [weight for weight in network.parameters() if not weight.is_inference()]
-        self.budget = budget
-        self.enabled = not network.config.recurrent  # a state has no places to cut it at
+        c = network.config
+        # a block's keys and values; a recurrent state has no places to cut it at
+        self.shape = (2, c.depth, c.key_heads, BLOCK_TOKENS, c.cache_width)
+        self.block_bytes = prod(self.shape) * network.dtype.itemsize
+        self.most = 0 if c.recurrent else budget // self.block_bytes
+        self.held: Tensor | None = None  # of all blocks; on a CPU it takes memory as it is written
         self.lock = threading.RLock()
         self.numbers = count(1)
         self._forget()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the blocks."""
+        return len(self.blocks) * self.block_bytes
 
     def load(self, tokens: Sequence[int], slots: KVSlots, row: int) -> int:
         """Copies the longest cached prefix of these tokens into a row; returns its length."""
         with self.lock:
             path = self._path(tokens)
+            if not path or slots.rings or self.held is None:
+                return 0
             self._touch(path)
-            blocks = [self.blocks[key].held for key in path]
-        if not blocks or slots.rings:
-            return 0
-        held = torch.cat(blocks, dim=3)
-        (whole,) = slots.held.values()
-        whole[:, :, row, :, : held.size(3)] = held
-        return held.size(3)
+            found = self.held[self._places(path)].movedim(0, 3).flatten(3, 4)
+            (whole,) = slots.held.values()
+            whole[:, :, row, :, : found.size(3)] = found
+            return found.size(3)
 
     def cached_length(self, tokens: Sequence[int]) -> int:
         """The length of the prefix that `load` would copy."""
@@ -61,22 +71,37 @@ class PrefixCache:
 
     def store(self, tokens: Sequence[int], slots: KVSlots, row: int) -> None:
         """Stores the complete blocks of these tokens from a row of the cache."""
-        if not self.enabled or slots.rings:
+        if not self.most or slots.rings:
             return
         (whole,) = slots.held.values()
         with self.lock:
             path = self._path(tokens)
+            self._touch(path)
+            start = BLOCK_TOKENS * len(path)
+            new = [block for _, block in _blocks(tokens)][len(path) : self.most]
+            if not new:
+                return
             before = self.blocks[path[-1]].number if path else 0
-            for start, block in list(_blocks(tokens))[len(path) :]:
-                held = whole[:, :, row, :, start : start + BLOCK_TOKENS].clone()
+            for block in new:
                 path.append((before, block))
                 before = next(self.numbers)
-                self.blocks[path[-1]] = PrefixBlock(before, held)
-                self.used += held.nbytes
+                self.blocks[path[-1]] = PrefixBlock(before, self._free_place())
             self._touch(path)
-            while self.used > self.budget:
-                _, oldest = self.blocks.popitem(last=False)
-                self.used -= oldest.held.nbytes
+            if self.held is None:
+                self.held = lazy_zeros((self.most, *self.shape), whole.dtype, whole.device)
+            read = whole[:, :, row, :, start : start + BLOCK_TOKENS * len(new)]
+            read = read.unflatten(3, (len(new), BLOCK_TOKENS)).movedim(3, 0)
+            self.held[self._places(path[-len(new) :])] = read
+
+    def _free_place(self) -> int:
+        """A place that no block has, or that of the least recently used one."""
+        if len(self.blocks) < self.most:
+            return len(self.blocks)
+        return self.blocks.popitem(last=False)[1].place
+
+    def _places(self, path: Sequence[BlockKey]) -> Tensor:
+        assert self.held is not None
+        return sent(torch.tensor([self.blocks[key].place for key in path]), self.held.device)
 
     def _path(self, tokens: Sequence[int]) -> list[BlockKey]:
         if self.version != _version(self.weights):
@@ -98,7 +123,6 @@ class PrefixCache:
 
     def _forget(self) -> None:
         self.blocks: OrderedDict[BlockKey, PrefixBlock] = OrderedDict()
-        self.used = 0
         self.version = _version(self.weights)
 
 

@@ -262,10 +262,14 @@ def _fail_without_scores(sequences: Sequence[SequenceState], values: Tensor) -> 
     """Fails the requests whose hidden states or logits [M, …] are no numbers."""
     for sequence, there in zip(sequences, values.amax(-1).isfinite().tolist(), strict=True):
         if not there:
-            sequence.error = MalmoiError(
-                "The model's scores of the next token are not numbers: its training diverged, or "
-                "its weights are damaged."
-            )
+            sequence.error = without_scores()
+
+
+def without_scores() -> MalmoiError:
+    return MalmoiError(
+        "The model's scores of the next token are not numbers: its training diverged, or "
+        "its weights are damaged."
+    )
 
 
 def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:
@@ -276,21 +280,33 @@ def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list
     return groups
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device, without waiting for what it still computes."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
 class BatchSampler:
-    """Samples for several steps ahead: all random numbers are sent to the device at once."""
+    """Samples for several steps ahead: all random numbers are sent to the device at once.
+
+    `places` are the sequences' rows in logits and tokens.
+    """
 
     def __init__(
-        self, sequences: Sequence[SequenceState], steps: int, device: torch.device
+        self,
+        sequences: Sequence[SequenceState],
+        steps: int,
+        device: torch.device,
+        places: Sequence[int],
     ) -> None:
         self.groups = []
         for sampling, members in group_by_sampling(sequences).items():
             if sampling.greedy:
                 continue
             some = [sequences[i] for i in members]
-            rows = torch.tensor([sequence.row for sequence in some], device=device)
+            rows = sent(torch.tensor([places[i] for i in members]), device)
             # uniform random numbers [steps, M, 1]: the same ones that single steps would draw
             drawn = [torch.rand(steps, generator=s.generator, dtype=torch.float64) for s in some]
-            chances = torch.stack(drawn, dim=1)[..., None].to(device)
+            chances = sent(torch.stack(drawn, dim=1)[..., None], device)
             self.groups.append((sampling, rows, chances))
 
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
