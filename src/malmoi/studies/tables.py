@@ -384,14 +384,15 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         recipe = plan.scale.recipe(kind, seed, **({} if plan.scale.faithful else minutes))
         if row == "BERT":
             recipe = recipe.override({"objective": "mlm"})
-        # as in its paper, ELMo's layers stay frozen; spans and choices need all of the model
-        if row == "ELMo":
+        # as in its paper, ELMo's layers stay frozen; spans need all of the model
+        frozen = row == "ELMo"
+        if frozen:
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED), features="mix")
         else:
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED, "span"))
-            options = plan.scale.tuning(seed)
-            for task in plan.tasks("summary"):
-                yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
+        options = plan.scale.tuning(seed) | ({"freeze": True} if frozen else {})
+        for task in plan.tasks("summary"):
+            yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
         if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
             yield from likelihood_cells(plan, row, recipe)
         if row in WRITERS:
