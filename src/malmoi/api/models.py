@@ -280,13 +280,14 @@ def trace(  # noqa: PLR0913  # the keywords of Model.trace
     )
 
 
-def probe(
+def probe(  # noqa: PLR0913  # the command's options
     model: "AnyModel",
     rows: "Iterable[ProbeRow] | Path",
     *,
     test: "Iterable[ProbeRow] | Path | None" = None,
     label: str | None = None,
     max_examples: int = 4000,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> "Probe":
     """Trains a linear probe on each layer, with the most frequent label and a control task.
@@ -308,4 +309,5 @@ def probe(
 
     held = None if test is None else read(test)
     with listening(progress):
-        return probe_model(as_model(model), read(rows), test=held, max_examples=max_examples)
+        found = as_model(model)
+        return probe_model(found, read(rows), test=held, max_examples=max_examples, seed=seed)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.api.records import ColumnOptions
+from malmoi.api.run_options import DeviceOptions
 from malmoi.api.tools import compress
 from malmoi.cli import shared as cli
 from malmoi.compression.options import (
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
 def quantize_command(
     model: cli.Model,
     out: cli.Out,
-    options: dict[str, Any] = cli.options_of(QuantizeOptions),
+    options: dict[str, Any] = cli.options_of(QuantizeOptions, DeviceOptions),
     method: Literal["round", "gptq"] = cli.option(
         "round", "round to nearest, or gptq, which is more accurate at 4 bits."
     ),
     task: cli.Task = None,
     judged: dict[str, Any] = cli.options_of(JudgedOptions),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    device: cli.Device = None,
     overwrite: cli.Overwrite = False,
     json: cli.Json = False,
 ) -> None:
@@ -43,18 +43,17 @@ def quantize_command(
         (method == "gptq") == ("calibration" in options),
         "--method gptq needs --calibration FILE, and no other method uses it.",
     )
-    options |= {**judged, "task": _task(task, columns), "device": device}
+    options |= {**judged, "task": _task(task, columns)}
     _shrink("quantize", model, out, {**options, "overwrite": overwrite}, json)
 
 
 def prune_command(
     model: cli.Model,
     out: cli.Out,
-    options: dict[str, Any] = cli.options_of(PruneOptions),
+    options: dict[str, Any] = cli.options_of(PruneOptions, DeviceOptions),
     task: cli.Task = None,
     judged: dict[str, Any] = cli.options_of(JudgedOptions),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    device: cli.Device = None,
     overwrite: cli.Overwrite = False,
     json: cli.Json = False,
 ) -> None:
@@ -63,7 +62,7 @@ def prune_command(
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
     blind = "train" not in options and ("heads" in options or "neurons" in options)
-    options |= {**judged, "task": _task(task, columns), "device": device}
+    options |= {**judged, "task": _task(task, columns)}
     ranked = [
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
         "far less quality."
@@ -82,11 +81,10 @@ def distil_command(
     task: cli.Task = None,
     dev: list[Path] | None = cli.option(None, "Evaluation rows.", shown="a tenth of --data"),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    options: dict[str, Any] = cli.options_of(DistilOptions),
+    options: dict[str, Any] = cli.options_of(DistilOptions, DeviceOptions),
     budget: dict[str, Any] = cli.options_of(FinetuneConfig, names="minutes seed"),
     settings: cli.Set = None,
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     json: cli.Json = False,
 ) -> None:
     """Distil a model into a smaller student.
@@ -96,7 +94,7 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
-    options |= {**budget, "settings": cli.changes_of(settings), "device": device}
+    options |= {**budget, "settings": cli.changes_of(settings)}
     options |= {"data": data, "task": _task(task, columns), "dev": dev or None}
     options["overwrite"] = overwrite
     _shrink("distil", model, out, options, json)

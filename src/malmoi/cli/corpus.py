@@ -6,10 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.api.records import CorpusInputs
+from malmoi.api.tools import build_corpus
 from malmoi.cli import shared as cli
 from malmoi.corpus.config import CorpusConfig
 from malmoi.messages import plural
 from malmoi.system.machine import this_machine
+from malmoi.system.run_folder import FINISHED
 
 
 def build_command(
@@ -31,16 +33,10 @@ def build_command(
     Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
     web=0.6,books=0.4
     """
-    from malmoi.corpus.build import run_build
-    from malmoi.corpus.steps import Execution
-
-    execution = {"workers": this_machine().cores} | {
-        name: inputs.pop(name) for name in ("workers", "executor", "part") if name in inputs
-    }
-    changes |= {**cli.changes_of(settings), **inputs}
-    found = run_build(sources, out, execution=Execution(**execution), **changes)
-    if "finished" in found:
-        _print_report(found["finished"], out, json)
+    changes |= {"workers": this_machine().cores, **inputs, "settings": cli.changes_of(settings)}
+    finished: Any = build_corpus(sources, out, **changes).record.get(FINISHED)
+    if finished:  # not so after a part
+        _print_report(finished, out, json)
 
 
 def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:

@@ -40,8 +40,7 @@ def embed_command(
     ),
     part: str = cli.option("", cli.PART, metavar="I/N"),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Turn each text into a vector.
@@ -58,11 +57,11 @@ def embed_command(
         not out or pool != "none",
         "--out stores one vector per text, but --pool none gives one per token: use --json.",
     )
-    opened = partial(cli.open_model, model, device, dtype, BERT)
+    opened = partial(cli.open_model, model, loading, BERT)
     if data:
         if out is None:
             raise UsageError("--data needs --out, where the rows are written with their vectors.")
-        options = {"layers": list(chosen), "pool": pool, "dtype": dtype}
+        options = {"layers": list(chosen), "pool": pool, "dtype": loading.get("dtype")}
         write_rows(
             lambda: _vectors(opened(), options, truncate=truncate),
             data,
@@ -82,9 +81,7 @@ def embed_command(
         cli.print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
-        cli.print_json({"text": text, "vector": vector.tolist()}) if json else cli.print_result(
-            _numbers(vector)
-        )
+        cli.print_one(json, {"text": text, "vector": vector.tolist()}, _numbers(vector))
 
 
 def _layers(text: str) -> tuple[int, ...]:

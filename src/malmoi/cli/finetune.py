@@ -1,7 +1,6 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from json import loads
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.api.records import ColumnOptions
+from malmoi.api.run_options import RunOptions
 from malmoi.api.runs import announced
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
@@ -59,13 +59,11 @@ def finetune_command(
         shown="a tenth of the rows",
     ),
     columns: dict[str, Any] = cli.options_of(ColumnOptions),
-    changes: dict[str, Any] = cli.options_of(FinetuneConfig),
+    changes: dict[str, Any] = cli.options_of(FinetuneConfig, RunOptions),
     settings: cli.Set = None,
     dry_run: bool = cli.option(
         False, "Only compare the models at hand, by a linear layer on each frozen one.", "--dry-run"
     ),
-    overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     json: cli.Json = False,
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
@@ -93,7 +91,7 @@ def finetune_command(
     if model is None:
         cli.note(introduction(base))
     if dry_run:
-        return _compare_bases(base, task, rows, device)
+        return _compare_bases(base, task, rows, changes.get("device"))
     named = [*files, *map(Path, changes.get("unlabelled", ())), Path("labels")]
     folder = out or Path("runs") / named[0].name.split(".")[0]
     if model is None or out is None:
@@ -102,7 +100,7 @@ def finetune_command(
     cli.load_torch()
     from malmoi.finetuning.finetune import run_finetuning
 
-    changes |= {"device": device, "overwrite": overwrite, **cli.changes_of(settings)}
+    changes |= cli.changes_of(settings)
     done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": address(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
@@ -158,16 +156,15 @@ def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
     from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 
-    folder = shlex.quote(address(out))
     output = head_kind(task).output
-    use = f'malmoi predict -m {folder} "…"'
+    use = 'predict -m {} "…"'
     if output is WRITING:
-        use = f'malmoi chat -m {folder} "…"'
+        use = 'chat -m {} "…"'
     elif output is CHOICE:
-        use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
+        use = 'predict -m {} --choice "…" --choice "…" "…"'
     elif output is SENTENCE or "{pair}" in task.prompt:
-        use = f'malmoi predict -m {folder} --pairs "…" "…"'
-    cli.say_next(use, folder, out)
+        use = 'predict -m {} --pairs "…" "…"'
+    cli.say_next(use, out)
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
@@ -200,14 +197,11 @@ def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, fl
             share=share,
         )
     if words is not None and accuracy <= words and accuracy < 1:
-        return msg(
-            "Counting words (naive Bayes) is at least as good: right for {words:.1%}.", words=words
-        )
+        counted = "Counting words (naive Bayes) is at least as good: right for {words:.1%}."
+        return msg(counted, words=words)
     if measure.endswith("f1") and value < LEARNT_F1:
-        name = measure.replace("_", " ")
-        return msg(
-            "This model has learnt next to nothing ({name} {value:.2f}).", name=name, value=value
-        )
+        nothing = "This model has learnt next to nothing ({name} {value:.2f})."
+        return msg(nothing, name=measure.replace("_", " "), value=value)
     return ""
 
 

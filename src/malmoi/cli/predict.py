@@ -53,8 +53,7 @@ def predict_command(
         metavar="A,B…",
     ),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
@@ -73,12 +72,12 @@ def predict_command(
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
     _check(model, names, paired=paired or "pair" in columns or bool(choices))
-    opened = partial(cli.open_model, model, device, dtype, BERT)
+    opened = partial(cli.open_model, model, loading, BERT)
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
         write_rows(
-            lambda: predictions(opened(), names, dtype),
+            lambda: predictions(opened(), names, loading.get("dtype")),
             data,
             out or _default_output(data),
             columns,

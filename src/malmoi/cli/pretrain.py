@@ -1,7 +1,6 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.api.records import StartOptions
+from malmoi.api.run_options import DeviceOptions
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import joined, msg, plural
@@ -45,9 +45,8 @@ def pretrain_command(
     ),
     budget: dict[str, Any] = cli.options_of(TrainConfig),
     settings: cli.Set = None,
-    origin: dict[str, Any] = cli.options_of(StartOptions),
+    origin: dict[str, Any] = cli.options_of(StartOptions, DeviceOptions),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     dry_run: bool = cli.option(False, "Only estimate the cost of the run.", "--dry-run"),
     json: cli.Json = False,
 ) -> None:
@@ -75,10 +74,10 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     cli.load_torch()
     if dry_run and recipe in SIZED:
-        _print_size(recipe, sources, {**changes, **origin, "device": device}, json)
+        _print_size(recipe, sources, {**changes, **origin}, json)
         return
     if dry_run:
-        _print_estimate(recipe, changes, {**origin, "device": device}, json)
+        _print_estimate(recipe, changes, origin, json)
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
@@ -95,7 +94,7 @@ def pretrain_command(
         )
     from malmoi.training.pretrain import run_pretraining
 
-    changes |= {**origin, "device": device, "overwrite": overwrite}
+    changes |= {**origin, "overwrite": overwrite}
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _print_run(folder, json)
@@ -240,7 +239,5 @@ def _print_run(out: Path, json: bool) -> None:
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
     causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
-    folder = shlex.quote(address(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
-    use = f"malmoi {use.format(folder)}"
-    cli.say_next(use, folder, out)
+    cli.say_next(use, out)

@@ -166,19 +166,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         require_that(self.gpus >= 1, "A run needs at least one GPU, not {gpus}.", gpus=self.gpus)
-        require_that(
-            0 < self.utilisation <= 1,
-            "The utilisation must lie in (0, 1], not {utilisation:g}.",
-            utilisation=self.utilisation,
-        )
-        require_that(
-            1 <= self.pue < math.inf, "The PUE must be at least 1, not {pue:g}.", pue=self.pue
-        )
-        require_that(
-            0 <= (self.price or 0) < math.inf,
-            "The price must be 0 or more, not {price}.",
-            price=self.price,
-        )
+        PlanSettings(utilisation=self.utilisation, pue=self.pue, price=self.price)  # checks them
 
     @property
     def room(self) -> float:
