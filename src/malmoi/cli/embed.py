@@ -9,7 +9,7 @@ from malmoi.api.records import ColumnOptions
 from malmoi.cli import shared as cli
 from malmoi.cli.prediction_file import table_source
 from malmoi.cli.row_files import VECTORS, Addition, Row, write_rows
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
@@ -77,7 +77,10 @@ def embed_command(
         require_free(out, overwrite=overwrite)
     vectors = opened().embed(given, chosen, cast("Pool", pool), truncate=truncate)
     if out:
-        _save(out, vectors)
+        import numpy as np
+
+        with atomic_write(out) as file:
+            np.save(file, vectors, allow_pickle=False)
         cli.print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
@@ -85,12 +88,13 @@ def embed_command(
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    try:
+    with explained(
+        ValueError,
+        "--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}.",
+        raises=UsageError,
+        text=text,
+    ):
         return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(
-            "--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}.", text=text
-        ) from None
 
 
 def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addition:
@@ -111,13 +115,6 @@ def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addi
         lambda row: {n: text and np.frombuffer(b64decode(text), "<f4") for n, text in row.items()},
         model.config.width,
     )
-
-
-def _save(path: Path, vectors: Any) -> None:
-    import numpy as np
-
-    with atomic_write(path) as file:
-        np.save(file, vectors, allow_pickle=False)
 
 
 def _numbers(vector: Any) -> str:

@@ -144,7 +144,6 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
 
 
 def _show_trials(folder: Path) -> None:
-    """Prints what was compared, if anything was."""
     from malmoi.finetuning.candidates import read_tried
     from malmoi.report.task_page import TRIAL_COLUMNS
 
@@ -171,10 +170,8 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     """Says if the model is no better than a baseline, or was judged on very few rows."""
     rows = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     if len(rows) < FEW_ROWS:
-        cli.note(
-            "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
-            shown=plural(len(rows), "row"),
-        )
+        few = "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev."
+        cli.note(few, shown=plural(len(rows), "row"))
         return
     report = loads((out / "report.json").read_text("utf-8"))
     if doubt := _doubt([loads(row)["label"] for row in rows], report, metrics):
@@ -224,13 +221,12 @@ def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
         cli.print_json(facts)
         return
-    labels = facts.get("labels", {})
-    calibration = facts.get("calibration")
     plain = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
-    plain |= {"calibration error": calibration["error"]} if calibration else {}
+    if calibration := facts.get("calibration"):
+        plain["calibration error"] = calibration["error"]
     rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in plain.items()]
     cli.print_table(("measure", "value"), rows)
-    if labels:
+    if labels := facts.get("labels"):
         print()
         columns = ("precision", "recall", "f1")
         table = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.pair import BERT, GPT
 from malmoi.system.paths import names_file
@@ -67,13 +67,13 @@ def _parse(options: dict[str, Any]) -> None:
 
 def _token_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
-    try:
+    with explained(
+        ValueError,
+        "--logit-bias takes a token's id and a number, such as 50256=-100, not {text!r}.",
+        raises=UsageError,
+        text=text,
+    ):
         return int(token), float(bias)
-    except ValueError:
-        raise UsageError(
-            "--logit-bias takes a token's id and a number, such as 50256=-100, not {text!r}.",
-            text=text,
-        ) from None
 
 
 def _describe(lm: "Model", features: Path, options: dict[str, Any], json: bool) -> None:

@@ -9,6 +9,7 @@ from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, translate
 from malmoi.planning.gpus import GPUS, PlanSettings
 from malmoi.system.limits import format_size
+from malmoi.training.recipe import TrainConfig
 
 if TYPE_CHECKING:
     from malmoi.planning.plan import MemoryUse, RunPlan
@@ -34,11 +35,7 @@ def plan_command(
         "h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."
     ),
     assumed: dict[str, Any] = cli.options_of(PlanSettings),
-    gradient_checkpointing: bool = cli.option(
-        False,
-        "Recompute activations in the backward pass instead of storing them.",
-        "--gradient-checkpointing",
-    ),
+    again: dict[str, Any] = cli.options_of(TrainConfig, names="gradient_checkpointing"),
     settings: cli.Set = None,
     json: cli.Json = False,
 ) -> None:
@@ -50,9 +47,7 @@ def plan_command(
         _list(json)
         return
     cli.load_torch()  # the network is built, on the meta device
-    changes = cli.changes_of(settings)
-    if gradient_checkpointing:
-        changes["train.gradient_checkpointing"] = "true"
+    changes = cli.changes_of(settings) | {f"train.{name}": value for name, value in again.items()}
     made = plan(recipe, gpus=gpus, gpu=gpu, settings=changes, **assumed)
     cli.print_json(made.to_dict()) if json else _print_plan(made)
 

@@ -141,11 +141,8 @@ def _print_answers(inputs: list[tuple[Any, bool]], answers: list[Any], *, json: 
     found = iter(answers)
     for one, empty in inputs:
         answer = None if empty else next(found)
-        if json:
-            key = "spans" if isinstance(answer, list) else "prediction"
-            cli.print_json({"text": one, key: plain(answer)})
-        else:
-            cli.print_result(_line(one, answer, scored=scored))
+        key = "spans" if isinstance(answer, list) else "prediction"
+        cli.print_one(json, {"text": one, key: plain(answer)}, _line(one, answer, scored=scored))
 
 
 def _line(text: Any, answer: Any, *, scored: bool) -> str:

@@ -81,17 +81,9 @@ def pretrain_command(
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
-        shown = ", ".join(
-            f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
-            for name, value in changes.items()
-        )
-        cli.say(
-            "recipe = {recipe}, out = {folder}{value}{shown}",
-            recipe=recipe,
-            folder=folder,
-            value=", " if shown else "",
-            shown=shown,
-        )
+        shown = {n: f"{v:.3g}" if isinstance(v, float) else v for n, v in changes.items()}
+        chosen = msg("recipe = {recipe}, out = {folder}", recipe=recipe, folder=folder)
+        cli.say(joined(", ", (chosen, *(f"{name} = {value}" for name, value in shown.items()))))
     from malmoi.training.pretrain import run_pretraining
 
     changes |= {**origin, "overwrite": overwrite}
@@ -159,7 +151,6 @@ def _check_source(word: str, *, named: bool) -> None:
 
 
 def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
-    """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
     sized = explain_size(kind, data, **changes)
@@ -191,24 +182,17 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
         utilisation=EXPECTED_UTILISATION,
         ceiling=made.ceiling / 1e12,
     )
-    rows = [
-        (
-            "recipe",
-            msg("{recipe} (malmoi recipes {recipe} shows its settings)", recipe=recipe.name),
-        ),
-        ("parameters", f"{made.parameters:,}"),
-        ("tokens", msg("about {tokens:,}", tokens=made.tokens)),
-        ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
-        (
-            "memory",
-            msg("about {memory}: {memory2}", memory=format_size(made.memory), memory2=memory),
-        ),
-        (
-            "time",
-            msg("about {seconds} at {speed}", seconds=cli.format_span(made.seconds), speed=speed),
-        ),
-    ]
-    cli.print_facts(("what", "expected"), rows)
+    named = msg("{recipe} (malmoi recipes {recipe} shows its settings)", recipe=recipe.name)
+    total, span = format_size(made.memory), cli.format_span(made.seconds)
+    rows = {
+        "recipe": named,
+        "parameters": f"{made.parameters:,}",
+        "tokens": msg("about {tokens:,}", tokens=made.tokens),
+        "steps": f"{made.steps:,}" if made.steps else "as many as the time allows",
+        "memory": msg("about {total}: {memory}", total=total, memory=memory),
+        "time": msg("about {seconds} at {speed}", seconds=span, speed=speed),
+    }
+    cli.print_facts(("what", "expected"), list(rows.items()))
     smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
     useful = FEW_UPDATES * smallest_batch(recipe) * recipe.mean_length
     if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:

@@ -84,10 +84,8 @@ def write_rows(
         disk.require_free(out, overwrite=overwrite or _partial(out).is_file())
         done = iter([(out, add_to_file(opened(), data, out, given))])
     for file, count in done:
-        result = {"file": address(file), "rows": count}
-        cli.print_json(result) if json else cli.print_result(
-            f"{address(file)}: " + plural(count, "row")
-        )
+        name = address(file)
+        cli.print_one(json, {"file": name, "rows": count}, f"{name}: " + plural(count, "row"))
 
 
 # ------------------------------------------------------------------ a file
@@ -113,11 +111,8 @@ def _look_into(added: Addition, files: Mapping[Path, Path], given: Mapping[str, 
     source = added.source(next(with_rows, min(files.values())), given)
     inputs = [source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)]
     if empty := inputs.count(None):
-        cli.note(
-            "{empty:,} of the first {first:,} rows have no text; nothing is added to these.",
-            empty=empty,
-            first=len(inputs),
-        )
+        without = "{empty:,} of the first {first:,} rows have no text; nothing is added to these."
+        cli.note(without, empty=empty, first=len(inputs))
     note_unknown(added.model, inputs)
     return source
 
@@ -239,11 +234,8 @@ def _add_to_folder(
                 else:
                     source = added.source(files[target], given)
                     yield target, _add(added, source, files[target], target, about)
-        cli.say(
-            "{done:,} of {files:,} files are finished.",
-            done=sum(target.is_file() for target in files),
-            files=len(files),
-        )
+        done = sum(target.is_file() for target in files)
+        cli.say("{done:,} of {files:,} files are finished.", done=done, files=len(files))
 
 
 def _is_empty(file: Path) -> bool:
@@ -272,15 +264,11 @@ def _begin(
 # ------------------------------------------------------------------ formats
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """A row of a table, with a column for the probability of each label: p_LABEL."""
-    plain = {name: value for name, value in row.items() if name != "probabilities"}
-    return plain | {f"p_{name}": value for name, value in row.get("probabilities", {}).items()}
-
-
 def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
-    """All columns, in the order of their first row, and the rows."""
-    flat = [_flat(row) for row in rows]
+    """All columns and the rows; the probability of each label has a column p_LABEL."""
+    flat = [dict(row) for row in rows]
+    for row in flat:
+        row |= {f"p_{name}": value for name, value in row.pop("probabilities", {}).items()}
     return list(dict.fromkeys(name for row in flat for name in row)), flat
 
 
@@ -298,12 +286,12 @@ def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = "\t") ->
 
 def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
     for row in rows:
-        line = json.dumps(
-            row,
-            ensure_ascii=False,
-            default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one),
-        )
+        line = json.dumps(row, ensure_ascii=False, default=_plain)
         file.write(line.encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _write_parquet(

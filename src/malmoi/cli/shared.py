@@ -73,7 +73,6 @@ def count(default: Any, help_: str, *names: str, shown: str | None = None) -> An
 
 
 def argument(default: Any, help_: str, **settings: Any) -> Any:
-    """An argument as a parameter's default."""
     return typer.Argument(default, help=help_, **settings)
 
 
@@ -192,14 +191,12 @@ def parsed_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_tasks(incomplete: str) -> Iterable[str]:
-    """Shell completion of task names."""
     from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
     return [name for name in (*KIND_METRICS, *TASKS) if name.startswith(incomplete)]
 
 
 def complete_recipes(incomplete: str) -> Iterable[str]:
-    """Shell completion of recipe names."""
     from malmoi.training.recipes import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
@@ -310,10 +307,10 @@ def _standard_input() -> str:
 # ------------------------------------------------------------------ results and status
 
 
-def print_result(text: object, end: str = "\n") -> None:
+def print_result(text: object) -> None:
     """Prints a result on a line of its own, below a progress bar that is still on the terminal."""
     end_status()
-    print(translate(text) if isinstance(text, Message) else text, end=end)
+    print(translate(text) if isinstance(text, Message) else text)
 
 
 def print_one(as_json: bool, facts: Mapping[str, Any], text: object) -> None:
@@ -374,12 +371,8 @@ def format_count(count: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """A time in words."""
-    for span, length in (
-        ("{count} days", 86_400),
-        ("{count} hours", 3600),
-        ("{count} minutes", 60),
-    ):
+    spans = {"{count} days": 86_400, "{count} hours": 3600, "{count} minutes": 60}
+    for span, length in spans.items():
         if seconds >= 2 * length:
             return msg(span, count=f"{seconds / length:,.{int(seconds < 10 * length)}f}")
     return msg("{seconds:.0f} seconds", seconds=seconds)

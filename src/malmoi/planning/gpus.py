@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.settings import find_problem, option
 
 
@@ -65,12 +65,12 @@ def find_gpu(
 ) -> GPU:
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
     PlanSettings(gpu_memory=memory, gpu_tflops=tflops, gpu_watts=watts)  # refuses what cannot be
-    if name not in GPUS and (memory is None or tflops is None):
-        raise UsageError(
+    if memory is None or tflops is None:
+        require_known(
+            name,
+            GPUS,
             "There is no GPU {name!r} here.{hint} `malmoi plan` lists them; describe any "
             "other with --gpu-memory and --gpu-tflops.",
-            name=name,
-            hint=nearest(name, GPUS),
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))
     known = replace(known, memory=memory or known.memory, watts=watts or known.watts)
