@@ -304,10 +304,8 @@ def probe(  # noqa: PLR0913  # the command's options
     """
     from malmoi.interpret.probe import probe_model, read_probe_rows
 
-    def read(given: "Iterable[ProbeRow] | Path") -> "Iterable[ProbeRow]":
-        return read_probe_rows(given, label) if isinstance(given, Path) else given
-
-    held = None if test is None else read(test)
+    rows = read_probe_rows(rows, label) if isinstance(rows, Path) else rows
+    test = read_probe_rows(test, label) if isinstance(test, Path) else test
+    found = as_model(model)
     with listening(progress):
-        found = as_model(model)
-        return probe_model(found, read(rows), test=held, max_examples=max_examples, seed=seed)
+        return probe_model(found, rows, test=test, max_examples=max_examples, seed=seed)

@@ -113,7 +113,6 @@ def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addi
         {VECTORS: None},
         options,
         lambda row: {n: text and np.frombuffer(b64decode(text), "<f4") for n, text in row.items()},
-        model.config.width,
     )
 
 

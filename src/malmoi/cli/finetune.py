@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from malmoi.api.records import ColumnOptions
 from malmoi.api.run_options import RunOptions
@@ -30,15 +28,13 @@ KNOWN_LOSS = 0.3  # share of the first loss below which the training rows are kn
 
 
 def finetune_command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TASK] FILE…",
-            help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
-            "tasks) or a kind such as classification; omit it to detect the kind.",
-            autocompletion=cli.complete_tasks,
-        ),
-    ] = None,
+    arguments: list[str] | None = cli.argument(
+        None,
+        "Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi tasks) or a "
+        "kind such as classification; omit it to detect the kind.",
+        metavar="[TASK] FILE…",
+        autocompletion=cli.complete_tasks,
+    ),
     model: str | None = cli.option(
         None,
         "Model to start from: a folder, or a hub id.",
@@ -98,14 +94,17 @@ def finetune_command(
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 
     cli.load_torch()
+    from malmoi.finetuning.candidates import read_tried
     from malmoi.finetuning.finetune import run_finetuning
+    from malmoi.report.task_page import TRIAL_COLUMNS
 
     changes |= cli.changes_of(settings)
     done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": address(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:
-        _show_trials(folder)
+        if tried := read_tried(folder):
+            cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
 
@@ -141,14 +140,6 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
         require_path(file)
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
-
-
-def _show_trials(folder: Path) -> None:
-    from malmoi.finetuning.candidates import read_tried
-    from malmoi.report.task_page import TRIAL_COLUMNS
-
-    if tried := read_tried(folder):
-        cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
 
 
 def _next_lines(task: "Task", out: Path) -> None:

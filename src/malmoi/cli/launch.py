@@ -1,6 +1,6 @@
 """`malmoi launch`: the same command on several GPUs or machines."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -17,10 +17,9 @@ from malmoi.training.recipe import BUDGETS
 
 
 def launch_command(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- pretrain …", help="The command, as on one machine, after --."),
-    ],
+    command: list[str] = cli.argument(
+        ..., "The command, as on one machine, after --.", metavar="-- pretrain …"
+    ),
     options: dict[str, Any] = cli.options_of(Launch),
     gpu: str = cli.option("", "GPU model: what the run will take on it.", metavar="NAME"),
     assumed: dict[str, Any] = cli.options_of(PlanSettings, names="price utilisation pue"),

@@ -3,9 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from malmoi.api.records import StartOptions
 from malmoi.api.run_options import DeviceOptions
@@ -30,15 +28,13 @@ NEXT_COMMANDS = {  # by what was trained; others generate or are fine-tuned
 
 
 def pretrain_command(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RECIPE] SRC…",
-            help="Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name "
-            "(malmoi recipes) or a recipe.json; omit it for a run of a few minutes.",
-            autocompletion=cli.complete_recipes,
-        ),
-    ],
+    words: list[str] = cli.argument(
+        ...,
+        "Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name (malmoi "
+        "recipes) or a recipe.json; omit it for a run of a few minutes.",
+        metavar="[RECIPE] SRC…",
+        autocompletion=cli.complete_recipes,
+    ),
     data: list[str] | None = cli.option(None, "Text, if not given as SRC.", metavar="SRC"),
     out: Path | None = cli.option(
         None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"

@@ -256,20 +256,8 @@ def _gpt(story: Story) -> None:
         seed=1 + story.plan.seed,
     )
     story.samples = list(zip(prompts, texts, strict=True))
-    unseen = [text for text, _ in _rows(story, "dev")[:50]]
-    story.facts["order"] = tells_order(model, unseen, story.text.opening)
     for prompt, text in story.samples:
         logger.info(f"  {prompt}{text}")
-
-
-def tells_order(model: Model, texts: list[str], opening: str) -> float:
-    """How often the GPT prefers the start of a paragraph over the same words shuffled."""
-    chance = random.Random(0)
-    real = [" ".join(text.split()[:8]) for text in texts]
-    mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
-    found = model.score(opening, [" " + text for text in [*real, *mixed]])
-    pairs = zip(found[: len(real)], found[len(real) :], strict=True)
-    return sum(a.logprob / len(a.tokens) > b.logprob / len(b.tokens) for a, b in pairs) / len(real)
 
 
 def _bert(story: Story) -> None:

@@ -54,7 +54,6 @@ class DemoText:
     prompts: tuple[str, ...]
     masked: tuple[str, ...]
     attended: str  # the sentence whose attention is shown
-    opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
     joined: int = 1  # documents that are written as one, to fill the rows of a batch
     # of pre-training, by model; else by the rule of `malmoi pretrain`
@@ -89,7 +88,6 @@ SPEECHES = DemoText(
         "We are at [MASK] with all nations.",
     ),
     attended="The Congress must act now to protect the people.",
-    opening="The",
     example="we will put a man on the moon",
 )
 
@@ -137,7 +135,6 @@ PIECES = DemoText(
         "물이 끓으면 소금을 [MASK] 간을 맞춘다.",
     ),
     attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
-    opening="그래서",
     example="할머니는 손자에게 따뜻한 국을 끓여 주셨다",
     joined=8,
     settings={

@@ -77,12 +77,8 @@ def load_plugin(file: str | Path) -> None:
     except MalmoiError:
         raise
     except Exception as error:
-        raise MalmoiError(
-            "The plugin {path} failed: {type}: {error}. Fix it first.",
-            path=path,
-            type=type(error).__name__,
-            error=error,
-        ) from error
+        failed = "The plugin {path} failed: {type}: {error}. Fix it first."
+        raise MalmoiError(failed, path=path, type=type(error).__name__, error=error) from error
 
 
 @cache
@@ -94,12 +90,9 @@ def load_installed_plugins() -> None:
         try:
             point.load()
         except Exception as error:
-            raise MalmoiError(
-                "The installed plugin {value} failed: {type}: {error}.",
-                value=point.value,
-                type=type(error).__name__,
-                error=error,
-            ) from error
+            failed = "The installed plugin {value} failed: {type}: {error}."
+            kind = type(error).__name__
+            raise MalmoiError(failed, value=point.value, type=kind, error=error) from error
 
 
 def require_plugins(names: Iterable[str]) -> None:
