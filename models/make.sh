@@ -32,6 +32,5 @@ for model in bert gpt; do  # one after the other: beside the other, each is thre
   malmoi pretrain "$here/malmoi-$model/recipe.json" "${texts[@]}" -o "$work/malmoi-$model" \
     --tokenizer "$work/tokenizer-$model" ${MINUTES:+--minutes "$MINUTES"}
   cp "$here/malmoi-$model/README.md" "$work/malmoi-$model/"
-  python -c "import sys; from pathlib import Path; from malmoi.pair import store; store(*map(Path, sys.argv[1:]))" \
-    "$work/malmoi-$model" "$here/../src/malmoi/pair/malmoi-$model"
+  python "$here/store.py" "$work/malmoi-$model" "$here/../src/malmoi/pair/malmoi-$model"
 done

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from safetensors.numpy import load_file
 import malmoi
 from conftest import environment
 from malmoi.cli import run_command
-from malmoi.pair import BERT, GPT, STORED, shipped, store
+from malmoi.pair import BERT, GPT, STORED, shipped
 
 TEXTS = ["She opened the door and went in.", "이 영화는 정말 재미있다."]
 MEGABYTES = 12
@@ -76,7 +78,8 @@ def test_it_is_saved_for_others_with_the_same_scores(tmp_path: Path) -> None:
 def test_eight_bits_keep_the_weights(tmp_path: Path) -> None:
     folder = shipped(BERT)
     assert folder is not None
-    store(folder, tmp_path)
+    script = Path(__file__).parents[1] / "models" / "store.py"
+    subprocess.run([sys.executable, script, folder, tmp_path], check=True)
     assert (tmp_path / "tokenizer.json").is_file()
     again = load_file(tmp_path / "numbers.safetensors")
     stored = load_file(STORED / BERT / "numbers.safetensors")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from malmoi.errors import require
@@ -17,10 +16,8 @@ from malmoi.system.limits import (
     shown,
 )
 
-_require = partial(require, "This model cannot be built")
-
-LARGEST = {"depth": MAX_LAYERS, "encoder_depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS}
-UNBOUNDED = {"rotary_base": math.inf, "local_rotary_base": math.inf}
+LARGEST: dict[str, float] = {"depth": MAX_LAYERS, "encoder_depth": MAX_LAYERS}
+LARGEST |= {"context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf, "local_rotary_base": math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,107 +150,95 @@ class ModelConfig(Config):
         self._check_positions()
         self._check_parts()
 
+    def _require(self, condition: object, sentence: str, /, **values: object) -> None:
+        """Refuses the model unless the condition holds; the sentence can name all fields."""
+        require("This model cannot be built", condition, sentence, **{**vars(self), **values})
+
     def _check_numbers(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, bool) and isinstance(value, int | float):
-                largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
-                _require(
-                    0 <= value <= largest,
+                self._require(
+                    0 <= value <= LARGEST.get(name, MAX_SIZE),
                     "{name} must lie in [0, {largest:,}], not {value}.",
                     name=name,
-                    largest=largest,
+                    largest=LARGEST.get(name, MAX_SIZE),
                     value=shown(value),
                 )
         problem = find_problem(self)
-        _require(not problem, problem)
-        _require(
-            self.distinct <= self.depth,
-            "{groups} groups are more than the depth {depth}.",
-            groups=self.groups,
-            depth=self.depth,
+        self._require(not problem, problem)
+        self._require(
+            self.distinct <= self.depth, "{groups} groups are more than the depth {depth}."
         )
 
     def _check_attention(self) -> None:
-        _require(
+        self._require(
             self.head_width > 0 or self.width % self.heads == 0,
             "width {width} does not divide into {heads} heads; set head_width or change one "
             "of them.",
-            width=self.width,
-            heads=self.heads,
         )
-        _require(
+        self._require(
             self.heads % self.key_heads == 0,
             "{heads} heads do not divide over {kv_heads} kv_heads.",
-            heads=self.heads,
-            kv_heads=self.kv_heads,
         )
-        _require(
-            bool(self.attention),
-            "attention needs at least one pattern, such as 'causal' or 'full'.",
+        self._require(
+            self.attention, "attention needs at least one pattern, such as 'causal' or 'full'."
         )
-        _require(
+        self._require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
             "its attention patterns are longer than {most:,} characters.",
             most=MAX_PATTERN_CHARACTERS,
         )
 
     def _check_positions(self) -> None:
-        _require(
+        self._require(
             self.positions != "rotary" or self.size_per_head % 2 == 0,
             "rotary positions need an even head width.",
         )
-        _require(
+        self._require(
             not self.memory or self.positions == "relative",
             "{positions} positions end at the context and leave no room for a memory of "
             "earlier segments: set positions=relative.",
-            positions=self.positions,
         )
-        _require(
+        self._require(
             self.positions != "relative"
             or (self.key_heads == self.heads and not self.qk_norm and self.mixer == "attention"),
             "relative positions need softmax attention without kv_heads and qk_norm.",
         )
-        _require(
+        self._require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
             "{positions} positions for a context of {context:,} tokens need a table of "
             "{bytes}, above {most}.",
-            positions=self.positions,
-            context=self.context,
             bytes=format_size(self._table_bytes),
             most=format_size(MAX_POSITION_TABLE_BYTES),
         )
 
     def _check_parts(self) -> None:
         """Parts that some families have and others exclude."""
-        _require(
+        self._require(
             not self.head_transform or self.pooler != "none",
             "head_transform needs the activation that pooler names, such as gelu.",
         )
-        _require(
+        self._require(
             self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            "two LSTMs need a width of twice embed_width, not {width} and {width2}.",
-            width=self.width,
-            width2=self.embed_width,
+            "two LSTMs need a width of twice embed_width, not {width} and {embed_width}.",
         )
-        _require(
+        self._require(
             not self.is_lstm or self.groups in (0, self.depth),
             "LSTM layers cannot be shared (groups).",
         )
-        _require(
+        self._require(
             bool(self.feature_count) == bool(self.feature_width),
             "feature_count and feature_width belong together.",
         )
-        _require(
+        self._require(
             not self.feature_count
             or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            "a model with features needs the pattern 'causal | prefix:{count}'.",
-            count=self.feature_count,
+            "a model with features needs the pattern 'causal | prefix:{feature_count}'.",
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
-            _require(
-                not (self.encoder_depth and getattr(self, name)),
-                "an encoder-decoder cannot be combined with {name}.",
-                name=name,
+            excluded = self.encoder_depth and getattr(self, name)
+            self._require(
+                not excluded, "an encoder-decoder cannot be combined with {name}.", name=name
             )
 
     @property

@@ -113,7 +113,7 @@ def translate(text: str, to: str | None = None) -> str:
     for words, name, spec, conversion in Formatter().parse(korean):
         shown = _with_words(shown, words)
         if name is not None:
-            value = text.values[name]
+            value, _ = Formatter().get_field(name, (), text.values)
             value = translate(value, "ko") if isinstance(value, Message) else value
             shown += format(Formatter().convert_field(value, conversion), spec or "")
     return shown

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
 from malmoi.messages import StatusLog, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
@@ -90,37 +90,26 @@ class Setting:
                 value=shown(value),
             )
         if not number:
-            return msg(
-                "{where} must be {called}, not {value}.",
-                where=name,
-                called=_called(kind),
-                value=shown(value),
-            )
-        return self._limits(shown(value), name)
+            return _not_a(kind, name, value)
+        return self._limits(name=name, value=shown(value))
 
-    def _limits(self, value: str, name: str) -> str:
+    def _limits(self, **about: str) -> str:
         """Says the bounds to which a number does not keep."""
-        least = -math.inf if self.ge is None else self.ge
-        low = f"[{least:g}" if self.gt is None else f"({self.gt:g}"
         if self.le is not None or self.lt is not None:
+            least = -math.inf if self.ge is None else self.ge
+            begin = f"[{least:g}" if self.gt is None else f"({self.gt:g}"
+            end = f"{self.le:g}]" if self.le is not None else f"{self.lt:g})"
             return msg(
-                "{name} must lie in {begin}, {end}, not {value}.",
-                name=name,
-                begin=low,
-                end=f"{self.le:g}]" if self.le is not None else f"{self.lt:g})",
-                value=value,
+                "{name} must lie in {begin}, {end}, not {value}.", begin=begin, end=end, **about
             )
         if self.gt == 0:
-            return msg("{name} must be positive, not {value}.", name=name, value=value)
+            return msg("{name} must be positive, not {value}.", **about)
         if self.ge == 0:
-            return msg("{name} must not be negative, but is {value}.", name=name, value=value)
-        return msg(
-            "{name} must be at least {low:g}, not {value}.", name=name, low=self.ge, value=value
-        )
+            return msg("{name} must not be negative, but is {value}.", **about)
+        return msg("{name} must be at least {low:g}, not {value}.", low=self.ge, **about)
 
 
 def setting(default: T, help_: str, **about: Any) -> T:
-    """Declares a field of a record as a setting."""
     return field(default=default, metadata=described(help_, **about))
 
 
@@ -175,7 +164,6 @@ def keyword_types(name: str, settings: Mapping[str, Setting], example: str = "")
 
 
 def keywords_doc(name: str, example: str) -> str:
-    """The docstring of a TypedDict of keywords."""
     shown = f"\n\n    Examples:\n        >>> options: malmoi.{name} = {example}\n    "
     return "Keyword options, each with its type." + (shown if example else "")
 
@@ -220,23 +208,16 @@ class Config:
     def from_dict(cls, values: Mapping[str, object]) -> Self:
         """Builds the record from JSON values; suggests the nearest name for an unknown field."""
         values = current_fields(cls.__name__, values)
+        kinds = field_types(cls)
         for name in values:
-            if name not in field_types(cls):
-                raise UsageError(
-                    "{type} has no field {name}.{hint}",
-                    type=cls.__name__,
-                    name=shown(name),
-                    hint=nearest(name, field_types(cls)),
-                )
+            require_known(name, kinds, "{type} has no field {name!r:.60}.{hint}", type=cls.__name__)
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
-        if missing := [name for name in field_types(cls) if name not in optional | values.keys()]:
-            raise UsageError(
-                "{type} needs a value for {missing}.", type=cls.__name__, missing=", ".join(missing)
-            )
+        missing = ", ".join(name for name in kinds if name not in optional | values.keys())
+        needs = "{type} needs a value for {missing}."
+        require_that(not missing, needs, type=cls.__name__, missing=missing)
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:
-        """The fields as JSON values."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
@@ -254,10 +235,7 @@ class Config:
         for path, value in changes.items():
             name, _, rest = path.partition(".")
             name = current_field(type(self).__name__, name)
-            if name not in kinds:
-                raise UsageError(
-                    "There is no setting {name}.{hint}", name=shown(name), hint=nearest(name, kinds)
-                )
+            require_known(name, kinds, "There is no setting {name!r:.60}.{hint}")
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:
@@ -276,7 +254,6 @@ class Config:
 
 
 def field_types(cls: Any) -> dict[str, Any]:
-    """The annotation of every field of a record."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}
 
@@ -303,19 +280,17 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind.from_dict(value)  # type: ignore[union-attr]
     if not is_a(value, origin or kind):
-        raise UsageError(
-            "{where} must be {called}, not {value}.",
-            where=where,
-            called=_called(kind),
-            value=shown(value),
-        )
+        raise UsageError(_not_a(kind, where, value))
     return float(value) if kind is float else value
 
 
-def _called(kind: Any) -> str:
+def _not_a(kind: Any, where: str, value: object) -> str:
+    """Says that a value has another type."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     names[tuple] = "a list"
-    return msg(names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind))))
+    called = names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+    sentence = "{where} must be {called}, not {value}."
+    return msg(sentence, where=where, called=msg(called), value=shown(value))
 
 
 def _read(text: str, kind: Any) -> Any:

@@ -349,7 +349,7 @@ def test_an_unknown_gpu_offers_the_nearest() -> None:
     [
         (dict(gpus=0), "at least one GPU"),
         (dict(utilisation=1.5), "utilisation"),
-        (dict(pue=0.5), "PUE"),
+        (dict(pue=0.5), "pue"),
         (dict(price=-1), "price"),
         (dict(price=float("nan")), "price"),
         (dict(gpus=513), "cannot share a step of 512 sequences"),

@@ -33,7 +33,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
 DOORS |= {"require_known", "require_that", "ensure", "explained"}
 DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
-DOORS |= {"info", "warning", "say", "note", "line", "heading"}
+DOORS |= {"info", "warning", "say", "_say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
 # one word for one thing

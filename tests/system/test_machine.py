@@ -30,9 +30,7 @@ ARM_SERVER = Machine(architecture="aarch64", features=frozenset({"neon", "dotpro
 ARM_WITH_BF16 = replace(ARM_SERVER, features=frozenset({"neon", "dotprod", "i8mm", "arm_bf16"}))
 H200 = replace(AMX, accelerators=(Accelerator("cuda", "H200", memory=139 * GIB, bf16=True),))
 T4 = replace(PLAIN_X86, accelerators=(Accelerator("cuda", "T4", memory=15 * GIB, bf16=False),))
-LAPTOP = replace(
-    ARM_WITH_BF16, system="Darwin", accelerators=(Accelerator("mps", "Apple GPU", bf16=True),)
-)
+LAPTOP = replace(ARM_WITH_BF16, accelerators=(Accelerator("mps", "Apple GPU", bf16=True),))
 
 
 @pytest.mark.parametrize(

@@ -443,9 +443,7 @@ def test_the_verdict_gives_advice_that_fits() -> None:
 
 
 def test_an_apple_gpu_computes_in_fp32_without_compiling() -> None:
-    laptop = Machine(
-        architecture="aarch64", system="Darwin", accelerators=(Accelerator("mps", bf16=True),)
-    )
+    laptop = Machine(architecture="aarch64", accelerators=(Accelerator("mps", bf16=True),))
     with pretend(laptop):
         device = pick_device()
         execution = choose_execution(device, TrainConfig(minutes=60))

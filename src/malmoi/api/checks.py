@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from malmoi.api.records import SETTINGS
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.settings import RENAMED_FIELDS, Setting, current_fields
 
 PublicFunction = TypeVar("PublicFunction", bound=Callable[..., object])
@@ -61,13 +61,8 @@ def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> N
     names = {*known.__annotations__, *also}
     former = {name for renamed in RENAMED_FIELDS.values() for name in renamed}
     for name in given:
-        if name not in names | former and "." not in name:
-            raise UsageError(
-                "{verb} has no option {name!r}.{hint}",
-                verb=verb,
-                name=name,
-                hint=nearest(name, names),
-            )
+        if name not in former and "." not in name:
+            require_known(name, names, "{verb} has no option {name!r}.{hint}", verb=verb)
 
 
 def merge_settings(given: Mapping[str, object]) -> dict[str, object]:

@@ -280,13 +280,14 @@ def trace(  # noqa: PLR0913  # the keywords of Model.trace
     )
 
 
-def probe(
+def probe(  # noqa: PLR0913  # the command's options
     model: "AnyModel",
     rows: "Iterable[ProbeRow] | Path",
     *,
     test: "Iterable[ProbeRow] | Path | None" = None,
     label: str | None = None,
     max_examples: int = 4000,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> "Probe":
     """Trains a linear probe on each layer, with the most frequent label and a control task.
@@ -303,9 +304,8 @@ def probe(
     """
     from malmoi.interpret.probe import probe_model, read_probe_rows
 
-    def read(given: "Iterable[ProbeRow] | Path") -> "Iterable[ProbeRow]":
-        return read_probe_rows(given, label) if isinstance(given, Path) else given
-
-    held = None if test is None else read(test)
+    rows = read_probe_rows(rows, label) if isinstance(rows, Path) else rows
+    test = read_probe_rows(test, label) if isinstance(test, Path) else test
+    found = as_model(model)
     with listening(progress):
-        return probe_model(as_model(model), read(rows), test=held, max_examples=max_examples)
+        return probe_model(found, rows, test=test, max_examples=max_examples, seed=seed)

@@ -138,8 +138,8 @@ def _task(
 
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
-        if named:
-            raise UsageError("A Task has its own columns; leave {named}= out.", named=named[0])
+        own = "A Task has its own columns; leave {named}= out."
+        require_that(not named, own, named="=, ".join(named))
         return task
     return announced(*guess_task(task, data, **columns))
 

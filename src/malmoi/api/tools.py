@@ -19,6 +19,7 @@ from malmoi.api.options import (
 )
 from malmoi.api.records import Files
 from malmoi.errors import UsageError, require_known, require_that
+from malmoi.messages import StatusLog
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.storage import working_copy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from malmoi.tokenizer.core import Tokenizer
     from malmoi.training.recipe import Recipe
 
+logger = StatusLog(__name__)
 METHODS: dict[str, tuple[str, type]] = {  # the function, and its options
     "quantize": ("quantize_model", QuantizeOptions),
     "prune": ("prune_model", PruneOptions),
@@ -226,7 +228,7 @@ def train_tokenizer(
         >>> malmoi.train_tokenizer(texts=["free and strong"], kind="char", vocab=20).id("f") is None
         False
     """
-    from malmoi.text.documents import read_documents
+    from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer.training import train_tokenizer as train
 
     check_options("train_tokenizer", options, TokenizerOptions, "data", "out", "texts", "overwrite")
@@ -234,11 +236,12 @@ def train_tokenizer(
         raise UsageError("A tokenizer is trained on files (data) or on texts in memory (texts).")
     if out is not None:
         require_free(Path(out), overwrite=overwrite)
-    found: Iterable[str] = texts or ()
-    if data is not None:
-        sources = [data] if isinstance(data, str | Path) else data
-        found = (document.text for document in read_documents([str(one) for one in sources]))
-    tokenizer = train(found, **options)
+    reader = read_documents(data) if data is not None else None
+    if reader is not None:
+        texts = (document.text for document in require_documents([reader]))
+    tokenizer = train(texts or (), **options)
+    for sentence in reader.describe() if reader is not None else ():
+        logger.info(sentence)
     if out is not None:
         with working_copy(out) as place:
             require_free(place, overwrite=overwrite)

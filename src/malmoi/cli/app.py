@@ -38,8 +38,8 @@ from malmoi.system.threads import sleep_soon
 from malmoi.training.signals import Stopped
 
 T = TypeVar("T")
-# Modules of this package in the order they are used; each is a command or a group of commands. What
-# they do is said here once more, for the help of Malmoi itself: it imports none of them.
+# Commands and groups of commands in the order they are used. What they do is said here once more,
+# for the help of Malmoi itself: it imports none of them.
 PANELS = {
     "Train": {
         "demo": "Train and try a GPT and a BERT on built-in text, in minutes.",
@@ -80,6 +80,8 @@ PANELS = {
         "bench": "Benchmark Malmoi against other libraries on this machine.",
     },
 }
+# each is in a module of its name, but for those that give texts to a model
+HOMES = dict.fromkeys(("chat", "fill", "generate", "perplexity", "score", "translate"), "models")
 OUTLINE = ("", "-h", "--help", "--version")  # first words that need no command
 SUFFIX = "_command"  # suffix of the functions that are commands
 INPUTS = ("data", "dev", "train", "test", "calibration", "pairs")  # options for files that exist
@@ -162,33 +164,29 @@ def build_app(only: str | None = None) -> typer.Typer:
         if only in OUTLINE and "_MALMOI_COMPLETE" not in os.environ:  # no shell asks for options
             app.command(name, help=about, rich_help_panel=panel)(help_when_alone)
         else:
-            _add(app, name, import_module(f"malmoi.cli.{name}"), panel)
+            _add(app, name, import_module(f"malmoi.cli.{HOMES.get(name, name)}"), panel)
     if language() != "en" or "typer.rich_utils" in sys.modules:
         _translate_titles()
     return app
 
 
 def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
-    """Adds a module's command under its name, or its commands as a group."""
-    verbs = [
-        verb
+    """Adds a module's command of this name; or its commands as a group, if it has none."""
+    verbs = {
+        key.removesuffix(SUFFIX): _declare(_with_record_options(verb))
         for key, verb in vars(module).items()
         if key.endswith(SUFFIX) and verb.__module__ == module.__name__
-    ]
-    verbs = [_declare(_with_record_options(verb)) for verb in verbs]
-    if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
+    }
+    if verb := verbs.get(name):
+        settings = getattr(module, "CONTEXT_SETTINGS", None)
         app.command(
-            name,
-            cls=Command,
-            help=_about(verbs[0]),
-            rich_help_panel=panel,
-            context_settings=getattr(module, "CONTEXT_SETTINGS", None),
-        )(verbs[0])
+            name, cls=Command, help=_about(verb), rich_help_panel=panel, context_settings=settings
+        )(verb)
         return
     group = typer.Typer(cls=CommandGroup, help=_about(module))
     group.callback(invoke_without_command=True)(help_when_alone)
-    for verb in verbs:
-        group.command(verb.__name__.removesuffix(SUFFIX), cls=Command, help=_about(verb))(verb)
+    for key, verb in verbs.items():
+        group.command(key, cls=Command, help=_about(verb))(verb)
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 
@@ -296,7 +294,7 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             # replace characters that the terminal cannot show
             stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Operations that an Apple GPU lacks fall back to the CPU, with a warning from torch; torch
     # reads this variable when it is loaded.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
@@ -373,11 +371,8 @@ def _sentence(error: Exception) -> str:
             "Out of memory: close other programs, or use a smaller model, shorter texts or a "
             "smaller batch."
         )
-    return msg(
-        "Internal error: {type}: {error} (run malmoi --debug … to see where).",
-        type=type(error).__name__,
-        error=error,
-    )
+    internal = "Internal error: {type}: {error} (run malmoi --debug … to see where)."
+    return msg(internal, type=type(error).__name__, error=error)
 
 
 def _from_typer(text: str, problem: str) -> str:
@@ -391,7 +386,3 @@ def _from_typer(text: str, problem: str) -> str:
                 template, **{n: _from_typer(v, problem) for n, v in match.groupdict().items()}
             )
     return msg(text)
-
-
-def _stop(number: int, frame: Any) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.api.records import ColumnOptions
+from malmoi.api.run_options import BuildOptions, RunOptions
 from malmoi.api.tools import compress
 from malmoi.cli import shared as cli
 from malmoi.compression.options import (
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
 def quantize_command(
     model: cli.Model,
     out: cli.Out,
-    options: dict[str, Any] = cli.options_of(QuantizeOptions),
+    options: dict[str, Any] = cli.options_of(QuantizeOptions, JudgedOptions, RunOptions),
     method: Literal["round", "gptq"] = cli.option(
         "round", "round to nearest, or gptq, which is more accurate at 4 bits."
     ),
     task: cli.Task = None,
-    judged: dict[str, Any] = cli.options_of(JudgedOptions),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    device: cli.Device = None,
-    overwrite: cli.Overwrite = False,
     json: cli.Json = False,
 ) -> None:
     """Quantize the linear layers to 8 or 4 bits.
@@ -43,19 +41,16 @@ def quantize_command(
         (method == "gptq") == ("calibration" in options),
         "--method gptq needs --calibration FILE, and no other method uses it.",
     )
-    options |= {**judged, "task": _task(task, columns), "device": device}
-    _shrink("quantize", model, out, {**options, "overwrite": overwrite}, json)
+    options["task"] = _task(task, columns)
+    _shrink("quantize", model, out, options, json)
 
 
 def prune_command(
     model: cli.Model,
     out: cli.Out,
-    options: dict[str, Any] = cli.options_of(PruneOptions),
+    options: dict[str, Any] = cli.options_of(PruneOptions, JudgedOptions, RunOptions),
     task: cli.Task = None,
-    judged: dict[str, Any] = cli.options_of(JudgedOptions),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    device: cli.Device = None,
-    overwrite: cli.Overwrite = False,
     json: cli.Json = False,
 ) -> None:
     """Remove the least important weights, layers, heads or neurons.
@@ -63,14 +58,14 @@ def prune_command(
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
     blind = "train" not in options and ("heads" in options or "neurons" in options)
-    options |= {**judged, "task": _task(task, columns), "device": device}
+    options["task"] = _task(task, columns)
     ranked = [
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
         "far less quality."
     ]
     again = "Train it again: malmoi finetune, pretrain --start, or compress distil --student."
     notes = [*(ranked if blind else []), again]
-    _shrink("prune", model, out, {**options, "overwrite": overwrite}, json, *notes)
+    _shrink("prune", model, out, options, json, *notes)
 
 
 def distil_command(
@@ -82,11 +77,9 @@ def distil_command(
     task: cli.Task = None,
     dev: list[Path] | None = cli.option(None, "Evaluation rows.", shown="a tenth of --data"),
     columns: dict[str, Any] = cli.options_of(ColumnOptions, names="text pair label"),
-    options: dict[str, Any] = cli.options_of(DistilOptions),
+    options: dict[str, Any] = cli.options_of(DistilOptions, RunOptions),
     budget: dict[str, Any] = cli.options_of(FinetuneConfig, names="minutes seed"),
     settings: cli.Set = None,
-    overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     json: cli.Json = False,
 ) -> None:
     """Distil a model into a smaller student.
@@ -96,17 +89,15 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
-    options |= {**budget, "settings": cli.changes_of(settings), "device": device}
+    options |= {**budget, "settings": cli.changes_of(settings)}
     options |= {"data": data, "task": _task(task, columns), "dev": dev or None}
-    options["overwrite"] = overwrite
     _shrink("distil", model, out, options, json)
 
 
 def share_command(
     model: cli.Model,
     out: cli.Out,
-    options: dict[str, Any] = cli.options_of(ShareOptions),
-    overwrite: cli.Overwrite = False,
+    options: dict[str, Any] = cli.options_of(ShareOptions, BuildOptions),
     json: cli.Json = False,
 ) -> None:
     """Share weights between layers, as ALBERT does.
@@ -117,7 +108,7 @@ def share_command(
     runs/bert-shared
     """
     again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
-    _shrink("share", model, out, {**options, "overwrite": overwrite}, json, again)
+    _shrink("share", model, out, options, json, again)
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.api.records import CorpusInputs
+from malmoi.api.tools import build_corpus
 from malmoi.cli import shared as cli
 from malmoi.corpus.config import CorpusConfig
 from malmoi.messages import plural
 from malmoi.system.machine import this_machine
+from malmoi.system.run_folder import FINISHED
 
 
 def build_command(
@@ -18,8 +20,7 @@ def build_command(
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
     out: cli.Out,
-    inputs: dict[str, Any] = cli.options_of(CorpusInputs),
-    changes: dict[str, Any] = cli.options_of(CorpusConfig),
+    changes: dict[str, Any] = cli.options_of(CorpusInputs, CorpusConfig),
     settings: cli.Set = None,
     json: cli.Json = False,
 ) -> None:
@@ -31,16 +32,10 @@ def build_command(
     Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
     web=0.6,books=0.4
     """
-    from malmoi.corpus.build import run_build
-    from malmoi.corpus.steps import Execution
-
-    execution = {"workers": this_machine().cores} | {
-        name: inputs.pop(name) for name in ("workers", "executor", "part") if name in inputs
-    }
-    changes |= {**cli.changes_of(settings), **inputs}
-    found = run_build(sources, out, execution=Execution(**execution), **changes)
-    if "finished" in found:
-        _print_report(found["finished"], out, json)
+    changes = {"workers": this_machine().cores, **changes, "settings": cli.changes_of(settings)}
+    finished: Any = build_corpus(sources, out, **changes).record.get(FINISHED)
+    if finished:  # not so after a part
+        _print_report(finished, out, json)
 
 
 def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
@@ -55,28 +50,18 @@ def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
         ("stage", "documents in", "documents kept", "characters kept", "reasons"),
         [_row(*i) for i in finished["steps"].items()],
     )
-    cli.print_table(
-        ("source", "documents read", "times", "documents written", "characters", "share"),
-        _shares(finished["mix"]["shares"]),
-    )
+    shares = [
+        (s["source"], f"{s['documents'][0]:,}", f"{s['epochs']:.2f}", f"{s['documents'][1]:,}",
+         f"{s['characters'][1]:,}", f"{s['has']:.1%}")
+        for s in finished["mix"]["shares"]
+    ]  # fmt: skip
+    columns = ("source", "documents read", "times", "documents written", "characters", "share")
+    cli.print_table(columns, shares)
     cli.print_result(f"{out}: " + plural(finished["mix"]["shards"], "shard"))
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:
     (came, kept), (_, characters) = stats["documents"], stats["characters"]
     rules = sorted(stats["rules"].items(), key=lambda item: -item[1])
-    return (
-        step,
-        f"{came:,}",
-        f"{kept:,}",
-        f"{characters:,}",
-        ", ".join(f"{rule} {n:,}" for rule, n in rules),
-    )
-
-
-def _shares(shares: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    return [
-        (s["source"], f"{s['documents'][0]:,}", f"{s['epochs']:.2f}", f"{s['documents'][1]:,}",
-         f"{s['characters'][1]:,}", f"{s['has']:.1%}")
-        for s in shares
-    ]  # fmt: skip
+    reasons = ", ".join(f"{rule} {n:,}" for rule, n in rules)
+    return (step, f"{came:,}", f"{kept:,}", f"{characters:,}", reasons)

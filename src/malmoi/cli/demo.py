@@ -1,7 +1,6 @@
 """`malmoi demo`: the whole workflow on built-in text."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from malmoi.cli import shared as cli
@@ -33,15 +32,12 @@ def demo_command(
         os.environ["MALMOI_LANG"] = language
     cli.load_torch()
     from malmoi.demo.demo import run_demo
-    from malmoi.demo.texts import BUILT_IN
+    from malmoi.demo.texts import BUILT_IN, DemoConfig
 
-    source = BUILT_IN[user_language()]
-    story = run_demo(out, replace(source.plan, seed=seed or 0), source, overwrite=overwrite)
-    facts = {
-        "report": str(story.out / "report.html"),
-        "seconds": round(story.seconds["all"], 1),
-        **story.scores,
-    }
+    plan = DemoConfig(seed=seed or 0)
+    story = run_demo(out, plan, BUILT_IN[user_language()], overwrite=overwrite)
+    seconds = round(story.seconds["all"], 1)
+    facts = {"report": str(story.out / "report.html"), "seconds": seconds, **story.scores}
     if json:
         cli.print_json(facts)
         return

@@ -46,27 +46,20 @@ def _facts(machine: Machine) -> dict[str, str]:
     kind = machine.default_device()
     system = f"{platform.system()} {platform.machine()}"
     instructions = ", ".join(sorted(machine.features)) or msg("no known vector instructions")
+    cores = plural(machine.cores, "core")
+    free, total = free_memory() / GIB, machine.memory / GIB
     usage = shutil.disk_usage(Path.cwd())
+    disk = dict(free=usage.free / GIB, total=usage.total / GIB)
     return {
         "python": f"Python {platform.python_version()}, malmoi {__version__}, {system}",
         "torch": f"torch {version('torch')}",  # its metadata: importing it takes seconds
-        "processor": joined(
-            ", ", (machine.architecture, plural(machine.cores, "core"), instructions)
-        ),
+        "processor": joined(", ", (machine.architecture, cores, instructions)),
         "precision": _precision(machine, kind),
         "int8": _int8(machine),
         "compiler": _compiler(machine, kind),
         "gpu": _gpu(machine),
-        "memory": msg(
-            "{memory:.1f} GiB, {memory2:.1f} GiB free",
-            memory=machine.memory / GIB,
-            memory2=free_memory() / GIB,
-        ),
-        "disk": msg(
-            "{free:.0f} of {total:.0f} GiB free here",
-            free=usage.free / GIB,
-            total=usage.total / GIB,
-        ),
+        "memory": msg("{total:.1f} GiB, {free:.1f} GiB free", total=total, free=free),
+        "disk": msg("{free:.0f} of {total:.0f} GiB free here", **disk),
         "tested on": (
             "Linux on x86 and ARM, NVIDIA GPUs; never run on Windows, macOS or an Apple GPU"
         ),
@@ -75,26 +68,20 @@ def _facts(machine: Machine) -> dict[str, str]:
 
 def _precision(machine: Machine, kind: str) -> str:
     """The precision the machine computes in, and why."""
+    name = msg(NAMES[kind])
     if machine.fast_bf16(kind):
-        return msg("bf16 on the {names}'s matrix units", names=msg(NAMES[kind]))
+        return msg("bf16 on the {name}'s matrix units", name=name)
     if machine.native_bf16(kind):
-        return msg(
-            "fp32 for training; bf16 weights are used as they are on the {names}",
-            names=msg(NAMES[kind]),
-        )
+        return msg("fp32 for training; bf16 weights are used as they are on the {name}", name=name)
     return msg(
-        "fp32: the {names} has no bf16 units, and emulated bf16 is many times slower",
-        names=msg(NAMES[kind]),
+        "fp32: the {name} has no bf16 units, and emulated bf16 is many times slower", name=name
     )
 
 
 def _int8(machine: Machine) -> str:
     if machine.int8_instructions:
-        return msg(
-            "a kernel for {instructions}, compiled with {compiler}",
-            instructions=machine.int8_instructions,
-            compiler=machine.compiler,
-        )
+        built = "a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
+        return msg(built, machine=machine)
     if machine.compiler is None:
         return "slower than fp32 here: no C compiler to build the kernel with"
     return "slower than fp32 here: no int8 dot-product instructions"
@@ -103,28 +90,16 @@ def _int8(machine: Machine) -> str:
 def _compiler(machine: Machine, kind: str) -> str:
     if machine.compiler is None:
         return "none; torch.compile is not used on the processor"
-    return msg(
-        "{compiler}; torch.compile is {runs}",
-        compiler=machine.compiler,
-        runs=msg("used in long runs" if machine.compile_pays(kind, math.inf) else "not used"),
-    )
+    runs = msg("used in long runs" if machine.compile_pays(kind, math.inf) else "not used")
+    return msg("{compiler}; torch.compile is {runs}", compiler=machine.compiler, runs=runs)
 
 
 def _gpu(machine: Machine) -> str:
     if not machine.accelerators:
         return "none; models run on the processor"
+    each = "{gpu.count} × {gpu.name}, {memory:.0f} GiB each ({gpu.kind})"
     return joined(
-        "; ",
-        (
-            msg(
-                "{count} × {gpu}, {memory:.0f} GiB each ({kind})",
-                count=gpu.count,
-                gpu=gpu.name,
-                memory=gpu.memory / GIB,
-                kind=gpu.kind,
-            )
-            for gpu in machine.accelerators
-        ),
+        "; ", (msg(each, gpu=gpu, memory=gpu.memory / GIB) for gpu in machine.accelerators)
     )
 
 
@@ -133,9 +108,6 @@ def _extras() -> dict[str, str]:
     found = {}
     for name, modules in EXTRAS.items():
         missing = [part for part in modules if part not in ELSEWHERE and find_spec(part) is None]
-        found[name] = (
-            msg("missing: pip install {missing}", missing=" ".join(missing))
-            if missing
-            else "installed"
-        )
+        line = msg("missing: pip install {missing}", missing=" ".join(missing))
+        found[name] = line if missing else "installed"
     return found

@@ -9,7 +9,7 @@ from malmoi.api.records import ColumnOptions
 from malmoi.cli import shared as cli
 from malmoi.cli.prediction_file import table_source
 from malmoi.cli.row_files import VECTORS, Addition, Row, write_rows
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
@@ -40,8 +40,7 @@ def embed_command(
     ),
     part: str = cli.option("", cli.PART, metavar="I/N"),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Turn each text into a vector.
@@ -58,11 +57,11 @@ def embed_command(
         not out or pool != "none",
         "--out stores one vector per text, but --pool none gives one per token: use --json.",
     )
-    opened = partial(cli.open_model, model, device, dtype, BERT)
+    opened = partial(cli.open_model, model, loading, BERT)
     if data:
         if out is None:
             raise UsageError("--data needs --out, where the rows are written with their vectors.")
-        options = {"layers": list(chosen), "pool": pool, "dtype": dtype}
+        options = {"layers": list(chosen), "pool": pool, "dtype": loading.get("dtype")}
         write_rows(
             lambda: _vectors(opened(), options, truncate=truncate),
             data,
@@ -78,22 +77,24 @@ def embed_command(
         require_free(out, overwrite=overwrite)
     vectors = opened().embed(given, chosen, cast("Pool", pool), truncate=truncate)
     if out:
-        _save(out, vectors)
+        import numpy as np
+
+        with atomic_write(out) as file:
+            np.save(file, vectors, allow_pickle=False)
         cli.print_result(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
-        cli.print_json({"text": text, "vector": vector.tolist()}) if json else cli.print_result(
-            _numbers(vector)
-        )
+        cli.print_one(json, {"text": text, "vector": vector.tolist()}, _numbers(vector))
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    try:
+    with explained(
+        ValueError,
+        "--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}.",
+        raises=UsageError,
+        text=text,
+    ):
         return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(
-            "--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}.", text=text
-        ) from None
 
 
 def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addition:
@@ -112,15 +113,7 @@ def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addi
         {VECTORS: None},
         options,
         lambda row: {n: text and np.frombuffer(b64decode(text), "<f4") for n, text in row.items()},
-        model.config.width,
     )
-
-
-def _save(path: Path, vectors: Any) -> None:
-    import numpy as np
-
-    with atomic_write(path) as file:
-        np.save(file, vectors, allow_pickle=False)
 
 
 def _numbers(vector: Any) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.api.records import ColumnOptions, DetailedSettings, EvaluateSettings
+from malmoi.api.run_options import LoadOptions
 from malmoi.api.runs import announced, overlap_finder
 from malmoi.cli import shared as cli
 from malmoi.cli.finetune import show_facts, task_and_files
@@ -32,12 +33,11 @@ def evaluate_command(
     shots: str | None = cli.option(
         None, "Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
     ),
-    asked: dict[str, Any] = cli.options_of(EvaluateSettings, DetailedSettings),
+    asked: dict[str, Any] = cli.options_of(EvaluateSettings, DetailedSettings, LoadOptions),
     show: int = cli.option(0, "Print the first N prompts as the model saw them."),
     overwrite: cli.Overwrite = False,
     metric: str | None = cli.option(None, "Primary metric: f1_macro, mcc, bleu…"),
     columns: dict[str, Any] = cli.options_of(ColumnOptions),
-    dtype: cli.Dtype = None,
     json: cli.Json = False,
 ) -> None:
     """Evaluate a model on a task, fine-tuned or in context.
@@ -51,8 +51,8 @@ def evaluate_command(
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
     out, harness = asked.pop("out", None), asked.pop("harness", None)
-    skip_bad, device = asked.pop("skip_bad", False), asked.pop("device", None)
-    corpus = asked.pop("contamination", None)
+    loading: dict[str, Any] = {n: asked.pop(n) for n in ("device", "dtype") if n in asked}
+    skip_bad, corpus = asked.pop("skip_bad", False), asked.pop("contamination", None)
     asking = asked if shots is None else {"shots": shots, **asked}
     if out is not None:
         require_free(out, overwrite=overwrite)
@@ -63,7 +63,7 @@ def evaluate_command(
     cli.load_torch()
     from malmoi.evaluation.evaluate import evaluate_model, in_context
 
-    opened = cli.open_model(model, device, dtype)
+    opened = cli.open_model(model, loading)
     rows: Any = files[0] if len(files) == 1 else files or None
     chosen = harnessed or _task(opened, name, rows, cli.parsed_columns(columns), metric)
     if opened.config.encoder_depth:
@@ -89,14 +89,12 @@ def evaluate_command(
 def _print_contamination(found: dict[str, Any] | None) -> None:
     if found is None:
         return
+    counts = {name: found[name] for name in ("dirty", "items", "words", "short")}
     cli.print_result(
         msg(
             "\n{dirty:,} of {items:,} items share a run of {words} words with the corpus; "
             "{short:,} have no such run and count as clean.",
-            dirty=found["dirty"],
-            items=found["items"],
-            words=found["words"],
-            short=found["short"],
+            **counts,
         )
     )
     columns = ("all", "clean", "dirty", "clean_minus_all")
@@ -129,9 +127,8 @@ def _print_results(found: "list[InContextResult]", show: int, json: bool) -> Non
     for result in found:
         shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
         if json:
-            cli.print_json(
-                {"task": result.task, **result.facts, **({"shown": shown} if shown else {})}
-            )
+            more = {"shown": shown} if shown else {}
+            cli.print_json({"task": result.task, **result.facts, **more})
         else:
             _print_items(shown)
     if not json:
@@ -141,22 +138,11 @@ def _print_results(found: "list[InContextResult]", show: int, json: bool) -> Non
 
 
 def _print_items(shown: list[dict[str, Any]]) -> None:
-
+    answered = "    choices: {choices}\n    label: {right!r}, prediction: {said!r}\n"
     for one in shown:
-        cli.print_result(
-            joined(
-                "",
-                (f"--- {one['place']}, ", plural(one["shots"], "example"), f"\n{one['prompt']}⟨…⟩"),
-            )
-        )
-        cli.print_result(
-            msg(
-                "    choices: {choices}\n    label: {right!r}, prediction: {said!r}\n",
-                choices=one["choices"],
-                right=one["right"],
-                said=one["said"],
-            )
-        )
+        head = (f"--- {one['place']}, ", plural(one["shots"], "example"), f"\n{one['prompt']}⟨…⟩")
+        cli.print_result(joined("", head))
+        cli.print_result(msg(answered, **one))
 
 
 def _print_measures(found: "list[InContextResult]") -> None:

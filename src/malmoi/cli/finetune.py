@@ -1,16 +1,14 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from malmoi.api.records import ColumnOptions
+from malmoi.api.run_options import RunOptions
 from malmoi.api.runs import announced
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
@@ -30,15 +28,13 @@ KNOWN_LOSS = 0.3  # share of the first loss below which the training rows are kn
 
 
 def finetune_command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TASK] FILE…",
-            help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
-            "tasks) or a kind such as classification; omit it to detect the kind.",
-            autocompletion=cli.complete_tasks,
-        ),
-    ] = None,
+    arguments: list[str] | None = cli.argument(
+        None,
+        "Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi tasks) or a "
+        "kind such as classification; omit it to detect the kind.",
+        metavar="[TASK] FILE…",
+        autocompletion=cli.complete_tasks,
+    ),
     model: str | None = cli.option(
         None,
         "Model to start from: a folder, or a hub id.",
@@ -59,13 +55,11 @@ def finetune_command(
         shown="a tenth of the rows",
     ),
     columns: dict[str, Any] = cli.options_of(ColumnOptions),
-    changes: dict[str, Any] = cli.options_of(FinetuneConfig),
+    changes: dict[str, Any] = cli.options_of(FinetuneConfig, RunOptions),
     settings: cli.Set = None,
     dry_run: bool = cli.option(
         False, "Only compare the models at hand, by a linear layer on each frozen one.", "--dry-run"
     ),
-    overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     json: cli.Json = False,
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
@@ -93,21 +87,24 @@ def finetune_command(
     if model is None:
         cli.note(introduction(base))
     if dry_run:
-        return _compare_bases(base, task, rows, device)
+        return _compare_bases(base, task, rows, changes.get("device"))
     named = [*files, *map(Path, changes.get("unlabelled", ())), Path("labels")]
     folder = out or Path("runs") / named[0].name.split(".")[0]
     if model is None or out is None:
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 
     cli.load_torch()
+    from malmoi.finetuning.candidates import read_tried
     from malmoi.finetuning.finetune import run_finetuning
+    from malmoi.report.task_page import TRIAL_COLUMNS
 
-    changes |= {"device": device, "overwrite": overwrite, **cli.changes_of(settings)}
+    changes |= cli.changes_of(settings)
     done = run_finetuning(base, task, rows, folder, dev or None, **changes)
     facts = {**done.metrics, "model": address(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:
-        _show_trials(folder)
+        if tried := read_tried(folder):
+            cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
 
@@ -145,39 +142,27 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
     return KIND_ALIASES.get(name, name), files
 
 
-def _show_trials(folder: Path) -> None:
-    """Prints what was compared, if anything was."""
-    from malmoi.finetuning.candidates import read_tried
-    from malmoi.report.task_page import TRIAL_COLUMNS
-
-    if tried := read_tried(folder):
-        cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
-
-
 def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
     from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 
-    folder = shlex.quote(address(out))
     output = head_kind(task).output
-    use = f'malmoi predict -m {folder} "…"'
+    use = 'predict -m {} "…"'
     if output is WRITING:
-        use = f'malmoi chat -m {folder} "…"'
+        use = 'chat -m {} "…"'
     elif output is CHOICE:
-        use = f'malmoi predict -m {folder} --choice "…" --choice "…" "…"'
+        use = 'predict -m {} --choice "…" --choice "…" "…"'
     elif output is SENTENCE or "{pair}" in task.prompt:
-        use = f'malmoi predict -m {folder} --pairs "…" "…"'
-    cli.say_next(use, folder, out)
+        use = 'predict -m {} --pairs "…" "…"'
+    cli.say_next(use, out)
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     """Says if the model is no better than a baseline, or was judged on very few rows."""
     rows = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     if len(rows) < FEW_ROWS:
-        cli.note(
-            "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
-            shown=plural(len(rows), "row"),
-        )
+        few = "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev."
+        cli.note(few, shown=plural(len(rows), "row"))
         return
     report = loads((out / "report.json").read_text("utf-8"))
     if doubt := _doubt([loads(row)["label"] for row in rows], report, metrics):
@@ -200,14 +185,11 @@ def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, fl
             share=share,
         )
     if words is not None and accuracy <= words and accuracy < 1:
-        return msg(
-            "Counting words (naive Bayes) is at least as good: right for {words:.1%}.", words=words
-        )
+        counted = "Counting words (naive Bayes) is at least as good: right for {words:.1%}."
+        return msg(counted, words=words)
     if measure.endswith("f1") and value < LEARNT_F1:
-        name = measure.replace("_", " ")
-        return msg(
-            "This model has learnt next to nothing ({name} {value:.2f}).", name=name, value=value
-        )
+        nothing = "This model has learnt next to nothing ({name} {value:.2f})."
+        return msg(nothing, name=measure.replace("_", " "), value=value)
     return ""
 
 
@@ -230,13 +212,12 @@ def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
         cli.print_json(facts)
         return
-    labels = facts.get("labels", {})
-    calibration = facts.get("calibration")
     plain = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
-    plain |= {"calibration error": calibration["error"]} if calibration else {}
+    if calibration := facts.get("calibration"):
+        plain["calibration error"] = calibration["error"]
     rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in plain.items()]
     cli.print_table(("measure", "value"), rows)
-    if labels:
+    if labels := facts.get("labels"):
         print()
         columns = ("precision", "recall", "f1")
         table = [

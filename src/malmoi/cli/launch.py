@@ -1,6 +1,6 @@
 """`malmoi launch`: the same command on several GPUs or machines."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -11,27 +11,16 @@ from malmoi.cli.pretrain import is_recipe
 from malmoi.errors import require_that
 from malmoi.messages import msg
 from malmoi.planning.gpus import PlanSettings
-from malmoi.planning.launch import Engine, Launch
+from malmoi.planning.launch import Launch
 from malmoi.system.machine import this_machine
 from malmoi.training.recipe import BUDGETS
 
 
 def launch_command(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- pretrain …", help="The command, as on one machine, after --."),
-    ],
-    nodes: int = cli.option(1, "Number of machines.", min=1),
-    gpus: int | None = cli.option(
-        None, "GPUs of each machine, or processes without any.", shown="those of this machine"
+    command: list[str] = cli.argument(
+        ..., "The command, as on one machine, after --.", metavar="-- pretrain …"
     ),
-    engine: Engine = cli.option(
-        "torchrun", "What starts the processes: torchrun, slurm, kubernetes or ray.", "--on"
-    ),
-    host: str = cli.option("", "With torchrun: the machine where all meet."),
-    image: str = cli.option("", "With kubernetes: the image of the containers."),
-    name: str = cli.option("malmoi", "Name of the job."),
-    restarts: int = cli.option(3, "Times a run is started again after a failure.", min=0),
+    options: dict[str, Any] = cli.options_of(Launch),
     gpu: str = cli.option("", "GPU model: what the run will take on it.", metavar="NAME"),
     assumed: dict[str, Any] = cli.options_of(PlanSettings, names="price utilisation pue"),
     dry_run: bool = cli.option(False, "Only print the script and the estimate.", "--dry-run"),
@@ -48,22 +37,14 @@ def launch_command(
         command[0] == "pretrain",
         "launch starts pretrain: corpus build, predict and embed take --part instead.",
     )
-    made = Launch(
-        command=command,
-        engine=engine,
-        nodes=nodes,
-        processes=gpus or max(1, this_machine().count("cuda")),
-        host=host,
-        image=image,
-        name=name,
-        restarts=restarts,
-    )
+    here = max(1, this_machine().count("cuda"))
+    made = Launch(command=command, **{"processes": here, **options})
     _estimate(command[1:], made, gpu, assumed)
     if dry_run:
         print(made.script(), end="")
         return
-    if engine == "torchrun" and nodes > 1:
-        cli.say("Type the same on the other {machines}.", machines=nodes - 1)
+    if made.engine == "torchrun" and made.nodes > 1:
+        cli.say("Type the same on the other {machines}.", machines=made.nodes - 1)
     raise typer.Exit(made.run())
 
 

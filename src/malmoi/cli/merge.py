@@ -13,4 +13,4 @@ def merge_command(
     from malmoi.inference.export import merge_adapter
 
     merge_adapter(model, out, overwrite=overwrite)
-    cli.print_json({"model": str(out)}) if json else cli.print_result(out)
+    cli.print_one(json, {"model": str(out)}, out)

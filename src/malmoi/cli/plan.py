@@ -9,6 +9,7 @@ from malmoi.cli import shared as cli
 from malmoi.messages import joined, msg, translate
 from malmoi.planning.gpus import GPUS, PlanSettings
 from malmoi.system.limits import format_size
+from malmoi.training.recipe import TrainConfig
 
 if TYPE_CHECKING:
     from malmoi.planning.plan import MemoryUse, RunPlan
@@ -34,11 +35,7 @@ def plan_command(
         "h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."
     ),
     assumed: dict[str, Any] = cli.options_of(PlanSettings),
-    gradient_checkpointing: bool = cli.option(
-        False,
-        "Recompute activations in the backward pass instead of storing them.",
-        "--gradient-checkpointing",
-    ),
+    again: dict[str, Any] = cli.options_of(TrainConfig, names="gradient_checkpointing"),
     settings: cli.Set = None,
     json: cli.Json = False,
 ) -> None:
@@ -50,9 +47,7 @@ def plan_command(
         _list(json)
         return
     cli.load_torch()  # the network is built, on the meta device
-    changes = cli.changes_of(settings) | (
-        {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
-    )
+    changes = cli.changes_of(settings) | {f"train.{name}": value for name, value in again.items()}
     made = plan(recipe, gpus=gpus, gpu=gpu, settings=changes, **assumed)
     cli.print_json(made.to_dict()) if json else _print_plan(made)
 
@@ -83,80 +78,45 @@ def _print_plan(made: "RunPlan") -> None:
 
 def plan_rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
     fleet = made.fleet
-    f = made.flops
+    again = made.flops.again * made.tokens
     yield (
         "recipe",
-        msg(
-            "{recipe} on {gpus:,} × {gpu}",
-            recipe=made.recipe.name,
-            gpus=fleet.gpus,
-            gpu=fleet.gpu.name,
-        ),
+        msg("{made.recipe.name} on {fleet.gpus:,} × {fleet.gpu.name}", made=made, fleet=fleet),
     )
     yield "parameters", f"{made.parameters:,}"
-    yield (
-        "of them",
-        msg(
-            "embedding {embedding:,}, blocks {blocks:,}, head {head:,}",
-            embedding=made.embedding,
-            blocks=made.blocks,
-            head=made.head,
-        ),
-    )
-    in_steps = msg("{tokens:,} in {steps:,} steps", tokens=made.tokens, steps=made.steps)
+    parts = "embedding {made.embedding:,}, blocks {made.blocks:,}, head {made.head:,}"
+    yield "of them", msg(parts, made=made)
+    in_steps = msg("{made.tokens:,} in {made.steps:,} steps", made=made)
     yield "tokens", in_steps if made.steps else f"{made.tokens:,}"
-    yield "FLOPs, 6·N·D", f"{f.rule * made.tokens:.3g}"
-    again = msg("; {again:.3g} more are recomputed", again=f.again * made.tokens) if f.again else ""
-    exact = msg("{exact:.3g}: every product, attention too", exact=f.exact * made.tokens)
-    yield "FLOPs, exact", exact + again
+    yield "FLOPs, 6·N·D", f"{made.flops.rule * made.tokens:.3g}"
+    exact = msg("{exact:.3g}: every product, attention too", exact=made.flops.exact * made.tokens)
+    recomputed = msg("; {again:.3g} more are recomputed", again=again) if again else ""
+    yield "FLOPs, exact", exact + recomputed
     yield "tokens per parameter", _compared(made)
     yield "memory", _fit(made)
     speed = msg("{tokens:,.0f} tokens per second", tokens=made.tokens / made.seconds)
-    pace = msg(
-        "at {utilisation:.0%} of {peak:,.4g} TFLOP/s",
-        utilisation=fleet.utilisation,
-        peak=fleet.peak(made.recipe) / 1e12,
-    )
+    peak = fleet.peak(made.recipe) / 1e12
+    pace = msg("at {fleet.utilisation:.0%} of {peak:,.4g} TFLOP/s", fleet=fleet, peak=peak)
     yield "time", joined(", ", (cli.format_span(made.seconds), speed, pace))
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
-        yield (
-            "energy",
-            msg(
-                "{kwh} kWh at {watts:g} W per GPU and a PUE of {pue:g}",
-                kwh=_short(made.kwh),
-                watts=fleet.gpu.watts,
-                pue=fleet.pue,
-            ),
-        )
+        energy = "{kwh} kWh at {fleet.gpu.watts:g} W per GPU and a PUE of {fleet.pue:g}"
+        yield "energy", msg(energy, kwh=_short(made.kwh), fleet=fleet)
     if made.cost is not None:
-        yield (
-            "cost",
-            msg("{cost:,.2f} at {price:g} per GPU-hour", cost=made.cost, price=fleet.price),
-        )
-    yield (
-        "storage",
-        msg(
-            "up to {storage}: checkpoints of {state} and the model",
-            storage=format_size(made.storage),
-            state=format_size(made.state),
-        ),
-    )
+        yield "cost", msg("{made.cost:,.2f} at {made.fleet.price:g} per GPU-hour", made=made)
+    sizes = dict(storage=format_size(made.storage), state=format_size(made.state))
+    yield "storage", msg("up to {storage}: checkpoints of {state} and the model", **sizes)
 
 
 def _compared(made: "RunPlan") -> str:
     ratio = f"{made.tokens / made.parameters:.3g}"
-    o = made.optimal
-    if o is None:
+    if made.optimal is None:
         return ratio
     return msg(
-        "{ratio}; for this size Kaplan 2020 takes {count} tokens, Hoffmann 2022 {count2} "
-        "(20 per parameter); for these FLOPs {count3} parameters and {count4} tokens",
+        "{ratio}; for this size Kaplan 2020 takes {kaplan} tokens, Hoffmann 2022 {hoffmann} "
+        "(20 per parameter); for these FLOPs {same_parameters} parameters and {same_tokens} tokens",
         ratio=ratio,
-        count=cli.format_count(o.kaplan),
-        count2=cli.format_count(o.hoffmann),
-        count3=cli.format_count(o.same_parameters),
-        count4=cli.format_count(o.same_tokens),
+        **{name: cli.format_count(count) for name, count in vars(made.optimal).items()},
     )
 
 
@@ -166,14 +126,10 @@ def _short(number: float) -> str:
 
 def _fit(made: "RunPlan") -> str:
     one = made.memory
-    room = made.fleet.gpu.memory
-    how = msg(
-        "{names}, micro-batch {micro}, passes per step {passes}",
-        names=msg(LAYOUT_NAMES[one.way]),
-        micro=one.micro,
-        passes=one.passes,
-    )
+    way = msg(LAYOUT_NAMES[one.way])
+    how = msg("{way}, micro-batch {one.micro}, passes per step {one.passes}", way=way, one=one)
     total = format_size(one.total)
+    room = made.fleet.gpu.memory
     usage = msg("about {total} of {room:g} GB ({how})", total=total, room=room, how=how)
     if made.fits:
         return msg("fits: {usage}", usage=usage)

@@ -53,8 +53,7 @@ def predict_command(
         metavar="A,B…",
     ),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
@@ -73,12 +72,12 @@ def predict_command(
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
     _check(model, names, paired=paired or "pair" in columns or bool(choices))
-    opened = partial(cli.open_model, model, device, dtype, BERT)
+    opened = partial(cli.open_model, model, loading, BERT)
     if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
         data = Path(texts[0])
     if data is not None:
         write_rows(
-            lambda: predictions(opened(), names, dtype),
+            lambda: predictions(opened(), names, loading.get("dtype")),
             data,
             out or _default_output(data),
             columns,
@@ -142,11 +141,8 @@ def _print_answers(inputs: list[tuple[Any, bool]], answers: list[Any], *, json: 
     found = iter(answers)
     for one, empty in inputs:
         answer = None if empty else next(found)
-        if json:
-            key = "spans" if isinstance(answer, list) else "prediction"
-            cli.print_json({"text": one, key: plain(answer)})
-        else:
-            cli.print_result(_line(one, answer, scored=scored))
+        key = "spans" if isinstance(answer, list) else "prediction"
+        cli.print_one(json, {"text": one, key: plain(answer)}, _line(one, answer, scored=scored))
 
 
 def _line(text: Any, answer: Any, *, scored: bool) -> str:

@@ -107,14 +107,14 @@ def _columns(
 ) -> dict[str, str]:
     """The columns that are read: those given, those that the model learnt from, or a guess."""
     missing = [n for column in known.values() for n in column.split(",") if n not in first[0]]
-    if missing and len(known) > 1 and not given:
-        raise UsageError(
-            "{data} has no column {missing!r}, which this model reads; its columns are "
-            "{first}. Name them: --text COLUMN --pair COLUMN.",
-            data=data,
-            missing=missing[0],
-            first=", ".join(first[0])[:200],
-        )
+    require_that(
+        not missing or len(known) < 2 or given,
+        "{data} has no column {missing!r}, which this model reads; its columns are "
+        "{first}. Name them: --text COLUMN --pair COLUMN.",
+        data=data,
+        missing="".join(missing[:1]),
+        first=", ".join(first[0])[:200],
+    )
     found = {**{name: one for name, one in known.items() if one not in missing}, **given}
     if "text" not in found:
         from malmoi.text.columns import text_column
@@ -151,7 +151,7 @@ def _asked(row: Row, columns: Mapping[str, str]) -> Any:
     from malmoi.inference.predict import row_choices
 
     first = row.get(columns["text"])
-    if not _has_text(first):
+    if first is None or not str(first).strip():
         return None
     if isinstance(first, list):  # a conversation
         return first
@@ -159,10 +159,6 @@ def _asked(row: Row, columns: Mapping[str, str]) -> Any:
     texts = ["" if row.get(name) is None else str(row[name]) for name in names]
     choices = row_choices(row, columns)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
-
-
-def _has_text(value: Any) -> bool:
-    return value is not None and bool(str(value).strip())
 
 
 def _row_facts(asked: Any, answer: Any) -> dict[str, Any]:

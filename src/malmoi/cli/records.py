@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from malmoi.api.run_options import DeviceOptions
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError
 from malmoi.messages import translate
@@ -20,7 +21,7 @@ def records_command(
         None, "Folder with glue/ and blimp.jsonl.xz.", metavar="DIR"
     ),
     settings: cli.Set = None,
-    device: cli.Device = None,
+    where: dict[str, Any] = cli.options_of(DeviceOptions),
     json: cli.Json = False,
 ) -> None:
     """List the records, or run a track and evaluate it.
@@ -40,10 +41,7 @@ def records_command(
         )
     from malmoi.studies.records import entry_toml, run_record
 
-    changes: dict[str, Any] = {
-        **cli.changes_of(settings),
-        **dict(recipe=recipe, judge_data=judge_data, device=device),
-    }
+    changes = {**cli.changes_of(settings), **where, "recipe": recipe, "judge_data": judge_data}
     entry = run_record(words[1], words[2:], out, **changes)
     cli.print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
 

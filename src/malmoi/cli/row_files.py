@@ -9,7 +9,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -56,7 +55,6 @@ class Addition(NamedTuple):
     empty: Row  # … and what the others get
     settings: Mapping[str, Any]  # that the results depend on
     restore: Callable[[Row], Row] = dict  # from what JSON keeps of a result
-    width: int = 0  # of vectors
 
 
 @explained(BadRow, "{error}.")
@@ -84,10 +82,8 @@ def write_rows(
         disk.require_free(out, overwrite=overwrite or _partial(out).is_file())
         done = iter([(out, add_to_file(opened(), data, out, given))])
     for file, count in done:
-        result = {"file": address(file), "rows": count}
-        cli.print_json(result) if json else cli.print_result(
-            f"{address(file)}: " + plural(count, "row")
-        )
+        name = address(file)
+        cli.print_one(json, {"file": name, "rows": count}, f"{name}: " + plural(count, "row"))
 
 
 # ------------------------------------------------------------------ a file
@@ -101,7 +97,7 @@ def add_to_file(added: Addition, data: Path, out: Path, given: Mapping[str, str]
 
 def _look_into(added: Addition, files: Mapping[Path, Path], given: Mapping[str, str]) -> RowSource:
     """The rows of the first file that has any; refuses outputs that cannot be written."""
-    formats = (".jsonl", ".parquet") if added.width else tuple(WRITERS)
+    formats = (".jsonl", ".parquet") if VECTORS in added.empty else tuple(WRITERS)
     for out in files:
         require_that(
             out.suffix in formats,
@@ -113,11 +109,8 @@ def _look_into(added: Addition, files: Mapping[Path, Path], given: Mapping[str, 
     source = added.source(next(with_rows, min(files.values())), given)
     inputs = [source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)]
     if empty := inputs.count(None):
-        cli.note(
-            "{empty:,} of the first {first:,} rows have no text; nothing is added to these.",
-            empty=empty,
-            first=len(inputs),
-        )
+        without = "{empty:,} of the first {first:,} rows have no text; nothing is added to these."
+        cli.note(without, empty=empty, first=len(inputs))
     note_unknown(added.model, inputs)
     return source
 
@@ -165,7 +158,7 @@ def _add(
         next(file)  # the fingerprint
         pairs = zip(source.rows(), map(json.loads, file), strict=True)
         joined = ({**row.values, **added.restore(one)} for row, one in pairs)
-        _writer(data, out, added.width)(target, joined)
+        WRITERS[out.suffix](target, joined, data)
     _partial(out).unlink()
     return total
 
@@ -239,11 +232,8 @@ def _add_to_folder(
                 else:
                     source = added.source(files[target], given)
                     yield target, _add(added, source, files[target], target, about)
-        cli.say(
-            "{done:,} of {files:,} files are finished.",
-            done=sum(target.is_file() for target in files),
-            files=len(files),
-        )
+        done = sum(target.is_file() for target in files)
+        cli.say("{done:,} of {files:,} files are finished.", done=done, files=len(files))
 
 
 def _is_empty(file: Path) -> bool:
@@ -272,43 +262,46 @@ def _begin(
 # ------------------------------------------------------------------ formats
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """A row of a table, with a column for the probability of each label: p_LABEL."""
-    plain = {name: value for name, value in row.items() if name != "probabilities"}
-    return plain | {f"p_{name}": value for name, value in row.get("probabilities", {}).items()}
-
-
 def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
-    """All columns, in the order of their first row, and the rows."""
-    flat = [_flat(row) for row in rows]
+    """All columns and the rows; the probability of each label has a column p_LABEL."""
+    flat = [dict(row) for row in rows]
+    for row in flat:
+        row |= {f"p_{name}": value for name, value in row.pop("probabilities", {}).items()}
     return list(dict.fromkeys(name for row in flat for name in row)), flat
 
 
-def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = "\t") -> None:
+def _write_table(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
+    """Separated like the CSV that was read, else by commas."""
+    comma = comma_dialect(data).delimiter if ".csv" in data.suffixes else ","
+    text = _separated(rows, comma)
+    # without this mark Excel reads a CSV in the system's old code page: Korean becomes garbage
+    file.write(text.encode("utf-8" if text.isascii() else "utf-8-sig"))
+
+
+def _write_tabs(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
+    file.write(_separated(rows, "\t").encode())
+
+
+def _separated(rows: Iterable[Row], delimiter: str) -> str:
     names, flat = _table(rows)
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, names, delimiter=delimiter, lineterminator="\n")
     table.writeheader()
     table.writerows(flat)
-    found = text.getvalue()
-    # without this mark Excel reads a CSV in the system's old code page: Korean becomes garbage
-    marked = delimiter != "\t" and not found.isascii()
-    file.write(found.encode("utf-8-sig" if marked else "utf-8"))
+    return text.getvalue()
 
 
-def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
+def _write_lines(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
     for row in rows:
-        line = json.dumps(
-            row,
-            ensure_ascii=False,
-            default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one),
-        )
+        line = json.dumps(row, ensure_ascii=False, default=_plain)
         file.write(line.encode() + b"\n")
 
 
-def _write_parquet(
-    file: IO[bytes], rows: Iterable[Row], data: Path = Path(), width: int = 0
-) -> None:
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _write_parquet(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
     """Columns of a Parquet file keep their types.
 
     Vectors are no lists of fixed size: some pyarrows cannot read those where a row has none.
@@ -317,12 +310,13 @@ def _write_parquet(
     names, flat = _table(rows)
     known = pyarrow.parquet.read_schema(data) if data.suffix == ".parquet" else ()
     types = {field.name: field.type for field in known}
-    types |= {VECTORS: pyarrow.list_(pyarrow.float32())} if width else {}
+    if all(row.get(VECTORS) is None or hasattr(row[VECTORS], "dtype") for row in flat):
+        types.setdefault(VECTORS, pyarrow.list_(pyarrow.float32()))
     columns = {n: pyarrow.array([row.get(n) for row in flat], types.get(n)) for n in names}
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
 
 
-def _write_excel(file: IO[bytes], rows: Iterable[Row]) -> None:
+def _write_excel(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
     names, flat = _table(rows)
     book = optional_package("openpyxl", "Excel").Workbook(write_only=True)
     sheet = book.create_sheet()
@@ -332,20 +326,11 @@ def _write_excel(file: IO[bytes], rows: Iterable[Row]) -> None:
     book.save(file)
 
 
-Writer = Callable[[IO[bytes], Iterable[Row]], None]
-WRITERS: dict[str, Writer] = {
-    ".csv": lambda file, rows: _write_table(file, rows, ","),
-    ".tsv": _write_table,
+# by the format that is written; `data` is the file that was read
+WRITERS: dict[str, Callable[[IO[bytes], Iterable[Row], Path], None]] = {
+    ".csv": _write_table,
+    ".tsv": _write_tabs,
     ".jsonl": _write_lines,
     ".parquet": _write_parquet,
     ".xlsx": _write_excel,
 }
-
-
-def _writer(data: Path, out: Path, width: int = 0) -> Writer:
-    """The writer of a format; a CSV is separated, and Parquet typed, like the one that was read."""
-    if out.suffix == ".csv" and ".csv" in data.suffixes:
-        return partial(_write_table, delimiter=comma_dialect(data).delimiter)
-    if out.suffix == ".parquet":
-        return partial(_write_parquet, data=data, width=width)
-    return WRITERS[out.suffix]

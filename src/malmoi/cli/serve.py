@@ -24,8 +24,7 @@ def serve_command(
         False, "Write a line for each request to stderr.", "--access-log"
     ),
     open: bool = cli.option(False, "Open the studio in a browser.", "--open"),
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
 ) -> None:
     """Serve models: OpenAI's API under /v1, the studio page at /.
 
@@ -43,7 +42,7 @@ def serve_command(
     if access_log or config.log_level == "debug":
         _log_requests()
     show = webbrowser.open if open else lambda address: None
-    serve_models(model or [GPT, BERT], config, device=device, dtype=dtype, on_ready=show)
+    serve_models(model or [GPT, BERT], config, **loading, on_ready=show)
 
 
 def _log_requests() -> None:

@@ -6,6 +6,7 @@ the user's language.
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
-from malmoi.api.run_options import LoadOptions, RunOptions
+from malmoi.api.run_options import BuildOptions, LoadOptions
 from malmoi.errors import UsageError, require_that
 from malmoi.messages import Message, StatusLog, msg, translate
 from malmoi.pair import BERT, GPT, introduction
 from malmoi.report.console import end_status, waiting
 from malmoi.settings import Setting, parse_number, settings_of
+from malmoi.system.storage import address
 
 if TYPE_CHECKING:
     from malmoi.inference import Model as LoadedModel
@@ -71,7 +73,6 @@ def count(default: Any, help_: str, *names: str, shown: str | None = None) -> An
 
 
 def argument(default: Any, help_: str, **settings: Any) -> Any:
-    """An argument as a parameter's default."""
     return typer.Argument(default, help=help_, **settings)
 
 
@@ -126,11 +127,6 @@ def _typed(one: Setting) -> Any:
     return Annotated[kind if one.kind is bool else kind | None, _option(one)]
 
 
-def declared(record: type, name: str) -> Any:
-    """An option in a type, as a record declares it."""
-    return _option(settings_of(record)[name])
-
-
 def _option(one: Setting) -> Any:
     """An option's names, help and default in words."""
     more: dict[str, Any] = {"metavar": one.metavar or one.unit.upper() or None}
@@ -165,9 +161,8 @@ Model = Annotated[str, described(MODEL, "--model", "-m", metavar="DIR")]
 Bert = Annotated[str | None, described(MODEL, "--model", "-m", shown=BERT, metavar="DIR")]
 Gpt = Annotated[str | None, described(MODEL, "--model", "-m", shown=GPT, metavar="DIR")]
 Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
-Overwrite = Annotated[bool, declared(RunOptions, "overwrite")]
-Device = Annotated[str | None, declared(LoadOptions, "device")]
-Dtype = Annotated[str | None, declared(LoadOptions, "dtype")]
+Overwrite = Annotated[bool, _option(settings_of(BuildOptions)["overwrite"])]
+LOADING = options_of(LoadOptions)  # device and dtype
 Json = Annotated[bool, described("Print JSON, one object per line.", "--json")]
 Set = Annotated[
     list[str] | None,
@@ -196,14 +191,12 @@ def parsed_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_tasks(incomplete: str) -> Iterable[str]:
-    """Shell completion of task names."""
     from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
     return [name for name in (*KIND_METRICS, *TASKS) if name.startswith(incomplete)]
 
 
 def complete_recipes(incomplete: str) -> Iterable[str]:
-    """Shell completion of recipe names."""
     from malmoi.training.recipes import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
@@ -218,9 +211,7 @@ def load_torch() -> None:
         import torch  # noqa: F401
 
 
-def open_model(
-    given: str | None, device: str | None, dtype: str | None, default: str = ""
-) -> "LoadedModel":
+def open_model(given: str | None, loading: Mapping[str, Any], default: str = "") -> "LoadedModel":
     """Loads a model, or the default, and prints the notes of loading on stderr."""
     if given is None:
         note(introduction(default))
@@ -228,7 +219,7 @@ def open_model(
     with waiting(msg("Loading {path}", path=path)):
         from malmoi.inference import load
 
-        model = load(path, device=device, dtype=dtype)
+        model = load(path, **loading)
     for sentence in model.notes:
         note(sentence)
     return model
@@ -316,10 +307,15 @@ def _standard_input() -> str:
 # ------------------------------------------------------------------ results and status
 
 
-def print_result(text: object, end: str = "\n") -> None:
+def print_result(text: object) -> None:
     """Prints a result on a line of its own, below a progress bar that is still on the terminal."""
     end_status()
-    print(translate(text) if isinstance(text, Message) else text, end=end)
+    print(translate(text) if isinstance(text, Message) else text)
+
+
+def print_one(as_json: bool, facts: Mapping[str, Any], text: object) -> None:
+    """Prints one result: its facts as JSON, or a text."""
+    print_json(facts) if as_json else print_result(text)
 
 
 def print_json(value: Any) -> None:
@@ -375,17 +371,15 @@ def format_count(count: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """A time in words."""
-    for span, length in (
-        ("{count} days", 86_400),
-        ("{count} hours", 3600),
-        ("{count} minutes", 60),
-    ):
+    spans = {"{count} days": 86_400, "{count} hours": 3600, "{count} minutes": 60}
+    for span, length in spans.items():
         if seconds >= 2 * length:
             return msg(span, count=f"{seconds / length:,.{int(seconds < 10 * length)}f}")
     return msg("{seconds:.0f} seconds", seconds=seconds)
 
 
-def say_next(use: str, folder: str, out: Path) -> None:
-    """The commands that a finished run is used with; `folder` is quoted for the shell."""
+def say_next(use: str, out: Path) -> None:
+    """The commands that a finished run is used with; {} in `use` is its folder."""
+    folder = shlex.quote(address(out))
+    use = f"malmoi {use.format(folder)}"
     say("Next: {use}, malmoi serve -m {folder}, {out}/report.html", use=use, folder=folder, out=out)

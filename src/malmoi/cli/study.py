@@ -37,9 +37,7 @@ def study_command(
         raise UsageError("The study {name} needs a folder: --out runs/{name}", name=name)
     cli.load_torch()
     result = study(name, out=out, data=[*(data or ()), *ctx.args], **options)
-    cli.print_json(result.facts) if json else cli.print_result(
-        result.report.read_text("utf-8"), end=""
-    )
+    cli.print_one(json, result.facts, result.report.read_text("utf-8").rstrip("\n"))
 
 
 def _list(json: bool) -> None:
@@ -53,6 +51,5 @@ def _list(json: bool) -> None:
         for row in rows:
             cli.print_json(row)
     else:
-        cli.print_table(
-            ("study", "about"), [(row["study"], f"{row['about']} ({row['paper']})") for row in rows]
-        )
+        shown = [(row["study"], f"{row['about']} ({row['paper']})") for row in rows]
+        cli.print_table(("study", "about"), shown)

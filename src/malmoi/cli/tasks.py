@@ -1,7 +1,5 @@
 """`malmoi tasks`: the built-in tasks."""
 
-from itertools import groupby
-
 from malmoi.cli import shared as cli
 from malmoi.messages import translate
 
@@ -23,27 +21,19 @@ def tasks_command(
     shown = TASKS.values() if name is None else (named_task(name),)
     if json or name is not None:
         for one in shown:
-            row = {
-                "kind": one.kind,
-                "metrics": ", ".join(metric_names(one)),
-                "about": one.about if json else translate(one.about),
-            }
+            about = one.about if json else translate(one.about)
+            row = {"kind": one.kind, "metrics": ", ".join(metric_names(one)), "about": about}
             row["files"] = " ".join(one.files)
-            cli.print_json({"task": one.name, **row}) if json else cli.print_table(
-                ("task", one.name), [(translate(key), value) for key, value in row.items()]
-            )
+            if json:
+                cli.print_json({"task": one.name, **row})
+            else:
+                cells = [(translate(key), value) for key, value in row.items()]
+                cli.print_table(("task", one.name), cells)
         return
-    order = list(KIND_METRICS)
-    kinds = groupby(
-        sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
-    )
-    rows = [
-        row
-        for _, some in kinds
-        for row in ((), *((t.name, t.kind, translate(t.about)) for t in some))
-    ]
+    rows: list[tuple[str, ...]] = []
+    for kind in KIND_METRICS:
+        rows += [(), *((t.name, kind, translate(t.about)) for t in shown if t.kind == kind)]
     cli.print_table(("task", "kind", "question"), rows)
     print()
-    cli.print_table(
-        ("kind", "metrics"), [(kind, ", ".join(names)) for kind, names in KIND_METRICS.items()]
-    )
+    metrics = [(kind, ", ".join(names)) for kind, names in KIND_METRICS.items()]
+    cli.print_table(("kind", "metrics"), metrics)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.api.records import TokenizerSettings
+from malmoi.api.tools import train_tokenizer
 from malmoi.cli import shared as cli
-from malmoi.messages import joined, msg, plural
-from malmoi.report.console import end_status
+from malmoi.messages import msg, plural
 from malmoi.system.files import output_folder, require_free, write_text
 
 if TYPE_CHECKING:
@@ -34,21 +34,10 @@ def train_command(
 
     Example: malmoi tokenizer train books/*.txt --kind byte-bpe --vocab 16000 -o tokenizers/mine
     """
-    from malmoi.text.documents import read_documents, require_documents
-    from malmoi.tokenizer import train_tokenizer
-
-    require_free(out, overwrite=overwrite)
-    reader = read_documents(sources)
-    texts = (document.text for document in require_documents([reader]))
-    tokenizer = train_tokenizer(texts, **settings)
-    end_status()
-    for sentence in reader.describe():
-        cli.say(sentence)
-    tokenizer.save(out)
+    tokenizer = train_tokenizer(sources, out, overwrite=overwrite, **settings)
     result = {"folder": str(out), "kind": tokenizer.kind, "vocab": tokenizer.vocab_size}
-    cli.print_json(result) if json else cli.print_result(
-        f"{out}: {tokenizer.kind}, " + plural(tokenizer.vocab_size, "token")
-    )
+    shown = f"{out}: {tokenizer.kind}, " + plural(tokenizer.vocab_size, "token")
+    cli.print_one(json, result, shown)
 
 
 def extend_command(
@@ -88,38 +77,31 @@ def extend_command(
     with output_folder(out) as place:
         write_checkpoint(grown, place)
         _copy_recipe(Path(model), place, found.tokenizer.vocab_size)
-    before, now = (_fit(words, texts) for words in (tokenizer, found.tokenizer))
-    result = {
+    sizes = zip(*(_fit(words, texts) for words in (tokenizer, found.tokenizer)), strict=True)
+    per_character, unknown = ([round(size, 4) for size in both] for both in sizes)
+    facts = {
         "folder": str(out),
         "added": len(found.pieces),
         "vocab": found.tokenizer.vocab_size,
-        "tokens_per_character": [round(before[0], 4), round(now[0], 4)],
-        "unknown": [round(before[1], 4), round(now[1], 4)],
+        "tokens_per_character": per_character,
+        "unknown": unknown,
     }
     if json:
-        cli.print_json(result)
+        cli.print_json(facts)
         return
     shown = msg(
-        "{pieces:,} tokens added, {vocab_size:,} in all; {before:.3f} tokens per character before, "
-        "{now:.3f} now.",
-        pieces=len(found.pieces),
-        vocab_size=found.tokenizer.vocab_size,
-        before=before[0],
-        now=now[0],
+        "{folder}: {added:,} tokens added, {vocab:,} in all; {tokens_per_character[0]:.3f} tokens "
+        "per character before, {tokens_per_character[1]:.3f} now.",
+        **facts,
     )
-    if before[1]:
-        shown += msg(
-            " Of the tokens, {before:.1%} were unknown before, {now:.1%} now.",
-            before=before[1],
-            now=now[1],
-        )
-    cli.print_result(joined(": ", (str(out), shown)))
+    if unknown[0]:
+        both = " Of the tokens, {unknown[0]:.1%} were unknown before, {unknown[1]:.1%} now."
+        shown += msg(both, unknown=unknown)
+    cli.print_result(shown)
     if (out / "recipe.json").is_file():
-        cli.say(
-            "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
-            folder=shlex.quote(str(out)),
-            text=shlex.quote(data[0]),
-        )
+        folder, text = map(shlex.quote, (str(out), data[0]))
+        again = "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10"
+        cli.say(again, folder=folder, text=text)
 
 
 def _fit(words: "Tokenizer", texts: list[str]) -> tuple[float, float]:
@@ -165,19 +147,12 @@ def show_command(
     for text in cli.whole_texts(texts):
         encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
+        ids, offsets = encoding.tokens, encoding.offsets
         if json:
-            cli.print_json(
-                {
-                    "text": text,
-                    "tokens": tokens,
-                    "ids": encoding.tokens,
-                    "offsets": encoding.offsets,
-                }
-            )
+            cli.print_json({"text": text, "tokens": tokens, "ids": ids, "offsets": offsets})
             continue
-        rows = zip(tokens, encoding.tokens, encoding.offsets, strict=True)
         cells = (
             (token, number, f"{start}-{end}", text[start:end])
-            for token, number, (start, end) in rows
+            for token, number, (start, end) in zip(tokens, ids, offsets, strict=True)
         )
         cli.print_table(("token", "id", "characters", "text"), cells)

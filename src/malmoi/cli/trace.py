@@ -1,7 +1,7 @@
 """`malmoi trace`: where a model learnt a text, and what it knows by heart."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import shared as cli
 from malmoi.pair import GPT
@@ -25,8 +25,7 @@ def trace_command(
     data: list[str] | None = cli.option(
         None, "Text to search.", shown="what the run was trained on", metavar="SOURCE"
     ),
-    device: cli.Device = None,
-    dtype: cli.Dtype = None,
+    loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
     """Find the words of a text in the text a model was trained on.
@@ -40,7 +39,7 @@ def trace_command(
     given = list(texts or [])
     if model is None and given and names_file(f"{given[0]}/config.json"):
         model = given.pop(0)
-    opened = cli.open_model(model, device, dtype, GPT)
+    opened = cli.open_model(model, loading, GPT)
     if not given and not data:
         _show(opened.memorisation(), json)
         return

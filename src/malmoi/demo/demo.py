@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.demo.texts import SPEECHES, DemoConfig, DemoText, plain_sentences
+from malmoi.demo.texts import SPEECHES, TASK, DemoConfig, DemoText
 from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
 from malmoi.inference.embed import Float32Array
-from malmoi.messages import StatusLog, joined, msg, translate
+from malmoi.messages import StatusLog, msg, translate
 from malmoi.metrics.labels import confusion
 from malmoi.pair import BERT
 from malmoi.report.chart import page_chart
@@ -52,7 +52,6 @@ class Story:
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)  # accuracy of the task, by model
     runs: dict[str, list[float]] = field(default_factory=dict)  # the same of each seed
-    surprise: tuple[str, str] | None = None  # words that it found to be shuffled, and their order
     said: list[dict[str, Any]] = field(default_factory=list)
     focused: tuple[int, int] = (0, 0)  # layer and head of the first picture
     pictures: list[str] = field(default_factory=list)  # of attention: one head, all heads
@@ -84,6 +83,7 @@ def write_demo_page(story: Story) -> None:
         # of a model that knows only how frequent tokens are
         frequency_perplexity=math.exp(-sum(share * math.log(share) for share in shares)),
         scores=[(_name(story, name), score) for name, score in story.scores.items()],
+        task=TASK,
         confusion=confusion(gold, guesses, story.text.labels).tolist(),
         date=f"{datetime.now():%Y-%m-%d %H:%M}",
         machine=machine_name(),
@@ -124,7 +124,7 @@ def run_demo(
     Models of an earlier demo are resumed, or with `overwrite` trained again.
     """
     text = text or SPEECHES
-    story = Story(plan or text.plan, Path(out or text.out), text)
+    story = Story(plan or DemoConfig(), Path(out or text.out), text)
     began = time.monotonic()
     meter = LoadMeter()
     story.out.mkdir(parents=True, exist_ok=True)
@@ -141,8 +141,8 @@ def run_demo(
     return story
 
 
-def _say(text: str) -> None:
-    logger.info("\n● " + msg(text))
+def _say(sentence: str, /, **values: object) -> None:
+    logger.info("\n● " + msg(sentence, **values))
 
 
 # ------------------------------------------------------------------ text
@@ -154,13 +154,8 @@ def _text(story: Story) -> None:
     folder.mkdir(exist_ok=True)
     found = story.text.documents()
     characters = sum(len(document.text) for document in found)
-    _say(
-        msg(
-            "Reading {characters:,} characters. {text}",
-            characters=characters,
-            text=story.text.about,
-        )
-    )
+    about = msg(story.text.about)
+    _say("Reading {characters:,} characters. {text}", characters=characters, text=about)
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     files: dict[str, list[str]] = {}
     for i, document in enumerate(found):
@@ -176,7 +171,7 @@ def _text(story: Story) -> None:
     for part, limit in (("train", story.plan.labelled), ("dev", story.plan.judged)):
         rows = chance.sample(parts[part], min(limit, len(parts[part])))
         lines = "".join(f"{text}\t{label}\n" for text, label in rows)
-        write_text(_rows_file(story, part), f"text\t{story.text.task}\n{lines}")
+        write_text(_rows_file(story, part), f"text\t{TASK}\n{lines}")
     story.facts |= {
         "characters": characters,
         "bytes": sum(len(document.text.encode()) for document in found),
@@ -186,7 +181,7 @@ def _text(story: Story) -> None:
 
 
 def _rows_file(story: Story, part: str) -> Path:
-    return story.out / f"{story.text.task}.{part}.tsv"
+    return story.out / f"{TASK}.{part}.tsv"
 
 
 def _rows(story: Story, part: str) -> list[list[str]]:
@@ -203,11 +198,9 @@ def _vocabularies(story: Story) -> None:
     texts = [d.text for d in read_documents(story.out / "text", documents=story.text.rule)]
     size = vocabulary_size(story.facts["bytes"], texts)
     _say(
-        msg(
-            "Training two tokenizers of {size:,} tokens: byte-level BPE for the GPT, "
-            "WordPiece for the BERT.",
-            size=size,
-        )
+        "Training two tokenizers of {size:,} tokens: byte-level BPE for the GPT, WordPiece for "
+        "the BERT.",
+        size=size,
     )
     for kind in ("byte-bpe", "wordpiece"):
         words = train_tokenizer(texts, kind=kind, vocab=size)
@@ -233,6 +226,7 @@ def _tokens(words: Tokenizer, text: str) -> list[str]:
 
 def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
     """As `malmoi pretrain gpt|bert` does it: its rule chooses the size."""
+    settings: dict[str, Any] = {**story.text.settings.get(name, {}), **story.plan.settings}
     return run_pretraining(
         name,
         data=str(story.out / "text"),
@@ -240,21 +234,16 @@ def _pretrain(story: Story, name: str, kind: str, seconds: float) -> Model:
         tokenizer=story.out / "tokenizers" / kind,
         minutes=seconds / 60,
         seed=story.plan.seed,
-        **{
-            "data.documents": story.text.rule,
-            "train.stretch": story.plan.stretch,
-            **story.text.settings.get(name, {}),
-            **story.plan.settings,
-        },
+        documents=story.text.rule,
+        stretch=story.plan.stretch,
+        **settings,
     )
 
 
 def _gpt(story: Story) -> None:
     _say(
-        msg(
-            "Pre-training a GPT for {seconds:.0f} seconds: it learns to predict the next token.",
-            seconds=story.plan.gpt_seconds,
-        )
+        "Pre-training a GPT for {seconds:.0f} seconds: it learns to predict the next token.",
+        seconds=story.plan.gpt_seconds,
     )
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt_seconds)
     prompts = list(story.text.prompts)
@@ -267,28 +256,14 @@ def _gpt(story: Story) -> None:
         seed=1 + story.plan.seed,
     )
     story.samples = list(zip(prompts, texts, strict=True))
-    unseen = [text for text, _ in _rows(story, "dev")[:50]]
-    story.facts["order"] = tells_order(model, unseen, story.text.opening)
     for prompt, text in story.samples:
         logger.info(f"  {prompt}{text}")
 
 
-def tells_order(model: Model, texts: list[str], opening: str) -> float:
-    """How often the GPT prefers the start of a paragraph over the same words shuffled."""
-    chance = random.Random(0)
-    real = [" ".join(text.split()[:8]) for text in texts]
-    mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
-    found = model.score(opening, [" " + text for text in [*real, *mixed]])
-    pairs = zip(found[: len(real)], found[len(real) :], strict=True)
-    return sum(a.logprob / len(a.tokens) > b.logprob / len(b.tokens) for a, b in pairs) / len(real)
-
-
 def _bert(story: Story) -> None:
     _say(
-        msg(
-            "Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.",
-            seconds=story.plan.bert_seconds,
-        )
+        "Pre-training a BERT for {seconds:.0f} seconds: it learns to fill in masked words.",
+        seconds=story.plan.bert_seconds,
     )
     model = _pretrain(story, "bert", "wordpiece", story.plan.bert_seconds)
     for text in story.text.masked:
@@ -304,13 +279,13 @@ def _task(story: Story) -> None:
     """Fine-tunes the BERT to classify passages, with and without its pre-training."""
     judged = [label for _, label in _rows(story, "dev")]
     most, number = Counter(judged).most_common(1)[0]
-    _say(joined(" ", (msg("Fine-tuning the BERT."), msg(story.text.task_about))))
-    tuned = _tune(story, story.text.task)
+    _say("Fine-tuning the BERT. The task: tell a sentence from its words in random order.")
+    tuned = _tune(story, TASK)
     _say("The same network again, without pre-training, for comparison.")
-    raw = _tune(story, f"{story.text.task}-untrained", from_scratch=True)
+    raw = _tune(story, f"{TASK}-untrained", from_scratch=True)
     _say("And malmoi-bert, which comes with Malmoi: minutes on a GPU, more text, this one too.")
-    shipped = _tune(story, f"{story.text.task}-{BERT}", BERT, seeds=1)
-    report = json.loads((story.out / story.text.task / "report.json").read_text("utf-8"))
+    shipped = _tune(story, f"{TASK}-{BERT}", BERT, seeds=1)
+    report = json.loads((story.out / TASK / "report.json").read_text("utf-8"))
     story.runs = {
         "the same BERT without pre-training": _accuracies(raw),
         "the pre-trained BERT, fine-tuned": _accuracies(tuned),
@@ -324,9 +299,8 @@ def _task(story: Story) -> None:
     story.facts["judged"] = len(judged)
     story.facts["verdict"] = verdict(story)
     _say(story.facts["verdict"])
-    rows = (story.out / story.text.task / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
+    rows = (story.out / TASK / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     story.said = [json.loads(row) for row in rows]
-    story.surprise = _surprise(story)
 
 
 def verdict(story: Story) -> str:
@@ -336,13 +310,13 @@ def verdict(story: Story) -> str:
         return msg("Pre-training added {points} points.", points=story.gain)
     tokens = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return msg(
-        "Pre-training made no clear difference here ({points} points): in {seconds} "
-        "seconds the BERT read {seen} million tokens, while other programs used {others} "
+        "Pre-training made no clear difference here ({points} points): in {seconds:.0f} "
+        "seconds the BERT read {seen:.1f} million tokens, while other programs used {others:.0%} "
         "of this machine.",
         points=story.gain,
-        seconds=f"{story.seconds['bert']:.0f}",
-        seen=f"{tokens / 1e6:.1f}",
-        others=f"{story.facts['others']:.0%}",
+        seconds=story.seconds["bert"],
+        seen=tokens / 1e6,
+        others=story.facts["others"],
     )
 
 
@@ -350,32 +324,13 @@ def _accuracies(result: FinetuneResult) -> list[float]:
     return [run["accuracy"] for run in result.runs]
 
 
-def _surprise(story: Story) -> tuple[str, str] | None:
-    """Of the shuffled sentences that the BERT recognised, the one most like the original."""
-    found = []
-    originals = {
-        tuple(sorted(words)): words
-        for document in story.text.documents()
-        for words in plain_sentences(document.text)
-    }
-    for row in story.said:
-        words = row["text"].split()
-        original = originals.get(tuple(sorted(words)))
-        if original not in (None, words) and row["label"] == row["prediction"]:
-            moved = sum(a != b for a, b in zip(words, original, strict=True))
-            found.append((moved, row["text"], " ".join(original)))
-    return min(found)[1:] if found else None
-
-
 def _tune(story: Story, name: str, model: str = "", **how: Any) -> FinetuneResult:
-    task = custom_task("classification", text="text", label=story.text.task)
-    data = _rows_file(story, "train")
-    dev = _rows_file(story, "dev")
-    how = {"seeds": story.plan.seeds, "seed": story.plan.seed, **how}
+    task = custom_task("classification", text="text", label=TASK)
+    data, dev = (_rows_file(story, part) for part in ("train", "dev"))
+    how = {"seeds": story.plan.seeds, "seed": story.plan.seed, "overwrite": True, **how}
     how |= {"batch": 16, "steps": story.plan.updates, **({} if model else {"lr": 1e-3})}
-    return run_finetuning(
-        model or story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
-    )
+    base = model or story.out / "bert"
+    return run_finetuning(base, task, data, story.out / name, dev, **how)
 
 
 def _look(story: Story) -> None:
@@ -383,11 +338,8 @@ def _look(story: Story) -> None:
     model = load(story.out / "bert", device="cpu")
     text = story.text.attended
     story.focused = layer, head = sharpest(model.attention(text))
-    pictures = (
-        model.show("attention", text, layer=layer, head=head),
-        model.show("attention", text),
-    )
-    story.pictures = [picture.svg for picture in pictures]
+    focused = model.show("attention", text, layer=layer, head=head)
+    story.pictures = [focused.svg, model.show("attention", text).svg]
 
 
 def sharpest(attention: Float32Array) -> tuple[int, int]:

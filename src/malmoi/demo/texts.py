@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
+TASK = "order"  # names the label's column and the model's folder
 # a sentence, or its words in random order: counting words cannot tell
 ORDERS = {"en": ("sentence", "shuffled"), "ko": ("문장", "뒤섞은 말")}
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
@@ -49,31 +50,22 @@ class DemoText:
     out: str  # the default folder
     title: str
     about: str
-    task: str  # names the label's column and the model's folder
-    labels: tuple[str, ...]
-    task_about: str
-    question: str
+    labels: tuple[str, str]  # of a sentence, and of one whose words are shuffled
     prompts: tuple[str, ...]
     masked: tuple[str, ...]
     attended: str  # the sentence whose attention is shown
-    opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
     example: str  # for `malmoi predict`
     joined: int = 1  # documents that are written as one, to fill the rows of a batch
     # of pre-training, by model; else by the rule of `malmoi pretrain`
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repetition_penalty: float = 1.0  # of the samples
-    plan: DemoConfig = field(default_factory=DemoConfig)
 
 
 def _messages() -> list[DemoDocument]:
     """Every State of the Union message."""
     chance = random.Random(0)
-    return [
-        DemoDocument(
-            f"{message['name']}.txt", message["text"], list(_orders(message["text"], "en", chance))
-        )
-        for message in sotu_messages()
-    ]
+    texts = ((f"{message['name']}.txt", message["text"]) for message in sotu_messages())
+    return [DemoDocument(name, text, list(_orders(text, "en", chance))) for name, text in texts]
 
 
 SPEECHES = DemoText(
@@ -83,10 +75,7 @@ SPEECHES = DemoText(
     out="demo",
     title="Two language models from 12 MB of speeches",
     about="Every State of the Union message since 1790.",
-    task="order",
     labels=ORDERS["en"],
-    task_about="The task: tell a sentence from its words in random order.",
-    question="Fine-tuned: is this a sentence?",
     prompts=(
         "The state of the Union is",
         "My fellow Americans,",
@@ -99,7 +88,6 @@ SPEECHES = DemoText(
         "We are at [MASK] with all nations.",
     ),
     attended="The Congress must act now to protect the people.",
-    opening="The",
     example="we will put a man on the moon",
 )
 
@@ -139,10 +127,7 @@ PIECES = DemoText(
     out="demo-ko",
     title="Two language models from short Korean pieces",
     about="Short pieces on six topics, written in Korean for this demo.",
-    task="order",
     labels=ORDERS["ko"],
-    task_about="The task: tell a sentence from its words in random order.",
-    question="Fine-tuned: is this a sentence?",
     prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
     masked=(
         "호랑이는 깊은 산속에 [MASK].",
@@ -150,7 +135,6 @@ PIECES = DemoText(
         "물이 끓으면 소금을 [MASK] 간을 맞춘다.",
     ),
     attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
-    opening="그래서",
     example="할머니는 손자에게 따뜻한 국을 끓여 주셨다",
     joined=8,
     settings={

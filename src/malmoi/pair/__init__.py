@@ -2,7 +2,7 @@
 
 They are stored in 8 bits: a matrix as signed numbers and a scale a row, all else in fp16. What is
 opened is an ordinary folder in fp32 that any tool reads, unpacked once into the user's cache.
-`models/` in the repository has the text, the recipes and the command that make them again.
+`models/` in the repository has the text, the recipes and the commands that make them again.
 """
 
 import shutil
@@ -19,7 +19,6 @@ STORED = Path(__file__).parent
 NUMBERS = "numbers.safetensors"
 WEIGHTS = "model.safetensors"
 SCALE = ".scale"
-LARGEST = 127  # of a signed number of 8 bits
 
 
 def shipped(source: str | Path) -> Path | None:
@@ -41,27 +40,6 @@ def introduction(name: str) -> str:
         "Using malmoi-gpt, which comes with Malmoi (11M weights, English and Korean). Larger "
         "ones, where there is a network: -m openai-community/gpt2, -m skt/kogpt2-base-v2."
     )
-
-
-def store(folder: Path, out: Path) -> None:
-    """Writes a model's folder in 8 bits."""
-    import numpy as np
-    from safetensors.numpy import load_file, save_file
-
-    numbers = {}
-    for name, weight in load_file(folder / WEIGHTS).items():
-        if weight.ndim == 2:
-            full = weight.astype(np.float32)
-            scale = np.abs(full).max(1, keepdims=True) / LARGEST
-            numbers[name + SCALE] = np.maximum(scale, np.finfo(np.float16).tiny).astype(np.float16)
-            steps = np.rint(full / numbers[name + SCALE].astype(np.float32))
-            numbers[name] = steps.clip(-LARGEST, LARGEST).astype(np.int8)
-        else:
-            numbers[name] = weight.astype(np.float16)
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(numbers, out / NUMBERS)
-    for path in _texts(folder):
-        shutil.copy(path, out)
 
 
 def _unpacked(stored: Path, cached: Path) -> Path:
@@ -91,11 +69,5 @@ def _unpack(stored: Path, out: Path) -> None:
     }
     out.mkdir()
     save_file(weights, out / WEIGHTS, metadata={"format": "pt"})
-    for path in _texts(stored):
+    for path in (*stored.glob("*.json"), stored / "README.md"):  # what is no number
         shutil.copy(path, out)
-
-
-def _texts(folder: Path) -> list[Path]:
-    """Configuration, tokenizer and card."""
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    return [path for name in (*names, "README.md") if (path := folder / name).is_file()]

@@ -1,10 +1,9 @@
 """GPU specifications as published: dense, without sparsity. No torch here."""
 
-import math
 from dataclasses import dataclass, replace
 
-from malmoi.errors import UsageError, nearest, require_that
-from malmoi.settings import option
+from malmoi.errors import require_known, require_that
+from malmoi.settings import find_problem, option
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,17 @@ class GPU:
 class PlanSettings:
     """What `plan` assumes of the GPUs and the data centre."""
 
-    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", metavar="GB")
-    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", metavar="TFLOP/s")
-    gpu_watts: float | None = option(None, "Power of one GPU in watts.", metavar="W")
+    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", gt=0, metavar="GB")
+    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", gt=0, metavar="TFLOP/s")
+    gpu_watts: float | None = option(None, "Power of one GPU in watts.", gt=0, metavar="W")
     # gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
     utilisation: float = option(0.41, "Fraction of the peak FLOP/s.", gt=0, le=1)
     price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out.", ge=0)
     pue: float = option(1.2, "Power usage effectiveness (PUE) of the data centre.", ge=1)
+
+    def __post_init__(self) -> None:
+        problem = find_problem(self)
+        require_that(not problem, problem)
 
 
 GPUS = {
@@ -61,20 +64,13 @@ def find_gpu(
     watts: float | None = None,
 ) -> GPU:
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
-    given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
-    for flag, value in given.items():
-        require_that(
-            value is None or 0 < value < math.inf,
-            "{option} must be positive and finite, not {value:g}.",
-            option=flag,
-            value=value,
-        )
-    if name not in GPUS and (memory is None or tflops is None):
-        raise UsageError(
+    PlanSettings(gpu_memory=memory, gpu_tflops=tflops, gpu_watts=watts)  # refuses what cannot be
+    if memory is None or tflops is None:
+        require_known(
+            name,
+            GPUS,
             "There is no GPU {name!r} here.{hint} `malmoi plan` lists them; describe any "
             "other with --gpu-memory and --gpu-tflops.",
-            name=name,
-            hint=nearest(name, GPUS),
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))
     known = replace(known, memory=memory or known.memory, watts=watts or known.watts)

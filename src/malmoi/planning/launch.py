@@ -13,6 +13,7 @@ from string import Template
 from typing import Literal
 
 from malmoi.errors import ensure, require_that
+from malmoi.settings import Config, find_problem, option
 from malmoi.system.machine import this_machine
 
 # what takes the filled template on its standard input; torchrun takes the place of this process
@@ -30,19 +31,33 @@ class _Filled(Template):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(Config):
     """A command to be run by so many processes on each of so many machines."""
 
     command: Sequence[str]
-    engine: Engine = "torchrun"
-    nodes: int = 1
-    processes: int = 1
-    host: str = ""  # where the machines meet
-    image: str = ""
-    name: str = "malmoi"
-    restarts: int = 3
+    nodes: int = option(1, "Number of machines.", ge=1)
+    processes: int = option(
+        1,
+        "GPUs of each machine, or processes without any.",
+        ge=1,
+        shown="those of this machine",
+        flags=("--gpus",),
+    )
+    engine: Engine = option(
+        "torchrun",
+        "What starts the processes: torchrun, slurm, kubernetes or ray.",
+        flags=("--on",),
+        metavar="NAME",
+    )
+    host: str = option("", "With torchrun: the machine where all meet.")
+    image: str = option("", "With kubernetes: the image of the containers.")
+    name: str = option("malmoi", "Name of the job.")
+    restarts: int = option(3, "Times a run is started again after a failure.", ge=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        problem = find_problem(self)
+        require_that(not problem, problem)
         require_that(
             self.engine != "torchrun" or self.nodes == 1 or self.host,
             "{nodes} machines need one where they meet: --host NAME, the same on all of them.",

@@ -27,6 +27,10 @@ from malmoi.training.budget import (
 from malmoi.training.recipe import Recipe
 
 PARAMETER_PARTS = ("embedding", "blocks", "head")
+PLAIN_FACTS = (
+    "steps", "tokens", "seconds", "fits", "gpu_hours", "kwh", "cost", "state", "storage", "help",
+    "notes",
+)  # fmt: skip
 GPUS_OF_A_MACHINE = 8
 GATHERED_BLOCKS = 2  # blocks that FSDP2 holds unsharded: the current, and the next or previous
 USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and fragmentation
@@ -125,13 +129,14 @@ def device_layout(
 
 def activations(recipe: Recipe, limit: int, *, half: bool) -> dict[int, tuple[int, int]]:
     """Bytes by sequences per pass, 1, 2, 4… up to `limit`: plain, and with checkpointing."""
-    kept, again = (
-        replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
-        for r in (False, True)
-    )
+    kept, again = (_checkpointed(recipe, again=again) for again in (False, True))
     sizes = [1 << n for n in range(limit.bit_length())]
     how: Any = dict(half=half, device="cuda")
     return {n: (activation_bytes(kept, n, **how), activation_bytes(again, n, **how)) for n in sizes}
+
+
+def _checkpointed(recipe: Recipe, *, again: bool) -> Recipe:
+    return recipe.override({"train.gradient_checkpointing": again})
 
 
 def _copies(network: Network, recipe: Recipe) -> int:
@@ -147,7 +152,7 @@ def device_layouts(
     several = ("ddp", "fsdp") if gpus <= GPUS_OF_A_MACHINE else ("ddp", "fsdp", "hybrid")
     for way in ("one", *several) if gpus > 1 else ("one",):
         for again in (False, True):
-            chosen = replace(recipe, train=replace(recipe.train, gradient_checkpointing=again))
+            chosen = _checkpointed(recipe, again=again)
             yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half=half)
 
 
@@ -166,19 +171,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         require_that(self.gpus >= 1, "A run needs at least one GPU, not {gpus}.", gpus=self.gpus)
-        require_that(
-            0 < self.utilisation <= 1,
-            "The utilisation must lie in (0, 1], not {utilisation:g}.",
-            utilisation=self.utilisation,
-        )
-        require_that(
-            1 <= self.pue < math.inf, "The PUE must be at least 1, not {pue:g}.", pue=self.pue
-        )
-        require_that(
-            0 <= (self.price or 0) < math.inf,
-            "The price must be 0 or more, not {price}.",
-            price=self.price,
-        )
+        PlanSettings(utilisation=self.utilisation, pue=self.pue, price=self.price)  # checks them
 
     @property
     def room(self) -> float:
@@ -241,26 +234,20 @@ class RunPlan:
     def to_dict(self) -> dict[str, object]:
         f = self.flops
         room = self.fleet.room
+        parts = {part: getattr(self, part) for part in PARAMETER_PARTS}
+        each = {"6nd": f.rule, "exact": f.exact, "again": f.again}
         by_micro = self.activations.items()
         return {
             "recipe": self.recipe.to_dict(),
             **asdict(self.fleet),
-            "parameters": {part: getattr(self, part) for part in PARAMETER_PARTS}
-            | {"all": self.parameters},
-            **{name: getattr(self, name) for name in ("steps", "tokens", "seconds", "fits")},
-            "flops": {
-                name: each * self.tokens
-                for name, each in (("6nd", f.rule), ("exact", f.exact), ("again", f.again))
-            },
+            "parameters": parts | {"all": self.parameters},
+            "flops": {name: count * self.tokens for name, count in each.items()},
             "days": self.seconds / 86_400,
             "tokens_per_second": self.tokens / self.seconds,
-            **{name: getattr(self, name) for name in ("gpu_hours", "kwh", "cost")},
+            **{name: getattr(self, name) for name in PLAIN_FACTS},
             "memory": self.memory.to_dict(room),
             "ways": [one.to_dict(room) for one in self.ways],
-            "activations": {
-                n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro
-            },
-            **{name: getattr(self, name) for name in ("state", "storage", "help", "notes")},
+            "activations": {n: {"kept": a, "rematerialised": b} for n, (a, b) in by_micro},
             "optimal": None if self.optimal is None else asdict(self.optimal),
         }
 
@@ -324,7 +311,7 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
             return msg(
                 "It fits with {words}.", words=" ".join(_words(recipe, tried, fleet.gpus, gpus))
             )
-    small = replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1))
+    small = recipe.override({"train.gradient_checkpointing": True, "train.micro": 1})
     smallest = device_layout(network, small, "fsdp", c.batch, half=half)
     return msg(
         "No number of these GPUs is enough: on {batch:,}, sharded and with gradient "

@@ -105,7 +105,6 @@ class _Worker:
             ) from None
 
     def _read(self, seconds: float) -> bytes:
-        """The next line from the child."""
         try:
             line = self.said.get(timeout=seconds)
         except Empty:

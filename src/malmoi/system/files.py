@@ -58,20 +58,17 @@ def explain_disk_errors(what: str | Path) -> Iterator[None]:
 
 def disk_error(error: Exception, what: str | Path) -> DiskError | None:
     """The sentence for a disk error of Python, NumPy or safetensors; None for any other error."""
-    refusal = REFUSALS.get(_errno(error))
-    if refusal is None:
+    if (number := _errno(error)) not in REFUSALS:
         return None
-    reason, advice = refusal
-    failed = (
-        "could not be read or written" if _errno(error) == errno.EIO else "could not be written"
-    )
+    reason, advice = map(msg, REFUSALS[number])
+    failed = "could not be read or written" if number == errno.EIO else "could not be written"
     return DiskError(
         "{reason}: {where} {failed}. {advice} and run the same command again; what was finished "
         "is kept.",
-        reason=msg(reason),
+        reason=reason,
         where=getattr(error, "filename", None) or what,
         failed=msg(failed),
-        advice=msg(advice),
+        advice=advice,
     )
 
 
@@ -147,14 +144,12 @@ def file_checksum(path: Path) -> int:
     return checksum
 
 
-def _check_no_folder(*files: Path) -> None:
-    for path in files:
-        require_that(
-            not path.is_dir(),
-            "{path} is a folder where a file should be written: move it away, or choose "
-            "another path.",
-            path=path,
-        )
+def _check_no_folder(path: Path) -> None:
+    require_that(
+        not path.is_dir(),
+        "{path} is a folder where a file should be written: move it away, or choose another path.",
+        path=path,
+    )
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -194,17 +189,14 @@ def output_folder(folder: Path) -> Iterator[Path]:
                 _remove_partial_files(folder.glob(f".*{PARTIAL_SUFFIX}"), shared=True)
                 yield own
                 for path in list(own.iterdir()) if own != folder else ():
-                    _move(path, folder / path.name)
+                    target = folder / path.name
+                    if target.is_dir():  # of a writer that was killed here
+                        shutil.rmtree(target)
+                    path.replace(target)
         except BaseException:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-
-
-def _move(path: Path, target: Path) -> None:
-    if target.is_dir():  # of a writer that was killed here
-        shutil.rmtree(target)
-    path.replace(target)
 
 
 @contextmanager

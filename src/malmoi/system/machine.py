@@ -54,7 +54,6 @@ class Machine:
     """A computer as Malmoi sees it."""
 
     architecture: str = "x86_64"  # x86_64 | aarch64
-    system: str = "Linux"
     features: frozenset[str] = frozenset()  # values of LINUX_FEATURES
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
@@ -238,7 +237,6 @@ def detect() -> Machine:
     """The machine that this process runs on; torch is imported only if there may be a GPU."""
     return Machine(
         architecture=_architecture(),
-        system=platform.system(),
         features=_features(),
         cores=_cores(),
         memory=_total_memory(),
@@ -294,17 +292,13 @@ def _cores() -> int:
 
 def _total_memory() -> int:
     """Bytes of memory, or of the container's share of it."""
-    limits = [_physical_memory()]
+    if sys.platform == "win32":
+        return 8 * GIB  # Windows has no sysconf; the value only bounds batch sizes
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = Path(path).read_text().strip() if Path(path).exists() else ""
         limits += [int(text)] if text.isdigit() else []
     return min(limits)
-
-
-def _physical_memory() -> int:
-    if sys.platform == "win32":
-        return 8 * GIB  # Windows has no sysconf; the value only bounds batch sizes
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _may_have_gpu() -> bool:
@@ -340,9 +334,8 @@ def named_dtype(name: str) -> "torch.dtype":
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
     if name not in names:
-        raise UsageError(
-            "There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, [*names, "int8"])
-        )
+        hint = nearest(name, [*names, "int8"])
+        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=hint)
     return names[name]
 
 

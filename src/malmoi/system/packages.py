@@ -13,9 +13,6 @@ def optional_package(name: str, what: object, install: str = "") -> Any:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise MalmoiError(
-            "{what} needs the package {package}: pip install {install}.",
-            what=msg(str(what)),
-            package=package,
-            install=install or package,
-        ) from error
+        facts = dict(what=msg(str(what)), package=package, install=install or package)
+        needs = "{what} needs the package {package}: pip install {install}."
+        raise MalmoiError(needs, **facts) from error

@@ -32,12 +32,9 @@ class Registry(dict[str, Value]):
 
     def register(self, name: str, value: Value) -> None:
         """Adds a value of a plugin; a name of the package itself cannot be replaced."""
-        require_that(
-            name not in self or name in self.origins,
-            "The {kind} {name!r} is built in: choose another name for yours.",
-            kind=self.kind,
-            name=name,
-        )
+        built_in = "The {kind} {name!r} is built in: choose another name for yours."
+        free = name not in self or name in self.origins
+        require_that(free, built_in, kind=self.kind, name=name)
         self[name] = value
         self.origins[name] = _calling_plugin()
         _loaded.add(self.origins[name])
@@ -80,12 +77,8 @@ def load_plugin(file: str | Path) -> None:
     except MalmoiError:
         raise
     except Exception as error:
-        raise MalmoiError(
-            "The plugin {path} failed: {type}: {error}. Fix it first.",
-            path=path,
-            type=type(error).__name__,
-            error=error,
-        ) from error
+        failed = "The plugin {path} failed: {type}: {error}. Fix it first."
+        raise MalmoiError(failed, path=path, type=type(error).__name__, error=error) from error
 
 
 @cache
@@ -97,12 +90,9 @@ def load_installed_plugins() -> None:
         try:
             point.load()
         except Exception as error:
-            raise MalmoiError(
-                "The installed plugin {value} failed: {type}: {error}.",
-                value=point.value,
-                type=type(error).__name__,
-                error=error,
-            ) from error
+            failed = "The installed plugin {value} failed: {type}: {error}."
+            kind = type(error).__name__
+            raise MalmoiError(failed, value=point.value, type=kind, error=error) from error
 
 
 def require_plugins(names: Iterable[str]) -> None:

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
+from malmoi.system.untrusted import is_a
+
 PlainValue: TypeAlias = (
     str | int | float | bool | list["PlainValue"] | dict[str, "PlainValue"] | None
 )
@@ -68,40 +70,27 @@ def _short(value: object) -> str:
 
 # ------------------------------------------------------------------ tables for notebooks
 
-MAX_SHARES = 12  # bars of one table
-CELL = "text-align:left;padding:1px 10px 1px 0;vertical-align:top"
-BAR = "display:inline-block;height:0.7em;background:#4c78a8;vertical-align:baseline"
-SHARE_CELL = f'<td style="{CELL}"><span style="{BAR};width:{{:.0f}}px"></span></td>'
+MOST_NUMBERS = 12  # of one table
+CELL = '<td style="text-align:left;padding:1px 10px 1px 0;vertical-align:top">{}</td>'
+BAR = ' <span style="display:inline-block;height:0.7em;background:#4c78a8;width:{:.0f}px"></span>'
 
 
 def fact_table(title: str, facts: Iterable[tuple[str, object]]) -> str:
     """A title and rows of name and value; a mapping of numbers becomes a nested table."""
-    rows = "".join(
-        f'<tr><td style="{CELL}">{escape(name)}</td><td style="{CELL}">{_value(value)}</td></tr>'
-        for name, value in facts
-    )
-    return f"<b>{escape(title)}</b><table>{rows}</table>"
+    return f"<b>{escape(title)}</b>" + _table((name, _value(value)) for name, value in facts)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = (CELL.format(escape(name)) + CELL.format(value) for name, value in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def _value(value: object) -> str:
-    if isinstance(value, Mapping) and value and all(map(_is_number, value.values())):
-        return _numbers(value)
-    return escape(str(value))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _numbers(values: Mapping[str, float]) -> str:
-    """Numbers by name, the largest first; shares of one have bars."""
-    ordered = sorted(values.items(), key=lambda one: -one[1])
-    shares = all(0 <= value <= 1 for value in values.values())
-    rows = "".join(
-        f'<tr><td style="{CELL}">{escape(str(name))}</td><td style="{CELL}">{value:.4g}</td>'
-        + (SHARE_CELL.format(100 * value) if shares else "")
-        + "</tr>"
-        for name, value in ordered[:MAX_SHARES]
-    )
-    more = len(ordered) - MAX_SHARES
-    return f"<table>{rows}</table>" + (f"… {more} more" if more > 0 else "")
+    """A value as HTML; of numbers by name, the largest first, shares of one with bars."""
+    numbers = dict(value) if isinstance(value, Mapping) else {}
+    if not numbers or not all(is_a(one, float) for one in numbers.values()):
+        return escape(str(value))
+    bar = BAR if all(0 <= one <= 1 for one in numbers.values()) else ""
+    largest = sorted(numbers.items(), key=lambda one: -one[1])[:MOST_NUMBERS]
+    more = f"… {len(numbers) - MOST_NUMBERS} more" if len(numbers) > MOST_NUMBERS else ""
+    return _table((str(name), f"{one:.4g}" + bar.format(100 * one)) for name, one in largest) + more

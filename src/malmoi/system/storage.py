@@ -76,10 +76,6 @@ def persistently(name: str, action: Callable[[], T]) -> T:
     raise MalmoiError("{name} could not be transferred: {why}.", name=name, why=why)
 
 
-def _check_size(got: int, size: int) -> None:
-    ensure(got == size, "{got} of {size} bytes arrived", got=got, size=size)
-
-
 class StoredFile(NamedTuple):
     """Where the contents of a file lie in a store, and what they are."""
 
@@ -94,8 +90,8 @@ def fetch_file(files: Any, file: StoredFile, target: Path) -> Path:
 
     def once() -> Path:
         files.get_file(file.path, str(target))
-        got = target.stat().st_size
-        _check_size(got, file.size or got)
+        got, size = target.stat().st_size, file.size
+        ensure(size in (0, got), "{got} of {size} bytes arrived", got=got, size=size)
         ensure(file.checksum in (None, file_checksum(target)), "its checksum is wrong")
         return target
 
@@ -141,12 +137,11 @@ class Store:
             else:
                 checksum = _known_checksum(source, size, before.st_mtime_ns)
                 self.files.put_file(str(source), path)
-                ensure(
-                    source.stat().st_mtime_ns == before.st_mtime_ns,
-                    "the file has changed meanwhile",
-                )
+                same = source.stat().st_mtime_ns == before.st_mtime_ns
+                ensure(same, "the file has changed meanwhile")
             self.files.invalidate_cache()
-            _check_size(self.files.size(path), size)
+            got = self.files.size(path)
+            ensure(got == size, "{got} of {size} bytes arrived", got=got, size=size)
             return StoredFile(path, size, checksum)
 
         return persistently(f"{self.url}: {source.name}", once)

@@ -76,14 +76,12 @@ class LoadMeter:
         self._first = self._last = read()
 
     def lap(self) -> float:
-        """The share since the last lap."""
         before = self._last
         self._last = self._read()
         return _others(before, self._last)
 
     @property
     def overall(self) -> float:
-        """The share since the meter was made."""
         return _others(self._first, self._read())
 
 
@@ -160,18 +158,16 @@ class ThreadTuner:
         others = self.meter.overall
         if others < WORTH_SAYING or seconds < LONG_ENOUGH or self._fixed:
             return ""
+        facts = dict(others=others, steps=steps, expected=expected)
         if steps > FEWER_STEPS * expected:
-            return msg("Other programs used {others:.0%} of this machine.", others=others)
+            return msg("Other programs used {others:.0%} of this machine.", **facts)
         return msg(
             "Other programs used {others:.0%} of this machine: {steps:,} of about "
             "{expected:,.0f} updates were made.",
-            others=others,
-            steps=steps,
-            expected=expected,
+            **facts,
         )
 
     def use(self, count: int) -> None:
-        """Computes with this many threads from now on."""
         import torch
 
         self.count = count
@@ -188,10 +184,8 @@ class ThreadTuner:
             self._quiet += 1
             if self.count == self.limit or self._quiet >= QUIET_WINDOWS:
                 self._rates = {}
-                sentence = msg(
-                    "The machine is free again: computing with {limit} threads.", limit=self.limit
-                )
-                self._settle(self.limit, rate, sentence)
+                free = "The machine is free again: computing with {limit} threads."
+                self._settle(self.limit, rate, msg(free, limit=self.limit))
             else:
                 self.rate = rate
             return

@@ -56,35 +56,35 @@ class JsonObject(Mapping[str, Any]):
     def whole(
         self, key: str, *, default: D = _REQUIRED, low: int = 0, high: int = 2**63 - 1
     ) -> int | D:
-        """An integer within bounds."""
         value = self._typed(key, int, default)
         if self._values.get(key) is not None and not low <= cast(int, value) <= high:
-            raise self.wrong(
-                key, msg("a whole number from {low:,} to {high:,}", low=low, high=high)
-            )
+            bounds = msg("a whole number from {low:,} to {high:,}", low=low, high=high)
+            raise self.wrong(key, bounds)
         return value
 
     def number(self, key: str, *, default: D = _REQUIRED) -> float | D:
-        """A finite number."""
         return self._typed(key, float, default)
 
     def object(self, key: str, *, default: Mapping[str, Any] = _REQUIRED) -> "JsonObject":
-        """A nested object."""
         return JsonObject(self._typed(key, dict, default), self.where, f"{self._prefix}{key}.")
 
     def list_of(self, key: str, kind: type[T], *, default: list[T] = _REQUIRED) -> list[T]:
-        """A list of values of one type."""
         values = self._typed(key, list, default)
         return [self._checked(f"{key}[{i}]", value, kind) for i, value in enumerate(values)]
 
     def map_of(self, key: str, kind: type[T], *, default: dict[str, T] = _REQUIRED) -> dict[str, T]:
-        """An object whose values are of one type."""
         values = self._typed(key, dict, default)
         return {name: self._checked(f"{key}.{name}", value, kind) for name, value in values.items()}
 
-    def wrong(self, key: str, expected: str) -> MalmoiError:
-        """The error for a value of the wrong type."""
-        return _wrong(self.where, self._prefix + key, expected, self._values.get(key))
+    def wrong(self, key: str, expected: str, value: Any = None) -> MalmoiError:
+        """The error for a value that is not what is expected: that of the key, or one inside it."""
+        return MalmoiError(
+            "{where}: {key} must be {expected}, not {value}.",
+            where=self.where,
+            key=(self._prefix + key)[:80],
+            expected=msg(expected),
+            value=shown(self._values.get(key) if value is None else value),
+        )
 
     def _typed(self, key: str, kind: type[T], default: D) -> T | D:
         value = self._values.get(key)
@@ -102,34 +102,18 @@ class JsonObject(Mapping[str, Any]):
 
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
         if not is_a(value, kind):
-            raise _wrong(self.where, self._prefix + key, CALLED[kind], value)
+            raise self.wrong(key, CALLED[kind], value)
         return float(value) if kind is float else value  # type: ignore[return-value]
 
 
 def is_a(value: object, kind: type) -> bool:
     """Whether a JSON value has this type: true is not a number, and numbers must be finite."""
-    if kind is float:
-        return _is_finite(value)
-    return isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
-
-
-def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or kind is not float:
+        return isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
     try:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
+        return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:  # an integer beyond float range
         return False
-
-
-def _wrong(where: str, key: str, expected: str, value: object) -> MalmoiError:
-    return MalmoiError(
-        "{where}: {key} must be {expected}, not {value}.",
-        where=where,
-        key=key[:80],
-        expected=msg(expected),
-        value=shown(value),
-    )
 
 
 def named(where: str) -> AbstractContextManager[None]:
@@ -154,7 +138,6 @@ def collection_paused() -> Iterator[None]:
 
 
 def read_object(path: Path) -> JsonObject:
-    """The object that a JSON file holds."""
     return parse_object(read_text(path), str(path))
 
 
@@ -195,12 +178,9 @@ def parse(text: str, where: str) -> Any:
 
 def _check_characters(value: Any, where: str) -> None:
     r"""Refuses lone surrogates (\ud800), which JSON can express and UTF-8 cannot."""
-    try:
+    damage = "{where} holds half a character (a lone surrogate); it is damaged."
+    with explained(UnicodeEncodeError, damage, where=where):
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise MalmoiError(
-            "{where} holds half a character (a lone surrogate); it is damaged.", where=where
-        ) from None
 
 
 def _check_depth(value: Any, where: str) -> None:
@@ -227,31 +207,20 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
     try:
         text = read_bytes(path, max_bytes=max_bytes).decode()
     except UnicodeDecodeError as error:
-        raise MalmoiError(
-            "{path} is not UTF-8 text: {reason} at byte {start}.",
-            path=path,
-            reason=error.reason,
-            start=error.start,
-        ) from None
+        wrong = "{path} is not UTF-8 text: {reason} at byte {start}."
+        raise MalmoiError(wrong, path=path, reason=error.reason, start=error.start) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """A file of bounded size."""
+    too_large = "{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}."
     try:
         size = path.stat().st_size
-        ensure(
-            size <= max_bytes,
-            "{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}.",
-            path=path,
-            size=size,
-            max_bytes=max_bytes,
-        )
+        ensure(size <= max_bytes, too_large, path=path, size=size, max_bytes=max_bytes)
         return path.read_bytes()
     except OSError as error:
-        raise MalmoiError(
-            "{path} cannot be read: {strerror}.", path=path, strerror=error.strerror or error
-        ) from None
+        why = error.strerror or error
+        raise MalmoiError("{path} cannot be read: {strerror}.", path=path, strerror=why) from None
 
 
 def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
