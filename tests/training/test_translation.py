@@ -222,8 +222,8 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_and_the_folder_is_used_everywh
     np.testing.assert_allclose(seen.weights.sum(1), 1, atol=1e-5)
 
     drawn = translation_view(model, TranslationRequest(text=texts[0], layer=0))
-    assert len(drawn.weights) == len(drawn.target)
-    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in drawn.weights)
+    assert len(drawn["weights"]) == len(drawn["target"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in drawn["weights"])
 
     facts = malmoi.evaluate(folder, "translation", files, beams=1, limit=4)
     assert facts["examples"] == 4

@@ -25,6 +25,7 @@ Site = Literal["head", "attention", "mlp", "layer", "residual", "embedding", "ma
 Value = Literal["zero", "mean", "copy"]
 Place = tuple[Site, int]  # a site of one layer; the embedding's layer is 0
 Tap = Callable[[Tensor], Tensor]  # of activations [B, T, C]
+Key = TypeVar("Key")
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -219,23 +220,34 @@ def view_with_taps(
         not network.trunk.has_soft_tokens,
         "An intervention needs a model without soft prompts or prefixes.",
     )
+    blocks = [_tap_block(block, i, taps) for i, block in enumerate(layer_blocks(network))]
+    for i, positions in (bypassed or {}).items():
+        blocks[i] = Bypassed(blocks[i], positions)
+    embed = network.trunk.embed
+    if tap := taps.get(("embedding", 0)):
+        embed = rewired(embed, project=Tapped(embed.project, None, tap))
+    return view_with_blocks(network, blocks, embed=embed, attention=attention)
+
+
+def layer_blocks(network: Network) -> list[nn.Module]:
+    """The block of each layer; layers may share one."""
+    c = network.config
+    return [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]
+
+
+def view_with_blocks(
+    network: Network,
+    blocks: Iterable[nn.Module],
+    *,
+    embed: nn.Module | None = None,
+    attention: Sequence[str] = (),
+) -> Network:
+    """A view of the network with other blocks, one for each layer."""
     c = network.config
     view = network._viewed(replace(c, groups=0, attention=tuple(attention) or c.attention))
-    blocks = [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]
-    skipped = bypassed or {}
-    wrapped = [_tap_block(block, i, taps) for i, block in enumerate(blocks)]
-    parts: dict[str, nn.Module] = {
-        "blocks": nn.ModuleList(
-            Bypassed(block, skipped[i]) if i in skipped else block
-            for i, block in enumerate(wrapped)
-        )
-    }
-    if ("embedding", 0) in taps:
-        embed = network.trunk.embed
-        parts["embed"] = _rewired(embed, project=Tapped(embed.project, None, taps["embedding", 0]))
-    trunk: Transformer = _rewired(view.trunk, **parts)
+    trunk = rewired(view.trunk, blocks=nn.ModuleList(blocks), embed=embed or view.trunk.embed)
     trunk.compiled_blocks = None
-    return _rewired(view, trunk=trunk)
+    return rewired(view, trunk=trunk)
 
 
 def _tap_block(block: nn.Module, layer: int, taps: Mapping[Place, Tap]) -> nn.Module:
@@ -243,13 +255,13 @@ def _tap_block(block: nn.Module, layer: int, taps: Mapping[Place, Tap]) -> nn.Mo
     if "head" in at or "attention" in at:
         attend = cast(nn.Module, block.attend)
         out = Tapped(cast(nn.Module, attend.out), at.get("head"), at.get("attention"))
-        block = _rewired(block, attend=_rewired(attend, out=out))
+        block = rewired(block, attend=rewired(attend, out=out))
     if "mlp" in at:
-        block = _rewired(block, mlp=Tapped(cast(nn.Module, block.mlp), None, at["mlp"]))
+        block = rewired(block, mlp=Tapped(cast(nn.Module, block.mlp), None, at["mlp"]))
     return Tapped(block, None, at["residual"]) if "residual" in at else block
 
 
-def _rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
+def rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
     """A shallow copy with other submodules."""
     view = copy.copy(module)
     view._modules = {**module._modules, **parts}
@@ -274,11 +286,11 @@ def changed_patterns(c: ModelConfig, interventions: Iterable[Intervention]) -> t
     return tuple(found)
 
 
-def recorder(into: dict[Place, Tensor], place: Place) -> Tap:
+def recorder(into: dict[Key, Tensor], key: Key) -> Tap:
     """A tap that keeps the activations and changes nothing."""
 
     def record(x: Tensor) -> Tensor:
-        into[place] = x
+        into[key] = x
         return x
 
     return record

@@ -16,10 +16,9 @@ from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
 from malmoi.interpret.importance import AttributionMethod, Row
 from malmoi.interpret.intervention import Intervention, Site, Value
-from malmoi.messages import msg
 from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import ApiRequest, NameField
-from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
+from malmoi.studio.endpoint import TextRequest, model_view, readable_token
 from malmoi.studio.probing import tab_labelled
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
@@ -40,9 +39,6 @@ class InterventionFields(BaseModel):
     source: ShortText | None = None
     source_positions: Positions | None = None
     pattern: Annotated[str, Field(max_length=300)] = ""
-
-    def intervention(self) -> Intervention:
-        return Intervention(**self.model_dump())
 
 
 class AblationRequest(ApiRequest):
@@ -68,37 +64,29 @@ class PatchingRequest(ApiRequest):
     site: Site = "residual"
 
 
-class AblationView(BaseModel):
-    tokens: list[str]
-    positions: list[int]  # where the model answers; none for a classifier
-    before: list[list[TokenChance]]  # one list for each answer
-    after: list[list[TokenChance]]
-    moved: list[float]  # the share of probability that moved to other tokens
-
-
 @model_view("/ablation")
-def ablation_view(model: Model, body: AblationRequest) -> AblationView:
-    """The model's answer with and without the interventions."""
-    interventions = [one.intervention() for one in body.interventions]
+def ablation_view(model: Model, body: AblationRequest) -> dict[str, Any]:
+    """The model's answers with and without the interventions."""
+    interventions = [Intervention(**one.model_dump()) for one in body.interventions]
     before = model.run(body.text, top=body.top)
     after = model.run(body.text, interventions, top=body.top)
-    return AblationView(
-        tokens=[readable_token(model.tokenizer, token) for token in before.tokens],
-        positions=list(before.positions),
-        before=_named(model, before),
-        after=_named(model, after),
-        moved=[_moved(a, b) for a, b in zip(before.logits, after.logits, strict=True)],
-    )
+    return {
+        "tokens": [_readable(model, token) for token in before.tokens],
+        "before": _named(model, before),
+        "after": _named(model, after),
+        # the share of probability that moved to other tokens
+        "moved": [_moved(a, b) for a, b in zip(before.logits, after.logits, strict=True)],
+    }
 
 
-def _named(model: Model, found: ForwardResult) -> list[list[TokenChance]]:
-    labels = set(model.labels)
+def _readable(model: Model, name: str) -> str:
+    """A token in readable form, or a label as it is."""
+    return name if name in model.labels else readable_token(model.tokenizer, name)
 
-    def name(one: str) -> str:
-        return one if one in labels else readable_token(model.tokenizer, one)
 
+def _named(model: Model, found: ForwardResult) -> list[list[dict[str, Any]]]:
     return [
-        [TokenChance(text=name(one.name), probability=one.probability) for one in some]
+        [{"text": _readable(model, one.name), "probability": one.probability} for one in some]
         for some in found.guesses
     ]
 
@@ -130,18 +118,18 @@ def patching_view(model: Model, body: PatchingRequest) -> dict[str, Any]:
     """
     size = max(len(model.tokens(text)) for text in (body.source, body.text))
     if size > MAX_PATCHED_TOKENS:
-        sentence = msg(
+        raise UsageError(
             "The patching map supports at most {most} tokens, not {size}.",
+            code="context_length_exceeded",
             most=MAX_PATCHED_TOKENS,
             size=size,
         )
-        raise UsageError(sentence, code="context_length_exceeded")
     found = model.patching_map(body.source, body.text, site=body.site)
     same = abs(found.source_logprob - found.logprob) < 1e-6
     return found.to_dict() | {
-        "tokens": [readable_token(model.tokenizer, token) for token in found.tokens],
-        "source_tokens": [readable_token(model.tokenizer, token) for token in found.source_tokens],
-        "answer": readable_token(model.tokenizer, found.answer),
+        "tokens": [_readable(model, token) for token in found.tokens],
+        "source_tokens": [_readable(model, token) for token in found.source_tokens],
+        "answer": _readable(model, found.answer),
         "recovered": None if same else found.recovered.tolist(),
     }
 
@@ -160,62 +148,53 @@ class AttributionRequest(TextRequest):
     target: NameField | None = None  # none: the predicted label
 
 
-class TestedRow(BaseModel):
-    text: str
-    label: str
-    prediction: str
-    chance: float  # of the right label
-
-
-class TestedView(BaseModel):
-    labels: list[str]
-    confusion: list[list[int]]  # a row for each label, a column for each prediction
-    rows: list[TestedRow]  # the least certain of the right label first
-
-
 @model_view("/attributions")
 def attribution_view(model: Model, body: AttributionRequest) -> dict[str, Any]:
     """An `Attribution`: the contribution of each word to the answer."""
     words = len(body.text.split())
     if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
-        sentence = msg(
+        raise UsageError(
             "Leave-one-out attribution of {words} words takes too long; shorten the text "
             "to {most}.",
+            code="context_length_exceeded",
             words=words,
             most=MAX_LEFT_OUT,
         )
-        raise UsageError(sentence, code="context_length_exceeded")
     found = model.attributions(body.text, target=body.target, method=body.method)
-    label = found.target in model.labels
-    target = found.target if label else readable_token(model.tokenizer, found.target)
-    return found.to_dict() | {"target": target}
+    return found.to_dict() | {"target": _readable(model, found.target)}
 
 
 @model_view("/tested")
-def view_of_tested(model: Model, body: ApiRequest) -> TestedView:
+def view_of_tested(model: Model, body: ApiRequest) -> dict[str, Any]:
     """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"
     if file is None or not file.is_file():
-        return TestedView(labels=[], confusion=[], rows=[])
+        return {"labels": [], "confusion": [], "rows": []}
     with explained(
         (BadRow, KeyError, TypeError, ValueError),
         "{file} was not written by malmoi finetune: {error}.",
         file=file.name,
     ):
         rows = [_tested(row) for row in any_rows(file)]
-    labels = sorted({row.label for row in rows} | {row.prediction for row in rows})
-    matrix = confusion([row.label for row in rows], [row.prediction for row in rows], labels)
-    worst = sorted(rows, key=lambda row: row.chance)[:MAX_TESTED_ROWS]
-    return TestedView(labels=labels, confusion=matrix.tolist(), rows=worst)
+    right = [row["label"] for row in rows]
+    said = [row["prediction"] for row in rows]
+    labels = sorted({*right, *said})
+    return {
+        "labels": labels,
+        # a row for each label, a column for each prediction
+        "confusion": confusion(right, said, labels).tolist(),
+        # the least certain of the right label first
+        "rows": sorted(rows, key=lambda row: row["chance"])[:MAX_TESTED_ROWS],
+    }
 
 
-def _tested(row: DataRow) -> TestedRow:
+def _tested(row: DataRow) -> dict[str, Any]:
     pair = row.values.get("pair")
     text = f"{row['text']} ‖ {pair}" if pair else str(row["text"])
-    return TestedRow(
-        text=text[:MAX_ROW_CHARACTERS],
-        label=row["label"],
-        prediction=row["prediction"],
-        chance=float(row["probabilities"][row["label"]]),
-    )
+    return {
+        "text": text[:MAX_ROW_CHARACTERS],
+        "label": row.text("label"),
+        "prediction": row.text("prediction"),
+        "chance": float(row["probabilities"][row["label"]]),  # of the right label
+    }

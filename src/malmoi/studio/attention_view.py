@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from malmoi.errors import require_that
 from malmoi.inference import Model
@@ -25,20 +25,12 @@ from malmoi.interpret.forward_pass import (
     word_groups,
 )
 from malmoi.server.api.requests import TextField
-from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
+from malmoi.studio.endpoint import TextRequest, model_view, readable_token, token_chance
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
 MAX_VIEW_NUMBERS = 32_000_000  # attention weights that are computed for a picture
 THUMBNAIL = 24  # pixels of a head's small picture
-
-
-class AttentionView(BaseModel):
-    names: list[str]  # tokens, or words
-    segments: list[int]
-    weights: list[list[float]]  # [T][T] of the chosen head: one row per query
-    small: int  # pixels of a thumbnail's side
-    thumbnails: list[list[str]]  # [L][H]: a byte per pixel, in base64
 
 
 class AttentionViewRequest(TextRequest):
@@ -57,7 +49,7 @@ def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) ->
 
 
 @model_view("/attention")
-def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
+def attention_view(model: Model, body: AttentionViewRequest) -> dict[str, Any]:
     """One head's attention, rounded, and a thumbnail of every head's."""
     seen = _maps(model, body.text, body.pair, body.reading)
     words = body.words
@@ -72,13 +64,16 @@ def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
     )
     small = _thumbnails(weights)
     name = _word if words else _token
-    return AttentionView(
-        names=[name(model.tokenizer, seen, group) for group in groups],
-        segments=[seen.segments[group[0]] for group in groups],
-        weights=np.round(weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS).tolist(),
-        small=small.shape[-1],
-        thumbnails=[[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
-    )
+    return {
+        "names": [name(model.tokenizer, seen, group) for group in groups],  # tokens, or words
+        # of the chosen head: one row per query
+        "weights": np.round(
+            weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS
+        ).tolist(),
+        "small": small.shape[-1],  # pixels of a thumbnail's side
+        # [L][H]: a byte per pixel, in base64
+        "thumbnails": [[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
+    }
 
 
 def _thumbnails(weights: AttentionArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -113,25 +108,20 @@ class LayersRequest(TextRequest):
     reading: Reading | None = None  # of a model trained both ways; causal if none is given
 
 
-class LayerGuesses(BaseModel):
-    tokens: list[str]
-    layers: list[list[list[TokenChance]]]  # [L + 1][T][top]: the embedding first
-
-
 @model_view("/lens")
-def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
-    """Each layer's predictions at each position."""
+def layer_guesses(model: Model, body: LayersRequest) -> dict[str, Any]:
+    """Each layer's predictions at each position [L + 1][T][top], the embedding first."""
     reader = chosen_reader(model, body.reading) if body.reading else model
     found = lens(reader, body.text, body.top)
     words = model.tokenizer
 
-    def named(one: LayerGuess) -> TokenChance:
-        return TokenChance(text=readable_token(words, one.token), probability=one.probability)
+    def named(place: list[LayerGuess]) -> list[dict[str, Any]]:
+        return [token_chance(words, one.token, one.probability) for one in place]
 
-    return LayerGuesses(
-        tokens=[readable_token(words, token) for token in found.tokens],
-        layers=[[[named(one) for one in place] for place in layer] for layer in found.guesses],
-    )
+    return {
+        "tokens": [readable_token(words, token) for token in found.tokens],
+        "layers": [[named(place) for place in layer] for layer in found.guesses],
+    }
 
 
 # ------------------------------------------------------------------ a translation
@@ -143,24 +133,15 @@ class TranslationRequest(TextRequest):
     layer: int = Field(-1, ge=-1000, le=1000)
 
 
-class TranslationView(BaseModel):
-    """Source and target tokens, and the attention between them [target, source]."""
-
-    translation: str
-    source: list[str]
-    target: list[str]
-    weights: list[list[float]]  # the mean of a layer's heads
-
-
 @model_view("/translation")
-def translation_view(model: Model, body: TranslationRequest) -> TranslationView:
+def translation_view(model: Model, body: TranslationRequest) -> dict[str, Any]:
     """A translation by beam search, and its attention to the source."""
     translation = model.translate(body.text)
     seen = model.cross_attention(body.text, translation, layer=body.layer)
     words = model.tokenizer
-    return TranslationView(
-        translation=translation,
-        source=[readable_token(words, token) for token in seen.source],
-        target=[readable_token(words, token) for token in seen.target],
-        weights=seen.weights.round(4).tolist(),
-    )
+    return {
+        "translation": translation,
+        "source": [readable_token(words, token) for token in seen.source],
+        "target": [readable_token(words, token) for token in seen.target],
+        "weights": seen.weights.round(VIEW_DIGITS).tolist(),  # [target][source]
+    }

@@ -34,7 +34,7 @@ from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import Registry, router
 from malmoi.studio.probing import order_rows
-from malmoi.studio.routes import draw_pattern
+from malmoi.studio.routes import pattern_cost
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
@@ -569,7 +569,7 @@ def source(subject: Subject) -> Claim:
 def cost(subject: Subject) -> Claim:
     """What twice the length costs, with full attention and in a band."""
     pairs = {
-        name: [draw_pattern(text, 1, at, 1).pairs for at in (2048, 4096)]
+        name: [pattern_cost(text, at, 1)[0] for at in (2048, 4096)]
         for name, text in (("full", "causal"), ("band", "causal & local:256"))
     }
     values = {name: long / short for name, (short, long) in pairs.items()}

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.evaluation.examples import generate_examples, label_names, load_examples, require_labels
@@ -32,28 +33,6 @@ FILE_ADVICE = " Fix the file, or skip such rows with --skip-bad (skip_bad=True).
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
-class AnswerChoice(BaseModel):
-    """One answer: log p of its tokens, with and without the question, its score and its share."""
-
-    text: str
-    logprob: float
-    alone: float  # log p without the question: the answer's own frequency
-    tokens: int
-    score: float
-    share: float
-    right: bool
-
-
-class FewShotView(BaseModel):
-    prompt: str  # everything the model reads before the answer
-    examples: int  # K
-    most: int  # the largest possible K
-    items: int
-    scorings: list[str]
-    choices: list[AnswerChoice]
-    right: float | None  # share of all items that are answered rightly, if asked for
-
-
 class FewShotRequest(ApiRequest):
     """An item of a task, by its number, with some examples before it."""
 
@@ -67,7 +46,7 @@ class FewShotRequest(ApiRequest):
 
 
 @model_view("/shots")
-def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
+def few_shot_view(model: Model, wanted: FewShotRequest) -> dict[str, Any]:
     """The item's prompt with its examples, and the likelihood of every answer."""
     if wanted.scoring not in (known := scorings(model)):
         raise UsageError(
@@ -94,31 +73,32 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
         _choices(answers, scoring, question.prompt.gold)
         for answers, question in zip(scored, questions, strict=True)
     ]
-    best = [max(choices, key=lambda one: one.score).right for choices in found[1:]]
-    return FewShotView(
-        prompt=questions[0].before,
-        examples=questions[0].shots,
-        most=len(rows) - 1,
-        items=len(rows),
-        scorings=known,
-        choices=found[0],
-        right=sum(best) / len(best) if best else None,
-    )
+    best = [max(choices, key=lambda one: one["score"])["right"] for choices in found[1:]]
+    return {
+        "prompt": questions[0].before,  # everything the model reads before the answer
+        "most": len(rows) - 1,  # the largest possible number of examples
+        "items": len(rows),
+        "scorings": known,
+        "choices": found[0],
+        # share of all items that are answered rightly, if asked for
+        "right": sum(best) / len(best) if best else None,
+    }
 
 
-def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[AnswerChoice]:
+def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[dict[str, Any]]:
+    """Each answer, with log p of its tokens, its score and its share."""
     scores = [SCORINGS[scoring](one) for one in found]
     shares = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
     return [
-        AnswerChoice(
-            text=one.text,
-            logprob=one.score.logprob,
-            alone=one.alone.logprob,
-            tokens=len(one.score.tokens),
-            score=score,
-            share=share,
-            right=number == gold,
-        )
+        {
+            "text": one.text,
+            "logprob": one.score.logprob,
+            "alone": one.alone.logprob,  # without the question: the answer's own frequency
+            "tokens": len(one.score.tokens),
+            "score": score,
+            "share": share,
+            "right": number == gold,
+        }
         for number, (one, score, share) in enumerate(zip(found, scores, shares, strict=True))
     ]
 

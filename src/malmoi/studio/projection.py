@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest
@@ -23,31 +23,20 @@ class ProjectionRequest(ApiRequest):
     pool: Literal["mean", "cls"] = "mean"
 
 
-class Neighbour(BaseModel):
-    index: int
-    cosine: float
-
-
-class Projection(BaseModel):
-    points: list[tuple[float, float]]
-    explained: tuple[float, float]  # share of the variance that each direction explains
-    neighbours: list[list[Neighbour]]  # neighbours of each text, nearest first
-    cosine: float  # mean over pairs of texts: near 1 where all vectors point one way
-
-
 @model_view("/embeddings")
-def project_texts(model: Model, body: ProjectionRequest) -> Projection:
+def project_texts(model: Model, body: ProjectionRequest) -> dict[str, Any]:
     """Texts as points on a plane; neighbours are computed in the full space."""
     found = model.embed(body.texts, (body.layer,), body.pool, truncate=True)
     vectors = np.asarray(found, np.float64)
     plane, explained = principal(vectors)
     cosines = _cosines(vectors)
-    return Projection(
-        points=[(float(x), float(y)) for x, y in plane],
-        explained=(float(explained[0]), float(explained[1])),
-        neighbours=_neighbours(cosines),
-        cosine=float(cosines[~np.eye(len(body.texts), dtype=bool)].mean()),
-    )
+    return {
+        "points": plane.tolist(),
+        "explained": explained.tolist(),  # share of the variance of each direction
+        "neighbours": [_nearest(i, row) for i, row in enumerate(cosines)],  # of each text
+        # mean over pairs of texts: near 1 where all vectors point one way
+        "cosine": float(cosines[~np.eye(len(body.texts), dtype=bool)].mean()),
+    }
 
 
 def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
@@ -67,12 +56,7 @@ def _cosines(vectors: VectorArray) -> VectorArray:
     return found
 
 
-def _neighbours(cosines: VectorArray) -> list[list[Neighbour]]:
-    return [
-        [
-            Neighbour(index=int(j), cosine=float(row[j]))
-            for j in np.argsort(-row, kind="stable")
-            if j != i
-        ][:NEAREST_TEXTS]
-        for i, row in enumerate(cosines)
-    ]
+def _nearest(i: int, cosines: VectorArray) -> list[dict[str, float]]:
+    """The nearest of the other texts, by their cosines with text i."""
+    order = [int(j) for j in np.argsort(-cosines, kind="stable") if j != i]
+    return [{"index": j, "cosine": float(cosines[j])} for j in order[:NEAREST_TEXTS]]

@@ -20,6 +20,7 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     ablation,
     attention_view,
     claims,
+    compare,
     probing,
     projection,
     routes,
