@@ -17,14 +17,21 @@ from starlette.middleware.gzip import GZipMiddleware
 from malmoi import __version__
 from malmoi.errors import MalmoiError
 from malmoi.server import error_replies
-from malmoi.server.api import chat, completions, other_servers, predictions, service
+from malmoi.server.api import (
+    chat,
+    completions,
+    embeddings,
+    inside,
+    other_servers,
+    predictions,
+    service,
+)
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
-OPENAI = (service, completions, chat)
-API = (*OPENAI, predictions, other_servers)
+API = (service, completions, chat, embeddings, predictions, inside, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection

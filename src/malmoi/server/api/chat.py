@@ -14,7 +14,14 @@ from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
 from malmoi.server.api.completions import GenerationReply, respond
 from malmoi.server.api.events import STREAM_RESPONSES, Events
-from malmoi.server.api.requests import ApiRequest, ChatRequest, Message, ResponseFormat, example
+from malmoi.server.api.requests import (
+    ApiRequest,
+    ChatRequest,
+    Message,
+    ResponseFormat,
+    example,
+    field,
+)
 from malmoi.server.api.responses import (
     AssistantMessage,
     ChatChoice,
@@ -254,11 +261,11 @@ class ResponseRequest(
     """A text or a conversation to answer."""
 
     input: str | Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    instructions: str | None = Field(default=None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(default=None, ge=1, description="Maximum new tokens.")
-    temperature: float = Field(default=1.0, ge=0, le=100, description="0 is greedy decoding.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling.")
-    stream: bool = Field(default=False, description="Server-sent events.")
+    instructions: str | None = field(None, "A system message before the input.")
+    max_output_tokens: int | None = field(None, "Maximum new tokens.", ge=1)
+    temperature: float = field(1.0, "0 is greedy decoding.", ge=0, le=100)
+    top_p: float | None = field(None, "Nucleus sampling.", gt=0, le=1)
+    stream: bool = field(False, "Server-sent events.")
     text: TextSettings | None = None
 
     def as_chat(self) -> ChatRequest:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
@@ -40,16 +40,10 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     return await respond(request, ask, served, _jobs, CompletionReply)
 
 
-def check_length(ask: GenerationFields, request: Request) -> None:
+def check_length(requested: int, request: Request) -> None:
     """Refuses more tokens than the server generates for one request."""
-    limit = request.app.state.settings.max_tokens
-    if (ask.limit or 0) > limit:
-        raise too_long(ask.limit or 0, limit)
-    require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
-
-
-def too_long(requested: int, limit: int) -> UsageError:
-    return UsageError(
+    require_that(
+        requested <= (limit := request.app.state.settings.max_tokens),
         "max_tokens is {requested}, and this server's limit per request is {limit}.",
         requested=requested,
         limit=limit,
@@ -156,7 +150,8 @@ async def respond(
     reply_type: Callable[[Fields, ServedModel, list[GenerationJob]], GenerationReply],
 ) -> Any:
     """The response: a stream of events, or one body at the end unless the client disconnects."""
-    check_length(ask, request)
+    check_length(ask.limit or 0, request)
+    require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
     jobs = await asyncio.to_thread(jobs_of, ask, served)
     reply = reply_type(ask, served, jobs)
     generation = GenerationStream(request, served, jobs)
