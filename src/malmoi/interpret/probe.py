@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -204,14 +203,23 @@ def _accuracy(
     known: LayerVectors, tested: LayerVectors, layer: int, labels: Sequence[str]
 ) -> float:
     index = {label: i for i, label in enumerate(labels)}
-    x = known.vectors[layer]
+    sides = [
+        (some.vectors[layer], torch.tensor([index.get(label, -1) for label in some.labels]))
+        for some in (known, tested)
+    ]
+    return linear_accuracy(*sides, classes=len(labels))
+
+
+def linear_accuracy(
+    known: tuple[Tensor, Tensor], tested: tuple[Tensor, Tensor], classes: int
+) -> float:
+    """The accuracy on tested vectors [N, D] and labels [N] of a layer trained on known ones."""
+    x, y = known
     mean = x.mean(0)
     scale = x.std(0).clamp(min=1e-6)
-    y = torch.tensor([index[label] for label in known.labels])
-    weight, bias = fit_linear((x - mean) / scale, y, len(labels), RIDGE)
-    predicted = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
-    right = [labels[i] == label for i, label in zip(predicted, tested.labels, strict=True)]
-    return float(np.mean(right))
+    weight, bias = fit_linear((x - mean) / scale, y, classes, RIDGE)
+    guessed = ((tested[0] - mean) / scale @ weight + bias).argmax(-1)
+    return float((guessed == tested[1]).double().mean())
 
 
 def fit_linear(

@@ -67,18 +67,15 @@ class Work(Generic[T]):
         """Runs in a thread of the executor."""
         _thread.work = self
         try:
-            self._settle(self.result.set_result, self.task())
+            self.settle(self.result.set_result, self.task())
         except WorkCancelled:
             pass
         except BaseException as error:
-            self._settle(self.result.set_exception, error)
+            self.settle(self.result.set_exception, error)
         finally:
             _thread.work = None
 
-    def fail(self, error: Exception) -> None:
-        self._settle(self.result.set_exception, error)
-
-    def _settle(self, settle: Callable[[Any], None], value: Any) -> None:
+    def settle(self, settle: Callable[[Any], None], value: Any) -> None:
         def once() -> None:
             if not self.result.done():
                 settle(value)
@@ -155,7 +152,7 @@ class ModelExecutor:
             queued = [work for works in self.waiting.values() for work in works]
             for work in {*queued, *self.begun}:
                 work.cancelled = True
-                work.fail(error)
+                work.settle(work.result.set_exception, error)
             for work in queued:
                 if not work.begun:
                     self._dequeue(work)

@@ -60,7 +60,7 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
         for prompt in prompts
-        for seed in ask.seeds(ask.n)
+        for seed in ask.seeds
     ]
 
 

@@ -72,7 +72,6 @@ IGNORED = {
     "keep_alive",
     *("reasoning", "reasoning_effort"),  # read by chat templates alone
 }
-ROLE_NAMES = {"developer": "system"}
 
 
 def field(default: Any, about: str, **bounds: Any) -> Any:
@@ -136,10 +135,7 @@ class NamedSchema(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    name: str = ""
-    description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -217,8 +213,7 @@ class GenerationFields(SharedFields):
             "{constraints} cannot be combined: choose one.",
             constraints=" and ".join(constraints),
         )
-        for name, value in constraints.values():
-            found[name] = value
+        found |= dict(constraints.values())
         return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})
 
     def _bias(self) -> dict[int, float]:
@@ -239,9 +234,10 @@ class GenerationFields(SharedFields):
         }
         return {field: pair for field, pair in given.items() if pair[1] is not None}
 
-    def seeds(self, count: int) -> list[int | None]:
+    @property
+    def seeds(self) -> list[int | None]:
         """One seed for each continuation of a prompt: s, s + 1, …"""
-        return [None if self.seed is None else self.seed + i for i in range(count)]
+        return [None if self.seed is None else self.seed + i for i in range(self.n)]
 
 
 class CompletionRequest(
@@ -262,15 +258,16 @@ class TextPart(BaseModel):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(max_length=MAX_TEXTS)]
+
+
 class Message(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(strict=True)
 
     role: str = Field(min_length=1, max_length=80, examples=["user"])
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_TEXTS)] | None = Field(
-        default=None, examples=["안녕?"]
-    )
+    content: str | TextParts | None = Field(None, examples=["안녕?"])
     name: str | None = None
     tool_calls: list[ToolCall] | None = field(None, "What an assistant called.", max_length=128)
     tool_call_id: str | None = field(None, "The call that a tool's message answers.")
@@ -284,7 +281,8 @@ class Message(BaseModel):
         """As a chat template reads it; OpenAI's newer role "developer" is "system"."""
         parts = self.content if isinstance(self.content, list) else []
         text = "".join(part.text for part in parts) if parts else self.content or ""
-        found = {"role": ROLE_NAMES.get(self.role, self.role), "content": str(text)}
+        role = "system" if self.role == "developer" else self.role
+        found = {"role": role, "content": str(text)}
         if not self.uses_tools:
             return found
         calls = [call.plain() for call in self.tool_calls or ()]
