@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.model.network import Network
 from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Activations, Transformer
@@ -57,23 +57,18 @@ class Intervention:
     pattern: str = ""  # of site "mask", such as "causal" or "full"
 
     def __post_init__(self) -> None:
-        for name, choices in (("site", get_args(Site)), ("value", get_args(Value))):
-            given = getattr(self, name)
-            if given not in choices:
-                raise UsageError(
-                    "An intervention has no {name} {given!r}: choose one of {known}.{hint}",
-                    name=name,
-                    given=given,
-                    known=", ".join(choices),
-                    hint=nearest(str(given), choices),
-                )
+        for what, choices in (("site", get_args(Site)), ("value", get_args(Value))):
+            given = str(getattr(self, what))
+            require_known(
+                given, choices, "An intervention has no {what} {name!r}.{hint}", what=what
+            )
         self._check_parts()
 
     def _check_parts(self) -> None:
-        if (self.site == "head") != (self.head is not None):
-            raise UsageError(
-                "An intervention on site 'head' needs head=, and no other site has it."
-            )
+        require_that(
+            (self.site == "head") == (self.head is not None),
+            "An intervention on site 'head' needs head=, and no other site has it.",
+        )
         require_that(
             (self.site == "mask") == bool(self.pattern),
             "An intervention on site 'mask' needs pattern=, and no other site has it.",
@@ -112,22 +107,12 @@ class Intervention:
             return range(1)
         if self.layer is None:
             return range(c.depth)
-        require_that(
-            0 <= self.layer < c.depth,
-            "This model has no layer {layer}: it has {depth}, counted from 0.",
-            layer=self.layer,
-            depth=c.depth,
-        )
+        require_index("layer", self.layer, c.depth)
         return range(self.layer, self.layer + 1)
 
     def places(self, c: ModelConfig) -> list[Place]:
         """The places that it taps."""
-        require_that(
-            self.head is None or 0 <= self.head < c.heads,
-            "This model has no head {head}: it has {heads} in a layer, counted from 0.",
-            head=self.head,
-            heads=c.heads,
-        )
+        require_index("head", self.head or 0, c.heads)
         return [] if self.site == "mask" else [(self.site, i) for i in self.layers(c)]
 
     def tap(self, c: ModelConfig, source: Tensor | None) -> Tap:
@@ -159,6 +144,16 @@ class Intervention:
                 size2=source.size(1),
             )
         return source[:, _rows(self.source_positions or self.positions, source.size(1))]
+
+
+def require_index(what: str, given: int, count: int, least: int = 0) -> None:
+    require_that(
+        least <= given < count,
+        "This model has no {what} {given}: it has {count}, counted from 0.",
+        what=what,
+        given=given,
+        count=count,
+    )
 
 
 def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:

@@ -98,13 +98,12 @@ def probe_model(
         len(labels) >= 2 and tested.labels, "A probe needs test rows and at least two labels."
     )
     count = len(known.vectors)
+    control = [_with_control(some, known, seed) for some in (known, tested)]
     scores = [
         LayerScore(
             layer,
             _accuracy(known, tested, layer, labels),
-            _accuracy(
-                _with_control(known, known, seed), _with_control(tested, known, seed), layer, labels
-            ),
+            _accuracy(control[0], control[1], layer, labels),
         )
         for (layer,) in tracked(([i] for i in range(count)), "probe", count)
     ]
@@ -202,12 +201,11 @@ def _vectors(
 def _accuracy(
     known: LayerVectors, tested: LayerVectors, layer: int, labels: Sequence[str]
 ) -> float:
-    index = {label: i for i, label in enumerate(labels)}
-    sides = [
-        (some.vectors[layer], torch.tensor([index.get(label, -1) for label in some.labels]))
-        for some in (known, tested)
-    ]
-    return linear_accuracy(*sides, classes=len(labels))
+    def side(some: LayerVectors) -> tuple[Tensor, Tensor]:
+        found = [labels.index(label) if label in labels else -1 for label in some.labels]
+        return some.vectors[layer], torch.tensor(found)
+
+    return linear_accuracy(side(known), side(tested), len(labels))
 
 
 def linear_accuracy(

@@ -40,14 +40,14 @@ FORCED_EXIT_SECONDS = 5  # seconds after which work that cannot be cancelled is 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": error_replies.ErrorReply, "description": meaning}
     for status, meaning in {
-        400: "The request is invalid; the message says where.",
-        401: "The API key is missing or wrong.",
-        404: "There is no such model or address.",
-        413: "The body is too large.",
-        429: "Too many requests; try again after Retry-After seconds.",
-        500: "The request failed.",
-        503: "The server is shutting down.",
-        504: "The request timed out.",
+        "400": "The request is invalid; the message says where.",
+        "401": "The API key is missing or wrong.",
+        "404": "There is no such model or address.",
+        "413": "The body is too large.",
+        "429": "Too many requests; try again after Retry-After seconds.",
+        "500": "The request failed.",
+        "503": "The server is shutting down.",
+        "504": "The request timed out.",
         "default": "Another error.",
     }.items()
 }

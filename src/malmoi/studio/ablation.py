@@ -3,9 +3,8 @@
 Also word attributions of a fine-tuned model, and its predictions on its test rows.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -14,18 +13,21 @@ from malmoi.errors import UsageError, explained
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
-from malmoi.interpret.importance import AttributionMethod, Row
+from malmoi.interpret.importance import AttributionMethod, Method
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.metrics.labels import confusion
-from malmoi.server.api.requests import ApiRequest, NameField
-from malmoi.studio.endpoint import TextRequest, model_view, readable_token
+from malmoi.server.api.requests import NameField, TextField
+from malmoi.studio.endpoint import ShortText, model_view, readable_token
 from malmoi.studio.probing import tab_labelled
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
 MAX_PATCHED_TOKENS = 64
-ShortText = Annotated[str, Field(max_length=2000)]
 Position = Annotated[int, Field(ge=-100_000, le=100_000)]
 Positions = Annotated[tuple[Position, ...], Field(max_length=4096, strict=False)]
+
+
+Rows = Annotated[list[ShortText], Field(min_length=1, max_length=200)]
+Top = Annotated[int, Field(ge=1, le=50)]
 
 
 class InterventionFields(BaseModel):
@@ -41,35 +43,17 @@ class InterventionFields(BaseModel):
     pattern: Annotated[str, Field(max_length=300)] = ""
 
 
-class AblationRequest(ApiRequest):
-    """A text and the interventions on the model."""
-
-    text: ShortText
-    interventions: list[InterventionFields] = Field(default_factory=list, max_length=5000)
-    top: int = Field(5, ge=1, le=50)
-
-
-class ImportanceRequest(ApiRequest):
-    """Rows to predict with each part switched off; a classifier's are text, tab, label."""
-
-    rows: Annotated[list[ShortText], Field(min_length=1, max_length=200)]
-    method: Literal["ablation", "gradient"] = "ablation"
-
-
-class PatchingRequest(ApiRequest):
-    """Two sentences of the same length."""
-
-    source: ShortText
-    text: ShortText
-    site: Site = "residual"
+Changes = Annotated[tuple[InterventionFields, ...], Field(max_length=5000, strict=False)]
 
 
 @model_view("/ablation")
-def ablation_view(model: Model, body: AblationRequest) -> dict[str, Any]:
+def ablation_view(
+    model: Model, text: ShortText, interventions: Changes = (), top: Top = 5
+) -> dict[str, Any]:
     """The model's answers with and without the interventions."""
-    interventions = [Intervention(**one.model_dump()) for one in body.interventions]
-    before = model.run(body.text, top=body.top)
-    after = model.run(body.text, interventions, top=body.top)
+    before = model.run(text, top=top)
+    changes = [Intervention(**one.model_dump()) for one in interventions]
+    after = model.run(text, changes, top=top)
     return {
         "tokens": [_readable(model, token) for token in before.tokens],
         "before": _named(model, before),
@@ -99,24 +83,22 @@ def _moved(before: Float32Array, after: Float32Array) -> float:
 
 
 @model_view("/importance")
-def importance_view(model: Model, body: ImportanceRequest) -> dict[str, Any]:
-    """An `Importance`."""
-    return model.head_importance(_rows(body.rows, model), method=body.method).to_dict()
-
-
-def _rows(lines: Sequence[str], model: Model) -> list[Row]:
-    if "classify" not in model.network.heads:
-        return list(lines)
-    return list(tab_labelled(enumerate(lines, 1)))
+def importance_view(model: Model, rows: Rows, method: Method = "ablation") -> dict[str, Any]:
+    """An `Importance` over rows to predict; a classifier's are text, tab, label."""
+    labelled = "classify" in model.network.heads
+    given = list(tab_labelled(enumerate(rows, 1))) if labelled else rows
+    return model.head_importance(given, method=method).to_dict()
 
 
 @model_view("/patching")
-def patching_view(model: Model, body: PatchingRequest) -> dict[str, Any]:
+def patching_view(
+    model: Model, source: ShortText, text: ShortText, site: Site = "residual"
+) -> dict[str, Any]:
     """A `PatchingMap` with readable tokens, and what each patch recovers.
 
     That is None if both sentences give the same probability.
     """
-    size = max(len(model.tokens(text)) for text in (body.source, body.text))
+    size = max(len(model.tokens(one)) for one in (source, text))
     if size > MAX_PATCHED_TOKENS:
         raise UsageError(
             "The patching map supports at most {most} tokens, not {size}.",
@@ -124,7 +106,7 @@ def patching_view(model: Model, body: PatchingRequest) -> dict[str, Any]:
             most=MAX_PATCHED_TOKENS,
             size=size,
         )
-    found = model.patching_map(body.source, body.text, site=body.site)
+    found = model.patching_map(source, text, site=site)
     same = abs(found.source_logprob - found.logprob) < 1e-6
     return found.to_dict() | {
         "tokens": [_readable(model, token) for token in found.tokens],
@@ -141,18 +123,16 @@ MAX_ROW_CHARACTERS = 600
 MAX_LEFT_OUT = 400  # words; each is a pass
 
 
-class AttributionRequest(TextRequest):
-    """A text whose words are coloured."""
-
-    method: AttributionMethod = "leave-one-out"
-    target: NameField | None = None  # none: the predicted label
-
-
 @model_view("/attributions")
-def attribution_view(model: Model, body: AttributionRequest) -> dict[str, Any]:
+def attribution_view(
+    model: Model,
+    text: TextField,
+    method: AttributionMethod = "leave-one-out",
+    target: NameField | None = None,
+) -> dict[str, Any]:
     """An `Attribution`: the contribution of each word to the answer."""
-    words = len(body.text.split())
-    if body.method == "leave-one-out" and words > MAX_LEFT_OUT:
+    words = len(text.split())
+    if method == "leave-one-out" and words > MAX_LEFT_OUT:
         raise UsageError(
             "Leave-one-out attribution of {words} words takes too long; shorten the text "
             "to {most}.",
@@ -160,12 +140,12 @@ def attribution_view(model: Model, body: AttributionRequest) -> dict[str, Any]:
             words=words,
             most=MAX_LEFT_OUT,
         )
-    found = model.attributions(body.text, target=body.target, method=body.method)
+    found = model.attributions(text, target=target, method=method)
     return found.to_dict() | {"target": _readable(model, found.target)}
 
 
 @model_view("/tested")
-def view_of_tested(model: Model, body: ApiRequest) -> dict[str, Any]:
+def view_of_tested(model: Model) -> dict[str, Any]:
     """The test predictions that fine-tuning saved; empty if there are none."""
     source = model.checkpoint.source
     file = None if source is None else Path(source) / "predictions.jsonl"

@@ -6,12 +6,11 @@ L layers, H heads, T tokens, W words.
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.interpret.forward_pass import (
     AttentionArray,
@@ -25,22 +24,19 @@ from malmoi.interpret.forward_pass import (
     word_groups,
 )
 from malmoi.server.api.requests import TextField
-from malmoi.studio.endpoint import TextRequest, model_view, readable_token, token_chance
+from malmoi.studio.endpoint import (
+    Index,
+    Layer,
+    model_view,
+    readable_token,
+    require_head,
+    token_chance,
+)
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
 MAX_VIEW_NUMBERS = 32_000_000  # attention weights that are computed for a picture
 THUMBNAIL = 24  # pixels of a head's small picture
-
-
-class AttentionViewRequest(TextRequest):
-    """A text whose attention is drawn, and the head that is drawn large."""
-
-    pair: TextField | None = None
-    words: bool = False  # pieces of a word merged
-    reading: Reading | None = None  # of a model trained both ways
-    layer: int = Field(0, ge=0, le=10_000)
-    head: int = Field(0, ge=0, le=10_000)
 
 
 @lru_cache(maxsize=2)  # another head of the same text is another request
@@ -49,30 +45,31 @@ def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) ->
 
 
 @model_view("/attention")
-def attention_view(model: Model, body: AttentionViewRequest) -> dict[str, Any]:
+def attention_view(  # noqa: PLR0913  # the fields of the view
+    model: Model,
+    text: TextField,
+    pair: TextField | None = None,
+    reading: Reading | None = None,  # of a model trained both ways
+    layer: Index = 0,
+    head: Index = 0,
+    *,
+    words: bool = False,  # pieces of a word merged
+) -> dict[str, Any]:
     """One head's attention, rounded, and a thumbnail of every head's."""
-    seen = _maps(model, body.text, body.pair, body.reading)
-    words = body.words
+    seen = _maps(model, text, pair, reading)
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
     layers, heads = weights.shape[:2]
-    require_that(
-        body.layer < layers and body.head < heads,
-        "There are {layers} layers of {heads} heads here; choose one of them.",
-        layers=layers,
-        heads=heads,
-    )
+    require_head(layer, head, layers, heads)
     small = _thumbnails(weights)
     name = _word if words else _token
     return {
         "names": [name(model.tokenizer, seen, group) for group in groups],  # tokens, or words
         # of the chosen head: one row per query
-        "weights": np.round(
-            weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS
-        ).tolist(),
+        "weights": np.round(weights[layer, head].astype(np.float64), VIEW_DIGITS).tolist(),
         "small": small.shape[-1],  # pixels of a thumbnail's side
         # [L][H]: a byte per pixel, in base64
-        "thumbnails": [[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
+        "thumbnails": [[b64encode(one.tobytes()).decode() for one in some] for some in small],
     }
 
 
@@ -101,18 +98,15 @@ def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> st
 # ------------------------------------------------------------------ the logit lens
 
 
-class LayersRequest(TextRequest):
-    """A text for the logit lens."""
-
-    top: int = Field(5, ge=1, le=50)
-    reading: Reading | None = None  # of a model trained both ways; causal if none is given
-
-
 @model_view("/lens")
-def layer_guesses(model: Model, body: LayersRequest) -> dict[str, Any]:
+def layer_guesses(
+    model: Model,
+    text: TextField,
+    top: Annotated[int, Field(ge=1, le=50)] = 5,
+    reading: Reading | None = None,
+) -> dict[str, Any]:
     """Each layer's predictions at each position [L + 1][T][top], the embedding first."""
-    reader = chosen_reader(model, body.reading) if body.reading else model
-    found = lens(reader, body.text, body.top)
+    found = lens(chosen_reader(model, reading) if reading else model, text, top)
     words = model.tokenizer
 
     def named(place: list[LayerGuess]) -> list[dict[str, Any]]:
@@ -127,17 +121,11 @@ def layer_guesses(model: Model, body: LayersRequest) -> dict[str, Any]:
 # ------------------------------------------------------------------ a translation
 
 
-class TranslationRequest(TextRequest):
-    """A text to translate, and the decoder layer whose attention is drawn."""
-
-    layer: int = Field(-1, ge=-1000, le=1000)
-
-
 @model_view("/translation")
-def translation_view(model: Model, body: TranslationRequest) -> dict[str, Any]:
-    """A translation by beam search, and its attention to the source."""
-    translation = model.translate(body.text)
-    seen = model.cross_attention(body.text, translation, layer=body.layer)
+def translation_view(model: Model, text: TextField, layer: Layer = -1) -> dict[str, Any]:
+    """A translation by beam search, and a decoder layer's attention to the source."""
+    translation = model.translate(text)
+    seen = model.cross_attention(text, translation, layer=layer)
     words = model.tokenizer
     return {
         "translation": translation,

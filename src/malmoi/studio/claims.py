@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +32,11 @@ from malmoi.model import Layout, Network, count_parameters, initialise, parse_pa
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import Registry, router
-from malmoi.studio.probing import order_rows
+from malmoi.studio.probing import Language, order_rows
 from malmoi.studio.routes import pattern_cost
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
-Language = Literal["en", "ko"]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TEXTS = Path(__file__).with_name("lesson_texts.json")  # unknown to the pair that is shipped
@@ -410,7 +409,7 @@ def transfer(subject: Subject) -> Claim:
         "untrained": mean(scores[1]),
         "trained": mean(scores[0]),
     }
-    gains = np.subtract(*scores)
+    gains = np.subtract(scores[0], scores[1])
     worst = {"low": min(scores[0]), "high": max(scores[0]), "rawhigh": max(scores[1])}
     facts = {"known": known, "layer": layer, "splits": SPLITS, "gain": mean(gains)}
     return Claim(compared(gains, ("hurts", "same", "helps")), bars | worst | facts, bars)
@@ -617,5 +616,10 @@ def cache(subject: Subject) -> Claim:
     token = kv_bytes(network)
     long = token * LONG_CONTEXT
     weights = network.dtype.itemsize * count_parameters(network)
-    values = {"token": token, "context": token * context, "tokens": context, "long": long}
+    values: dict[str, float] = {
+        "token": token,
+        "context": token * context,
+        "tokens": context,
+        "long": long,
+    }
     return Claim("larger" if long > weights else "smaller", values | {"weights": weights})

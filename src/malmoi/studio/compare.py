@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from fastapi import Request
@@ -13,11 +13,11 @@ from malmoi.inference import Model
 from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, fills, pseudo_scores
 from malmoi.inference.score import Score
-from malmoi.interpret.forward_pass import attention, encode_for_model
+from malmoi.interpret.forward_pass import attention, encode_for_model, likeliest
 from malmoi.model import Layout
 from malmoi.server.api.requests import NameField
 from malmoi.server.executor import run_on_model
-from malmoi.studio.endpoint import Registry, StudioRequest, covers, router, token_chance
+from malmoi.studio.endpoint import Registry, ShortText, StudioRequest, covers, router, token_chance
 from malmoi.studio.routes import mask_rows
 
 TOP_GUESSES = 5
@@ -26,7 +26,7 @@ TOP_GUESSES = 5
 class CompareRequest(StudioRequest):
     """A word of a sentence to predict."""
 
-    text: Annotated[str, Field(max_length=2000)]
+    text: ShortText
     place: int = Field(0, ge=0, le=2000)
     gpt: NameField | None = None  # none: that side stays empty
     bert: NameField | None = None
@@ -118,12 +118,9 @@ def _scored(score: Score) -> dict[str, Any]:
 def _likeliest(model: Model, before: str) -> list[dict[str, Any]]:
     """The likeliest next tokens."""
     words = model.tokenizer
-    chances = torch.from_numpy(model.logits(before)[-1]).double().softmax(-1)
-    best = chances[: words.vocab_size].topk(min(TOP_GUESSES, words.vocab_size))
-    return [
-        token_chance(words, words.token(token), chance)
-        for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    logits = torch.from_numpy(model.logits(before)[-1:]).double()
+    (best,) = likeliest(logits, words.vocab_size, TOP_GUESSES)
+    return [token_chance(words, words.token(token), chance) for token, chance in best]
 
 
 def _looks(model: Model, text: str, at: int, words: Sequence[str]) -> list[float]:

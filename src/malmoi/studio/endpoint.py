@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
@@ -21,9 +22,12 @@ from malmoi.server.model_registry import ModelRegistry
 from malmoi.tokenizer import Tokenizer
 
 router = APIRouter(prefix="/studio", tags=["studio"])
-Body = TypeVar("Body", bound=ApiRequest)
-View = TypeVar("View")
-ModelView = Callable[[Model, Body], View]
+View = TypeVar("View", bound=Callable[..., Any])
+Names = Annotated[list[NameField], Field(max_length=4096)]
+Tokens = Annotated[tuple[Token, ...], Field(max_length=20_000, strict=False)]
+Layer = Annotated[int, Field(ge=-1000, le=1000)]  # from the end if negative
+Index = Annotated[int, Field(ge=0, le=10_000)]
+ShortText = Annotated[str, Field(max_length=2000)]
 
 
 class StudioRequest(BaseModel):
@@ -32,20 +36,29 @@ class StudioRequest(BaseModel):
     model_config = ApiRequest.model_config
 
 
-def model_view(path: str) -> Callable[[ModelView[Body, View]], ModelView[Body, View]]:
-    """Serves a view of the model that its body names, computed by that model's executor."""
+def model_view(path: str) -> Callable[[View], View]:
+    """Serves a view of the model that a request names, computed by that model's executor.
 
-    def serve(view: ModelView[Body, View]) -> ModelView[Body, View]:
+    The view's other parameters are the fields of the request.
+    """
+
+    def serve(view: View) -> View:
+        hints = get_type_hints(view, include_extras=True)
+        _, *given = signature(view).parameters.values()
+        fields: dict[str, Any] = {
+            one.name: (hints[one.name], ... if one.default is one.empty else one.default)
+            for one in given
+        }
+
         async def endpoint(request: Request, body: Any) -> Any:
             served = registry_of(request).get(body.model)
-            return await run_on_model(request, served, partial(view, served.model, body))
+            values = {name: getattr(body, name) for name in fields}
+            return await run_on_model(request, served, partial(view, served.model, **values))
 
-        _, body_type, view_type = get_type_hints(view).values()
+        body_type = create_model(view.__name__, __base__=ApiRequest, __doc__=view.__doc__, **fields)
         endpoint.__annotations__["body"] = body_type
         endpoint.__doc__ = view.__doc__
-        router.add_api_route(
-            path, endpoint, methods=["POST"], name=view.__name__, response_model=view_type
-        )
+        router.add_api_route(path, endpoint, methods=["POST"], response_model=hints["return"])
         return view
 
     return serve
@@ -67,21 +80,16 @@ Registry = Annotated[ModelRegistry, Depends(registry_of)]
 RunsFolder = Annotated[Path, Depends(runs_folder)]
 
 
-class TextRequest(ApiRequest):
-    """A text for a model to read."""
-
-    text: TextField
+def require_head(layer: int, head: int, layers: int, heads: int) -> None:
+    require_that(
+        layer < layers and head < heads,
+        "There are {layers} layers of {heads} heads here; choose one of them.",
+        layers=layers,
+        heads=heads,
+    )
 
 
 # ------------------------------------------------------------------ tokens in readable form
-
-
-class BranchRequest(ApiRequest):
-    """A prompt, and the tokens generated after it."""
-
-    prompt: TextField = ""
-    tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
-    written: Annotated[list[NameField], Field(max_length=4096)]
 
 
 def readable_token(tokenizer: Tokenizer, token: str) -> str:
@@ -95,14 +103,19 @@ def token_chance(tokenizer: Tokenizer, token: str, probability: float) -> dict[s
 
 
 @model_view("/branch")
-def prompt_branch(model: Model, body: BranchRequest) -> dict[str, list[int]]:
-    """The tokens to continue from; generated ones are kept, however the text would be tokenized."""
+def prompt_branch(
+    model: Model, written: Names, prompt: TextField = "", tokens: Tokens = ()
+) -> dict[str, list[int]]:
+    """The tokens to continue from, instead of the prompt's own ones: these and those written.
+
+    Generated tokens are kept, however the text would be tokenized.
+    """
     known = _by_name(model.tokenizer)
-    unknown = next((one for one in body.written if one not in known), None)
+    unknown = next((one for one in written if one not in known), None)
     if unknown is not None:
         raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
-    before = body.tokens or encode_prompt(model.tokenizer, body.prompt).tokens
-    return {"tokens": [*before, *(known[one] for one in body.written)]}
+    before = tokens or encode_prompt(model.tokenizer, prompt).tokens
+    return {"tokens": [*before, *(known[one] for one in written)]}
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.language_modelling import ARITHMETIC
 from malmoi.inference import Model
-from malmoi.server.api.requests import ApiRequest, NameField, TextField
+from malmoi.server.api.requests import NameField, TextField
 from malmoi.studio.endpoint import model_view
 from malmoi.text.rows import parse_json_rows
 
@@ -33,44 +33,39 @@ FILE_ADVICE = " Fix the file, or skip such rows with --skip-bad (skip_bad=True).
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
-class FewShotRequest(ApiRequest):
-    """An item of a task, by its number, with some examples before it."""
-
-    task: NameField
-    lines: TextField = ""  # of JSON, for the task "own"
-    item: int = Field(0, ge=0, le=100_000)
-    shots: int = Field(0, ge=0, le=1000)
-    seed: int = Field(0, ge=0, le=2**31)
-    scoring: NameField = "total"
-    all_items: bool = False  # count the right answers to all of them
-
-
 @model_view("/shots")
-def few_shot_view(model: Model, wanted: FewShotRequest) -> dict[str, Any]:
+def few_shot_view(  # noqa: PLR0913  # the fields of the view
+    model: Model,
+    task: NameField,
+    lines: TextField = "",  # of JSON, for the task "own"
+    item: Annotated[int, Field(ge=0, le=100_000)] = 0,
+    shots: Annotated[int, Field(ge=0, le=1000)] = 0,
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0,
+    scoring: NameField = "total",
+    *,
+    all_items: bool = False,  # count the right answers to all of them
+) -> dict[str, Any]:
     """The item's prompt with its examples, and the likelihood of every answer."""
-    if wanted.scoring not in (known := scorings(model)):
+    if scoring not in (known := scorings(model)):
         raise UsageError(
             "There is no method {scoring!r} to compare answers; there are {known}.",
-            scoring=wanted.scoring,
+            scoring=scoring,
             known=", ".join(known),
         )
-    task, rows = _rows(wanted)
+    kind, rows = _rows(task, lines, seed)
     require_that(
-        0 <= wanted.item < len(rows),
+        0 <= item < len(rows),
         "There is no item {item}: there are {rows}.",
-        item=wanted.item + 1,
+        item=item + 1,
         rows=len(rows),
     )
-    builder = QuestionBuilder(task, model, rows, wanted.shots, wanted.seed)
-    asked = [wanted.item, *(range(len(rows))[:MAX_JUDGED] if wanted.all_items else ())]
+    builder = QuestionBuilder(kind, model, rows, shots, seed)
+    asked = [item, *(range(len(rows))[:MAX_JUDGED] if all_items else ())]
     questions = [builder.build(rows[i], i) for i in asked]
-    together = wanted.scoring.startswith("cloze_")
-    scoring = wanted.scoring.removeprefix("cloze_")
-    scored = score_answers(
-        EvaluationSession(task, model, wanted.scoring), questions, together=together
-    )
+    together = scoring.startswith("cloze_")
+    scored = score_answers(EvaluationSession(kind, model, scoring), questions, together=together)
     found = [
-        _choices(answers, scoring, question.prompt.gold)
+        _choices(answers, scoring.removeprefix("cloze_"), question.prompt.gold)
         for answers, question in zip(scored, questions, strict=True)
     ]
     best = [max(choices, key=lambda one: one["score"])["right"] for choices in found[1:]]
@@ -106,17 +101,17 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
 # ------------------------------------------------------------------ rows
 
 
-def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
-    if wanted.task == "own":
-        return _pasted(wanted.lines)
+def _rows(task: str, lines: str, seed: int) -> tuple[Task, Sequence[Example]]:
+    if task == "own":
+        return _pasted(lines)
     require_that(
-        wanted.task in LAB_TASKS,
+        task in LAB_TASKS,
         "There is no task {task!r:.40} here; choose {lab_tasks}, or own for your own lines.",
-        task=wanted.task,
+        task=task,
         lab_tasks=", ".join(LAB_TASKS),
     )
-    drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
-    return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)
+    drawn = generate_examples(named_task(task), seed).rows[:DRAWN_EXAMPLES]
+    return replace(named_task(task), kind="choice"), _with_choices(drawn, seed)
 
 
 def _with_choices(rows: Sequence[Example], seed: int) -> list[Example]:

@@ -21,19 +21,16 @@ from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
-from malmoi.server.api.requests import ApiRequest, NameField
-from malmoi.studio.attention_view import (
-    AttentionViewRequest,
-    LayersRequest,
-    attention_view,
-    layer_guesses,
-)
-from malmoi.studio.endpoint import RunsFolder, StudioRequest, model_view, router
+from malmoi.server.api.requests import NameField
+from malmoi.studio.attention_view import attention_view, layer_guesses
+from malmoi.studio.endpoint import Index, RunsFolder, ShortText, StudioRequest, model_view, router
 from malmoi.studio.routes import known_languages
 from malmoi.studio.run_curves import list_runs
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.rows import any_rows
 
+Language = Literal["en", "ko"]
+Lines = Annotated[str, Field(max_length=3_000_000)]
 CONLLU_TABS = 9
 MAX_PROBED = 3000  # words or texts
 MIN_PROBED = 30  # lines: a fifth of fewer is no test
@@ -43,40 +40,38 @@ REPLAY_GUESSES = 5
 _loading = Lock()  # snapshots are opened one at a time
 
 
-class ProbeRequest(ApiRequest):
-    """Labelled lines: CoNLL-U, or a text, a tab and its label; none: built-in sentences."""
-
-    lines: Annotated[str, Field(max_length=3_000_000)]
-    label: NameField = "upos"  # of CoNLL-U
-    language: Literal["en", "ko"] = "en"  # of the built-in sentences
-
-
 class ReplayRequest(StudioRequest):
     """A run's snapshot, and the text that it reads."""
 
     run: NameField
     step: int = Field(ge=0)
-    text: Annotated[str, Field(max_length=2000)]
-    layer: int = Field(0, ge=0, le=10_000)
-    head: int = Field(0, ge=0, le=10_000)
+    text: ShortText
+    layer: Index = 0
+    head: Index = 0
 
 
 # ------------------------------------------------------------------ probes
 
 
 @model_view("/probe")
-def probe_view(model: Model, body: ProbeRequest) -> Probe:
-    return probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
+def probe_view(
+    model: Model, lines: Lines, label: NameField = "upos", language: Language = "en"
+) -> Probe:
+    """A probe on labelled lines: CoNLL-U with a column as label, or a text, a tab and its label.
+
+    Without lines, on the built-in sentences of a language.
+    """
+    return probe_model(model, probe_rows(lines, label, language), max_examples=MAX_PROBED)
 
 
-def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
+def probe_rows(text: str, label: str, language: str) -> list[ProbeRow]:
     """The rows of pasted lines, of either kind."""
-    lines = body.lines.splitlines()
+    lines = text.splitlines()
     given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
-        return list(conllu_rows(lines, body.label))
+        return list(conllu_rows(lines, label))
     if not given:
-        return list(order_rows(body.language))
+        return list(order_rows(language))
     require_that(
         len(given) >= MIN_PROBED,
         "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
@@ -156,11 +151,10 @@ def replay_view(folder: RunsFolder, body: ReplayRequest) -> dict[str, Any]:
     """A text as a run's snapshot reads it, and the likeliest continuation of a GPT."""
     text = body.text
     with reading_snapshot(folder, body.run, body.step) as model:
-        wanted = AttentionViewRequest(text=text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
         return {
-            "lens": layer_guesses(model, LayersRequest(text=text, top=REPLAY_GUESSES)),
-            "attention": attention_view(model, wanted),
+            "lens": layer_guesses(model, text, REPLAY_GUESSES),
+            "attention": attention_view(model, text, layer=body.layer, head=body.head),
             "sample": model.generate(text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
             if writes
             else None,

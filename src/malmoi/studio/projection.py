@@ -6,27 +6,19 @@ import numpy as np
 from pydantic import Field
 
 from malmoi.inference import Model
-from malmoi.server.api.requests import ApiRequest
-from malmoi.studio.endpoint import model_view
+from malmoi.studio.endpoint import Layer, ShortText, model_view
 
 VectorArray = np.ndarray[Any, np.dtype[np.float64]]
+Texts = Annotated[list[ShortText], Field(min_length=2, max_length=200)]
 NEAREST_TEXTS = 5
 
 
-class ProjectionRequest(ApiRequest):
-    """Texts to project onto a plane."""
-
-    texts: Annotated[
-        list[Annotated[str, Field(max_length=2000)]], Field(min_length=2, max_length=200)
-    ]
-    layer: int = Field(-1, ge=-1000, le=1000)
-    pool: Literal["mean", "cls"] = "mean"
-
-
 @model_view("/embeddings")
-def project_texts(model: Model, body: ProjectionRequest) -> dict[str, Any]:
+def project_texts(
+    model: Model, texts: Texts, layer: Layer = -1, pool: Literal["mean", "cls"] = "mean"
+) -> dict[str, Any]:
     """Texts as points on a plane; neighbours are computed in the full space."""
-    found = model.embed(body.texts, (body.layer,), body.pool, truncate=True)
+    found = model.embed(texts, (layer,), pool, truncate=True)
     vectors = np.asarray(found, np.float64)
     plane, explained = principal(vectors)
     cosines = _cosines(vectors)
@@ -35,7 +27,7 @@ def project_texts(model: Model, body: ProjectionRequest) -> dict[str, Any]:
         "explained": explained.tolist(),  # share of the variance of each direction
         "neighbours": [_nearest(i, row) for i, row in enumerate(cosines)],  # of each text
         # mean over pairs of texts: near 1 where all vectors point one way
-        "cosine": float(cosines[~np.eye(len(body.texts), dtype=bool)].mean()),
+        "cosine": float(cosines[~np.eye(len(texts), dtype=bool)].mean()),
     }
 
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
 from malmoi.interpret.forward_pass import encode_for_model
 from malmoi.interpret.intervention import Tapped, layer_blocks, recorder, rewired, view_with_blocks
 from malmoi.model import Activations, Network
 from malmoi.model.attention import Attention, LayerInputs
-from malmoi.studio.endpoint import TextRequest, model_view, readable_token, token_chance
+from malmoi.server.api.requests import TextField
+from malmoi.studio.endpoint import Index, model_view, readable_token, require_head, token_chance
 from malmoi.tokenizer import Encoding
 
 SHOWN_TOKENS = 24  # the last ones of a longer text
@@ -27,9 +27,9 @@ Vectors = list[list[float]]  # one row per token: its first numbers
 
 
 @model_view("/next")
-def next_token(model: Model, body: TextRequest) -> dict[str, Any]:
+def next_token(model: Model, text: TextField) -> dict[str, Any]:
     """The logits of the next token, so that the page can compute its distribution."""
-    logits = model.logits(body.text)[-1][: model.tokenizer.vocab_size]
+    logits = model.logits(text)[-1][: model.tokenizer.vocab_size]
     order = np.argsort(-logits, kind="stable")
     words = model.tokenizer
     return {
@@ -43,34 +43,24 @@ def next_token(model: Model, body: TextRequest) -> dict[str, Any]:
 # ------------------------------------------------------------------ the path of a sentence
 
 
-class PathRequest(TextRequest):
-    """A sentence, and the layer whose parts are shown."""
-
-    layer: int = Field(0, ge=0, le=10_000)
-    head: int = Field(0, ge=0, le=10_000)
-
-
 @model_view("/path")
 @torch.inference_mode()
-def sentence_path(model: Model, wanted: PathRequest) -> dict[str, Any]:
+def sentence_path(
+    model: Model, text: TextField, layer: Index = 0, head: Index = 0
+) -> dict[str, Any]:
     """One forward pass, watched from the ids to the logits, rounded."""
     network = model.network
     c = network.config
     network.require_one_text("The path of a sentence")
-    require_that(
-        wanted.layer < c.depth and wanted.head < c.heads,
-        "There are {layers} layers of {heads} heads here; choose one of them.",
-        layers=c.depth,
-        heads=c.heads,
-    )
-    encoding = encode_for_model(model, wanted.text)
+    require_head(layer, head, c.depth, c.heads)
+    encoding = encode_for_model(model, text)
     if not encoding.tokens:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
     shown = slice(max(0, len(encoding.tokens) - SHOWN_TOKENS), None)
     watched = Activations(attention=[] if c.mixer == "attention" else None)
     parts: dict[str, Any] = {}
     blocks = layer_blocks(network)
-    blocks[wanted.layer] = _telling(blocks[wanted.layer], parts)
+    blocks[layer] = _telling(blocks[layer], parts)
     trunk = view_with_blocks(network, blocks).trunk
     trunk(**model_inputs(network, [encoding]), activations=watched)
     size = len(encoding.tokens) - shown.start
@@ -81,8 +71,8 @@ def sentence_path(model: Model, wanted: PathRequest) -> dict[str, Any]:
         "first": shown.start,  # number of earlier tokens that are not shown
         "spans": encoding.offsets[shown],  # of each token in the text
         "embedding": _embedding(network, encoding, shown),
-        "block": _block(watched, parts, wanted.layer, size),
-        "head": _head(watched, parts, wanted, size),
+        "block": _block(watched, parts, layer, size),
+        "head": _head(watched.attention, parts, (layer, head), size),
         "guesses": _guesses(model, watched.hidden[-1][0, -len(encoding.tokens) :][shown]),
         "parameters": parameter_parts(network),
         # whether a block's output is its input and what its parts add, nothing else
@@ -174,18 +164,19 @@ def _block(watched: Activations, parts: dict[str, Any], layer: int, size: int) -
 
 
 def _head(
-    watched: Activations, parts: dict[str, Any], wanted: PathRequest, size: int
+    attention: list[Tensor] | None, parts: dict[str, Any], at: tuple[int, int], size: int
 ) -> dict[str, Any] | None:
     """One head of attention, for the last `size` tokens: softmax(q·k/√E) v.
 
     Vaswani et al. 2017 eq. 1; None without attention.
     """
-    if not watched.attention or "qkv" not in parts:
+    if not attention or "qkv" not in parts:
         return None
+    layer, head = at
     q, k, v = parts["qkv"]
-    shared = wanted.head * k.size(1) // q.size(1)  # heads may share keys and values
-    weights = watched.attention[wanted.layer][0, wanted.head]
-    ours = {"q": q[0, wanted.head], "k": k[0, shared], "v": v[0, shared]}
+    shared = head * k.size(1) // q.size(1)  # heads may share keys and values
+    weights = attention[layer][0, head]
+    ours = {"q": q[0, head], "k": k[0, shared], "v": v[0, shared]}
     ours["mix"] = weights[:, -v.size(2) :].to(v.dtype) @ ours["v"]
     scores = ours["q"] @ ours["k"].T * q.size(-1) ** -0.5
     return {
