@@ -157,7 +157,7 @@ def pattern_picture(model: LoadedModel, text: str) -> Picture:
     for pattern in model.network.trunk.patterns:
         seen = pattern.mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
         parts.append(_text(x, 14, pattern.text))
-        parts += _cells(0.8 * seen.float().cpu().numpy(), x, 24, CELL / 2, gap=1)
+        parts += _cells((0.8 * seen.float()).cpu().numpy(), x, 24, CELL / 2, gap=1)
         x += max(side, _width(pattern.text)) + 30
     return _picture(parts, x, side + 30, "attention patterns")
 

@@ -210,7 +210,7 @@ async def run_on_model(request: Request, served: ServedModel, task: Callable[[],
 
 
 def client_of(request: Request) -> str:
-    """The client's host, between which a model's time is shared fairly."""
+    """Its host: a model's time is shared fairly between them."""
     return request.client.host if request.client is not None else ""
 
 

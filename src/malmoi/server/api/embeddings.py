@@ -11,11 +11,10 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
 from malmoi.inference.predictors import NUMBER, ONE_LABEL
-from malmoi.messages import msg
 from malmoi.server.api.completions import prompts_of
 from malmoi.server.api.requests import ApiRequest, Tokens, example, field
 from malmoi.server.api.responses import ModelResponse, Usage
@@ -136,14 +135,14 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Embedd
 def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encoding:
     if isinstance(text, str):
         return model._encoded(text, truncate=truncate)
-    tokens = text[: model.config.context] if truncate else text
-    if len(tokens) > model.config.context or max(tokens) >= model.config.vocab:
-        most = msg(
-            "{context} or fewer, each below {vocab}",
-            context=model.config.context,
-            vocab=model.config.vocab,
-        )
-        raise UsageError("The tokens must be {most}.", most=most)
+    c = model.config
+    tokens = text[: c.context] if truncate else text
+    require_that(
+        len(tokens) <= c.context and max(tokens) < c.vocab,
+        "The tokens must be {context} or fewer, each below {vocab}.",
+        context=c.context,
+        vocab=c.vocab,
+    )
     size = len(tokens)
     return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
 

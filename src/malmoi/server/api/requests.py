@@ -60,16 +60,11 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "think": (False,),
-    "images": ([],),
-    "template": ("",),
-    "context": ([],),
 }
 # fields that change nothing in an answer: notes for an account, hints for a cache or a queue
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "cache_salt", "priority", "request_id"),
-    "keep_alive",
     *("reasoning", "reasoning_effort"),  # read by chat templates alone
 }
 
