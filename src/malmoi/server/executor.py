@@ -305,14 +305,13 @@ class GenerationStream:
             while self.received:
                 at, index, chunk = self.received.popleft()
                 self._observe(at, index, chunk)
-                some.append((index, chunk))
-            for index, chunk in some:
                 if chunk.finish == "error":
                     failed = ApiError(500, "The continuation failed.", code="failed")
                     raise self.streams[index].error or failed
                 if chunk.finish == "cancelled":
                     raise shutting_down()
-            left -= sum(chunk.finish is not None for _, chunk in some)
+                left -= chunk.finish is not None
+                some.append((index, chunk))
             yield some
 
     async def chunks(self) -> list[list[TextChunk]]:
@@ -325,16 +324,16 @@ class GenerationStream:
 
     def _observe(self, at: float, index: int, chunk: TextChunk) -> None:
         """Records when a chunk came."""
-        observe = self.metrics.observe
+        times = self.metrics.times
         new = len(chunk.tokens)
         if new and self.last[index]:
-            observe(BETWEEN_TOKENS, self.model, (at - self.last[index]) / new, new)
+            times[BETWEEN_TOKENS, self.model].add((at - self.last[index]) / new, new)
         elif new:
-            observe(FIRST_TOKEN, self.model, at - self.start)
-            observe(QUEUE_TIME, self.model, self.streams[index].admitted - self.start)
+            times[FIRST_TOKEN, self.model].add(at - self.start)
+            times[QUEUE_TIME, self.model].add(self.streams[index].admitted - self.start)
         self.last[index] = at if new else self.last[index]
         if chunk.finish is not None and chunk.finish != "cancelled":  # the engine counts those
-            observe(WHOLE_TIME, self.model, at - self.start)
+            times[WHOLE_TIME, self.model].add(at - self.start)
             self.metrics.finished[self.model, chunk.finish] += 1
 
     # ------------------------------------------------------------------ callbacks

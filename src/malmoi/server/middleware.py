@@ -70,17 +70,9 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)  # by path
-        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)  # of `TIMES`
         self.finished: Counter[tuple[str, str]] = Counter()  # by model and reason
         self.start = time()
-
-    def request(self, path: str, status: int, seconds: float) -> None:
-        self.requests[path, status] += 1
-        self.seconds[path].add(seconds)
-
-    def observe(self, what: str, model: str, seconds: float, times: int = 1) -> None:
-        """Adds to one of the histograms `TIMES`."""
-        self.times[what, model].add(seconds, times)
 
     def text(self, registry: ModelRegistry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
@@ -147,7 +139,8 @@ class RequestGuard:
             seconds = perf_counter() - start
             # the route's path, so that clients cannot create unbounded labels
             path = str(getattr(scope.get("route"), "path", "other"))
-            self.metrics.request(path, seen.status, seconds)
+            self.metrics.requests[path, seen.status] += 1
+            self.metrics.seconds[path].add(seconds)
             host = scope["client"][0] if scope.get("client") else "-"
             about = (host, _line(scope), seen.status, seconds, seen.request_id)
             access.info("%s %s %d %.3fs %s", *about)
@@ -200,7 +193,7 @@ class RequestGuard:
             )
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body, if it is small enough and arrives in time; None from a client that left."""
+        """The whole body, if it is small and arrives in time; None from a client that left."""
         announced = headers.get("content-length", "0")
         size = int(announced) if announced.isdigit() and len(announced) < 20 else 0
         try:

@@ -40,11 +40,16 @@ REPLAY_GUESSES = 5
 _loading = Lock()  # snapshots are opened one at a time
 
 
-class ReplayRequest(StudioRequest):
-    """A run's snapshot, and the text that it reads."""
+class SnapshotRequest(StudioRequest):
+    """A run's snapshot."""
 
     run: NameField
     step: int = Field(ge=0)
+
+
+class ReplayRequest(SnapshotRequest):
+    """The text that it reads."""
+
     text: ShortText
     layer: Index = 0
     head: Index = 0
@@ -174,11 +179,9 @@ MINIMAL_PAIRS = Path(__file__).with_name("minimal_pairs.json")
 MAX_PAIRS = 520  # 40 of each of BLiMP's phenomena: a snapshot is scored in seconds
 
 
-class PairsRequest(StudioRequest):
-    """A run's snapshot, and the set of pairs that it is scored on."""
+class PairsRequest(SnapshotRequest):
+    """The set of pairs that it is scored on."""
 
-    run: NameField
-    step: int = Field(ge=0)
     pairs: NameField
 
 

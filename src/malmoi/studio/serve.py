@@ -22,7 +22,6 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     claims,
     compare,
     probing,
-    projection,
     routes,
     run_curves,
     sentence_path,

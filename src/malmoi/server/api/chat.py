@@ -12,8 +12,7 @@ from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
-from malmoi.server.api.completions import GenerationReply, respond
-from malmoi.server.api.events import STREAM_RESPONSES, Events
+from malmoi.server.api.completions import STREAM_RESPONSES, Events, GenerationReply, respond
 from malmoi.server.api.requests import (
     ApiRequest,
     ChatRequest,
@@ -259,10 +258,9 @@ class ResponseRequest(
         else:
             messages += self.input
         form = self.text.format if self.text else None
-        given: dict[str, Any] = {"model": self.model}
-        given |= {"temperature": self.temperature, "top_p": self.top_p}
+        given = self.model_dump(include={"model", "temperature", "top_p", "stream"})
         given |= {"messages": messages, "max_completion_tokens": self.max_output_tokens}
-        return ChatRequest.model_validate(given | {"stream": self.stream, "response_format": form})
+        return ChatRequest.model_validate(given | {"response_format": form})
 
 
 class OutputText(BaseModel):
