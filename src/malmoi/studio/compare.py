@@ -51,7 +51,7 @@ def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -
     if not words:
         raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
     require_that(
-        0 <= place < len(words),
+        place < len(words),
         "There is no word {place}: the sentence has {words}.",
         place=place + 1,
         words=len(words),

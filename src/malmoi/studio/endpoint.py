@@ -1,4 +1,4 @@
-"""The studio's endpoints: a view is a function of a model and a request's body; readable tokens."""
+"""The studio's endpoints: a view is a function of a model and a request's fields; tokens."""
 
 import re
 from collections.abc import Callable, Iterator

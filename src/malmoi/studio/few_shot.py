@@ -54,7 +54,7 @@ def few_shot_view(  # noqa: PLR0913  # the fields of the view
         )
     kind, rows = _rows(task, lines, seed)
     require_that(
-        0 <= item < len(rows),
+        item < len(rows),
         "There is no item {item}: there are {rows}.",
         item=item + 1,
         rows=len(rows),

@@ -22,7 +22,14 @@ SHOWN_TOKENS = 24  # the last ones of a longer text
 SHOWN_NUMBERS = 24  # the first ones of a vector
 NAMED_TOKENS = 200  # likeliest next tokens that are sent with their names
 GUESSES = 8
-WATCHED = ("attend_norm", "attend", "mlp_norm", "mlp")
+# the parts of a block that are shown, by the names on the page
+WATCHED = {
+    "attend_norm": "attention_norm",
+    "attend": "attention",
+    "mlp_norm": "mlp_norm",
+    "hidden": "mlp_hidden",  # after the activation, of the MLP's own width
+    "mlp": "mlp",
+}
 Vectors = list[list[float]]  # one row per token: its first numbers
 
 
@@ -144,15 +151,9 @@ def _embedding(network: Network, encoding: Encoding, shown: slice) -> dict[str, 
 def _block(watched: Activations, parts: dict[str, Any], layer: int, size: int) -> dict[str, Any]:
     """What a block computes: its input, its norms, what attention and MLP add, its output."""
     nothing = torch.zeros_like(watched.hidden[0])
-    found = {
-        "before": watched.hidden[layer],
-        "attention_norm": parts.get("attend_norm", nothing),  # what the norm beside attention gives
-        "attention": parts.get("attend", nothing),
-        "mlp_norm": parts.get("mlp_norm", nothing),
-        "mlp_hidden": parts.get("hidden", nothing),  # after the activation, of the MLP's own width
-        "mlp": parts.get("mlp", nothing),
-        "after": watched.blocks[layer + 1],
-    }
+    found = {"before": watched.hidden[layer]}
+    found |= {shown: parts.get(part, nothing) for part, shown in WATCHED.items()}
+    found["after"] = watched.blocks[layer + 1]
     vectors = {name: vector[0, -size:] for name, vector in found.items()}
     return {
         **{name: _numbers(vector) for name, vector in vectors.items()},
