@@ -14,7 +14,6 @@ from malmoi import Intervention, MalmoiError
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.inference import Model, load
 from malmoi.interpret.probe import probe_model
-from malmoi.server.api.requests import ApiRequest
 from malmoi.studio import ablation
 from malmoi.tokenizer import train_tokenizer
 
@@ -99,7 +98,7 @@ def test_tested_rows_are_those_that_fine_tuning_wrote(tmp_path: Path) -> None:
     pieces = train_tokenizer(TEXTS, kind="wordpiece", vocab=160)
     bert_with(pieces, ("bad", "good"), classify=2).save(tmp_path)
     model = load(tmp_path, device="cpu")
-    assert ablation.view_of_tested(model, ApiRequest()).rows == []
+    assert ablation.view_of_tested(model)["rows"] == []
     rows = [("good", "good", 0.9), ("good", "bad", 0.2), ("bad", "bad", 0.7)]
     lines = [
         {"text": TEXT, "label": label, "prediction": said, "probabilities": {label: chance}}
@@ -107,13 +106,13 @@ def test_tested_rows_are_those_that_fine_tuning_wrote(tmp_path: Path) -> None:
     ]
     file = tmp_path / "predictions.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    found = ablation.view_of_tested(model, ApiRequest())
-    assert found.labels == ["bad", "good"]
-    assert found.confusion == [[1, 0], [1, 1]]
-    assert [row.chance for row in found.rows] == [0.2, 0.7, 0.9]
+    found = ablation.view_of_tested(model)
+    assert found["labels"] == ["bad", "good"]
+    assert found["confusion"] == [[1, 0], [1, 1]]
+    assert [row["chance"] for row in found["rows"]] == [0.2, 0.7, 0.9]
     file.write_text('{"text": "a", "label": "good"}\n', "utf-8")
     with pytest.raises(MalmoiError, match="prediction"):
-        ablation.view_of_tested(model, ApiRequest())
+        ablation.view_of_tested(model)
 
 
 def test_a_probe_reads_pasted_lines_of_either_kind(live: Live, models: dict[str, Model]) -> None:
@@ -166,7 +165,9 @@ def test_a_snapshot_is_replayed_as_that_model(tmp_path: Path, models: dict[str, 
         scored = asked(server, "pairs", run="run", step=4, pairs="ko")
         rows = [{"phenomenon": one["phenomenon"], **one} for one in scored["pairs"]]
         alone = evaluate_model(gpt, "blimp", rows)
-        assert scored["accuracy"] == {name: alone[name] for name in sets[1]["phenomena"]}
+        assert scored["accuracy"] == {
+            name: alone[name] for name in {row["phenomenon"] for row in rows}
+        }
         scored = asked(server, "pairs", run="run", step=1, pairs="kontrast.csv")
         assert scored["accuracy"] == {"": evaluate_model(gpt, "kontrast", file)["accuracy"]}
         assert scored["pairs"][1]["good"] == "the union is"

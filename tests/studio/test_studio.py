@@ -30,10 +30,10 @@ from malmoi.interpret.forward_pass import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
 from malmoi.studio import run_curves as curves
-from malmoi.studio.few_shot import FewShotRequest, few_shot_view
-from malmoi.studio.projection import principal
+from malmoi.studio.attention_view import principal
+from malmoi.studio.few_shot import few_shot_view
 from malmoi.studio.routes import known_languages
-from malmoi.studio.sentence_path import PathRequest, parameter_parts, sentence_path
+from malmoi.studio.sentence_path import parameter_parts, sentence_path
 from malmoi.studio.serve import PAGE as STUDIO
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -1251,40 +1251,40 @@ def head_vectors(model: Model, text: str, layer: int, head: int) -> list[torch.T
 def test_one_head_on_the_path_is_the_formulas(models: dict[str, Model]) -> None:
     model = models["gpt"]
     text = "the state of the union"
-    seen = sentence_path(model, PathRequest(text=text, layer=1, head=2))
+    seen = sentence_path(model, text=text, layer=1, head=2)
     q, k, v = head_vectors(model, text, layer=1, head=2)
-    assert seen.head is not None
-    assert seen.head.size == q.size(-1) == 12
+    head = seen["head"]
+    assert head["size"] == q.size(-1) == 12
     for name, vectors in (("q", q), ("k", k), ("v", v)):
-        assert np.allclose(getattr(seen.head, name), vectors, atol=1e-3), name
+        assert np.allclose(head[name], vectors, atol=1e-3), name
     scores = q @ k.T / math.sqrt(12)
-    assert np.allclose(seen.head.scores, scores, atol=1e-3)
+    assert np.allclose(head["scores"], scores, atol=1e-3)
     causal = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).softmax(-1)
-    assert np.allclose(seen.head.weights, causal, atol=1e-4)
-    assert np.allclose(seen.head.mix, causal @ v, atol=1e-3)
+    assert np.allclose(head["weights"], causal, atol=1e-4)
+    assert np.allclose(head["mix"], causal @ v, atol=1e-3)
     block = model.network.trunk.blocks[1]
     assert not block._forward_hooks
     assert "mix" not in vars(block.attend)
-    assert seen.cache_bytes == 2 * 3 * 48 * 4
+    assert seen["cache_bytes"] == 2 * 3 * 48 * 4
 
 
 def test_the_path_adds_up(models: dict[str, Model]) -> None:
     model = models["gpt"]
     for layer in range(model.config.depth):
-        seen = sentence_path(model, PathRequest(text="the state of the union", layer=layer))
-        parts = seen.block
-        total = np.array(parts.before) + parts.attention + parts.mlp
-        assert seen.plain
-        assert np.allclose(total, parts.after, atol=4e-3)
-    embedded = np.array(seen.embedding["token"]) + seen.embedding["position"]
-    assert np.allclose(embedded, seen.embedding["sum"], atol=2e-3)
-    assert sum(seen.parameters.values()) == count_parameters(model.network)
-    bert = sentence_path(models["bert"], PathRequest(text="하늘이 [MASK]"))
-    assert list(bert.embedding) == ["token", "position", "segment", "sum"]
-    assert not bert.plain
-    long = sentence_path(model, PathRequest(text="the state " * 30))
-    assert len(long.tokens) == 24
-    assert long.first + 24 == len(model.tokenizer.encode("the state " * 30).tokens)
+        seen = sentence_path(model, text="the state of the union", layer=layer)
+        parts = seen["block"]
+        total = np.array(parts["before"]) + parts["attention"] + parts["mlp"]
+        assert seen["plain"]
+        assert np.allclose(total, parts["after"], atol=4e-3)
+    embedded = np.array(seen["embedding"]["token"]) + seen["embedding"]["position"]
+    assert np.allclose(embedded, seen["embedding"]["sum"], atol=2e-3)
+    assert sum(seen["parameters"].values()) == count_parameters(model.network)
+    bert = sentence_path(models["bert"], text="하늘이 [MASK]")
+    assert list(bert["embedding"]) == ["token", "position", "segment", "sum"]
+    assert not bert["plain"]
+    long = sentence_path(model, text="the state " * 30)
+    assert len(long["tokens"]) == 24
+    assert long["first"] + 24 == len(model.tokenizer.encode("the state " * 30).tokens)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -1346,8 +1346,8 @@ def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "los'
     )
-    (run,) = curves.list_runs(tmp_path).runs
-    assert (run.loss, run.step, run.name) == ([(1.0, 2.0)], 2, tmp_path.name)
+    (run,) = curves.list_runs(tmp_path)["runs"]
+    assert (run["loss"], run["step"], run["name"]) == ([(1.0, 2.0)], 2, tmp_path.name)
 
 
 def test_both_dictionaries_have_the_same_keys() -> None:
@@ -1433,9 +1433,7 @@ def test_the_few_shot_lab_supports_a_bert(models: dict[str, Model]) -> None:
         '{"text": "a", "choices": ["yes", "no"], "label": 1}\n{"text": "b", "choices": ["yes", '
         '"no"], "label": 0}'
     )
-    shown = few_shot_view(
-        models["bert"], FewShotRequest(task="own", lines=lines, shots=1, scoring="cloze_total")
-    )
-    assert shown.prompt == "b yes\n\na"
-    assert [one.right for one in shown.choices] == [False, True]
-    assert math.isclose(sum(one.share for one in shown.choices), 1)
+    shown = few_shot_view(models["bert"], "own", lines, shots=1, scoring="cloze_total")
+    assert shown["prompt"] == "b yes\n\na"
+    assert [one["right"] for one in shown["choices"]] == [False, True]
+    assert math.isclose(sum(one["share"] for one in shown["choices"]), 1)

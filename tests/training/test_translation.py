@@ -17,7 +17,7 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
-from malmoi.studio.attention_view import TranslationRequest, translation_view
+from malmoi.studio.attention_view import translation_view
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.training.data.loader import BertBatches, Masking
 from malmoi.training.data.pairs import LanguageRows, PairUnits, TranslationBatches
@@ -221,9 +221,9 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_and_the_folder_is_used_everywh
     assert seen.weights.shape == (len(seen.target), len(seen.source))
     np.testing.assert_allclose(seen.weights.sum(1), 1, atol=1e-5)
 
-    drawn = translation_view(model, TranslationRequest(text=texts[0], layer=0))
-    assert len(drawn.weights) == len(drawn.target)
-    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in drawn.weights)
+    drawn = translation_view(model, texts[0], layer=0)
+    assert len(drawn["weights"]) == len(drawn["target"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in drawn["weights"])
 
     facts = malmoi.evaluate(folder, "translation", files, beams=1, limit=4)
     assert facts["examples"] == 4

@@ -3,7 +3,7 @@
 B batch, L layers, H heads, T tokens, V classes or tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -62,11 +62,7 @@ class AttentionMaps:
 
 
 def chosen_reader(model: AnyModel, reading: Reading | None) -> AnyModel:
-    """A model trained both ways in the reading that was asked for; masked if none was.
-
-    Raises:
-        UsageError: the model has one reading only.
-    """
+    """A model trained both ways in the reading that was asked for; masked if none was."""
     require_that(
         reading is None or model.config.both_ways,
         "This model reads in one way only: leave `reading` out.",
@@ -172,6 +168,14 @@ class Lens:
     guesses: list[list[list[LayerGuess]]]
 
 
+def likeliest(scores: Tensor, classes: int, top: int) -> Iterator[list[tuple[int, float]]]:
+    """The likeliest of the first classes in each row, and their probabilities."""
+    chances = scores.softmax(-1)[:, :classes]
+    best = chances.topk(min(top, chances.size(-1)))
+    for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        yield list(zip(ids, row, strict=True))
+
+
 @torch.inference_mode()
 def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object] = bool) -> Lens:
     """The likeliest tokens by layer and position: final norm and head on each layer's states.
@@ -200,9 +204,8 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
         for part in torch.arange(states.size(1), device=states.device).split(HEAD_TOKENS):
             pause()
             logits = model.network.read(head, states, slots=part)
-            best = logits.float().softmax(-1)[:, :size].topk(top)
-            for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                found.append([LayerGuess(name(t), p) for t, p in zip(tokens, row, strict=True)])
+            rows = likeliest(logits.float(), size, top)
+            found += [[LayerGuess(name(token), p) for token, p in row] for row in rows]
         return found
 
     # the last layer's states are already normalised
@@ -341,12 +344,8 @@ class Subject(LoadedModel):
     def _guesses(self, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:
         # padding of the vocabulary is left out
         known = len(self.labels) if self.head in LABEL_HEADS else self.tokenizer.vocab_size
-        chances = scores.softmax(-1)[:, : known or None]
-        best = chances.topk(min(top, chances.size(-1)))
-        return tuple(
-            tuple(Guess(self.name(i), p) for i, p in zip(ids, row, strict=True))
-            for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        )
+        rows = likeliest(scores, known or scores.size(-1), top)
+        return tuple(tuple(Guess(self.name(i), p) for i, p in row) for row in rows)
 
 
 def network_with(subject: Subject, interventions: Interventions) -> Network:
@@ -393,8 +392,7 @@ def model_with(model: AnyModel, interventions: Interventions) -> AnyModel:
     causal = model.network.trunk.is_causal
     require_that(
         not causal or view.trunk.is_causal,
-        "A GPT whose mask shows later tokens cannot generate: use run(text, […]) for one "
-        "forward pass.",
+        "A GPT whose mask shows later tokens cannot generate: use run(text, […]).",
     )
     changed = type(model)(replace(model.checkpoint, network=view))
     changed.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it

@@ -274,42 +274,36 @@ def patching_map(
     subject: Subject, source: str, text: str, site: Site, answer: str | None
 ) -> PatchingMap:
     """Copies each position of each layer from `source` into `text`, one at a time."""
-    require_that(
-        site in PATCHED_SITES,
-        "The site is {sites} or {sites2}.",
-        sites=", ".join(PATCHED_SITES[:-1]),
-        sites2=PATCHED_SITES[-1],
-    )
+    require_that(site in PATCHED_SITES, "The site is residual, attention or mlp.")
     network = subject.network
     encodings = [subject.encode(source), subject.encode(text)]
-    sizes = [len(encoding.tokens) for encoding in encodings]
-    if sizes[0] != sizes[1]:
+    size, size2 = (len(encoding.tokens) for encoding in encodings)
+    if size != size2:
         raise UsageError(
-            "The sentences have {sizes} and {sizes2} tokens: to patch position by position, "
-            "choose two of the same length.",
+            "The sentences have {size} and {size2} tokens: choose two of the same length.",
             code="lengths_differ",
-            sizes=sizes[0],
-            sizes2=sizes[1],
+            size=size,
+            size2=size2,
         )
-    places = [subject.answer_positions(encoding)[-1:] for encoding in encodings]
+    place, other = (subject.answer_positions(encoding)[-1:] for encoding in encodings)
     require_that(
-        places[0] == places[1] and subject.head not in ("", "tag"),
+        place == other and subject.head not in ("", "tag"),
         "Both sentences need their answer at the same position, such as one mask.",
     )
     recorded: dict[Place, Tensor] = {}
     layers: list[Place] = [(site, i) for i in range(network.config.depth)]
-    view = view_with_taps(network, {place: recorder(recorded, place) for place in layers})
+    view = view_with_taps(network, {layer: recorder(recorded, layer) for layer in layers})
 
     def logprobs(states: Sequence[Tensor]) -> Tensor:
         """log p of each variant at its answer [V, classes]."""
         hidden = network.trunk.norm(states[-1])
-        return subject.scores(network, hidden, places[0]).float().log_softmax(-1)
+        return subject.scores(network, hidden, place).float().log_softmax(-1)
 
     first = logprobs(run_layers(view.trunk, subject.inputs(encodings[:1])))
     at = int(first[0].argmax()) if answer is None else _answer_id(subject, answer)
     batch = subject.inputs(encodings[1:])
     states = run_layers(network.trunk, batch)
-    found = [_patched(subject, batch, states, place, recorded[place]) for place in layers]
+    found = [_patched(subject, batch, states, layer, recorded[layer]) for layer in layers]
     return PatchingMap(
         tuple(map(subject.tokenizer.token, encodings[1].tokens)),
         tuple(map(subject.tokenizer.token, encodings[0].tokens)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.model.network import Network
 from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Activations, Transformer
@@ -25,6 +25,7 @@ Site = Literal["head", "attention", "mlp", "layer", "residual", "embedding", "ma
 Value = Literal["zero", "mean", "copy"]
 Place = tuple[Site, int]  # a site of one layer; the embedding's layer is 0
 Tap = Callable[[Tensor], Tensor]  # of activations [B, T, C]
+Key = TypeVar("Key")
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -56,23 +57,18 @@ class Intervention:
     pattern: str = ""  # of site "mask", such as "causal" or "full"
 
     def __post_init__(self) -> None:
-        for name, choices in (("site", get_args(Site)), ("value", get_args(Value))):
-            given = getattr(self, name)
-            if given not in choices:
-                raise UsageError(
-                    "An intervention has no {name} {given!r}: choose one of {known}.{hint}",
-                    name=name,
-                    given=given,
-                    known=", ".join(choices),
-                    hint=nearest(str(given), choices),
-                )
+        for what, choices in (("site", get_args(Site)), ("value", get_args(Value))):
+            given = str(getattr(self, what))
+            require_known(
+                given, choices, "An intervention has no {what} {name!r}.{hint}", what=what
+            )
         self._check_parts()
 
     def _check_parts(self) -> None:
-        if (self.site == "head") != (self.head is not None):
-            raise UsageError(
-                "An intervention on site 'head' needs head=, and no other site has it."
-            )
+        require_that(
+            (self.site == "head") == (self.head is not None),
+            "An intervention on site 'head' needs head=, and no other site has it.",
+        )
         require_that(
             (self.site == "mask") == bool(self.pattern),
             "An intervention on site 'mask' needs pattern=, and no other site has it.",
@@ -111,22 +107,12 @@ class Intervention:
             return range(1)
         if self.layer is None:
             return range(c.depth)
-        require_that(
-            0 <= self.layer < c.depth,
-            "This model has no layer {layer}: it has {depth}, counted from 0.",
-            layer=self.layer,
-            depth=c.depth,
-        )
+        require_index("layer", self.layer, c.depth)
         return range(self.layer, self.layer + 1)
 
     def places(self, c: ModelConfig) -> list[Place]:
         """The places that it taps."""
-        require_that(
-            self.head is None or 0 <= self.head < c.heads,
-            "This model has no head {head}: it has {heads} in a layer, counted from 0.",
-            head=self.head,
-            heads=c.heads,
-        )
+        require_index("head", self.head or 0, c.heads)
         return [] if self.site == "mask" else [(self.site, i) for i in self.layers(c)]
 
     def tap(self, c: ModelConfig, source: Tensor | None) -> Tap:
@@ -158,6 +144,16 @@ class Intervention:
                 size2=source.size(1),
             )
         return source[:, _rows(self.source_positions or self.positions, source.size(1))]
+
+
+def require_index(what: str, given: int, count: int, least: int = 0) -> None:
+    require_that(
+        least <= given < count,
+        "This model has no {what} {given}: it has {count}, counted from 0.",
+        what=what,
+        given=given,
+        count=count,
+    )
 
 
 def _rows(positions: tuple[int, ...] | None, length: int) -> slice | list[int]:
@@ -219,23 +215,34 @@ def view_with_taps(
         not network.trunk.has_soft_tokens,
         "An intervention needs a model without soft prompts or prefixes.",
     )
+    blocks = [_tap_block(block, i, taps) for i, block in enumerate(layer_blocks(network))]
+    for i, positions in (bypassed or {}).items():
+        blocks[i] = Bypassed(blocks[i], positions)
+    embed = network.trunk.embed
+    if tap := taps.get(("embedding", 0)):
+        embed = rewired(embed, project=Tapped(embed.project, None, tap))
+    return view_with_blocks(network, blocks, embed=embed, attention=attention)
+
+
+def layer_blocks(network: Network) -> list[nn.Module]:
+    """The block of each layer; layers may share one."""
+    c = network.config
+    return [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]
+
+
+def view_with_blocks(
+    network: Network,
+    blocks: Iterable[nn.Module],
+    *,
+    embed: nn.Module | None = None,
+    attention: Sequence[str] = (),
+) -> Network:
+    """A view of the network with other blocks, one for each layer."""
     c = network.config
     view = network._viewed(replace(c, groups=0, attention=tuple(attention) or c.attention))
-    blocks = [network.trunk.blocks[i * c.distinct // c.depth] for i in range(c.depth)]
-    skipped = bypassed or {}
-    wrapped = [_tap_block(block, i, taps) for i, block in enumerate(blocks)]
-    parts: dict[str, nn.Module] = {
-        "blocks": nn.ModuleList(
-            Bypassed(block, skipped[i]) if i in skipped else block
-            for i, block in enumerate(wrapped)
-        )
-    }
-    if ("embedding", 0) in taps:
-        embed = network.trunk.embed
-        parts["embed"] = _rewired(embed, project=Tapped(embed.project, None, taps["embedding", 0]))
-    trunk: Transformer = _rewired(view.trunk, **parts)
+    trunk = rewired(view.trunk, blocks=nn.ModuleList(blocks), embed=embed or view.trunk.embed)
     trunk.compiled_blocks = None
-    return _rewired(view, trunk=trunk)
+    return rewired(view, trunk=trunk)
 
 
 def _tap_block(block: nn.Module, layer: int, taps: Mapping[Place, Tap]) -> nn.Module:
@@ -243,13 +250,13 @@ def _tap_block(block: nn.Module, layer: int, taps: Mapping[Place, Tap]) -> nn.Mo
     if "head" in at or "attention" in at:
         attend = cast(nn.Module, block.attend)
         out = Tapped(cast(nn.Module, attend.out), at.get("head"), at.get("attention"))
-        block = _rewired(block, attend=_rewired(attend, out=out))
+        block = rewired(block, attend=rewired(attend, out=out))
     if "mlp" in at:
-        block = _rewired(block, mlp=Tapped(cast(nn.Module, block.mlp), None, at["mlp"]))
+        block = rewired(block, mlp=Tapped(cast(nn.Module, block.mlp), None, at["mlp"]))
     return Tapped(block, None, at["residual"]) if "residual" in at else block
 
 
-def _rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
+def rewired(module: AnyModule, **parts: nn.Module) -> AnyModule:
     """A shallow copy with other submodules."""
     view = copy.copy(module)
     view._modules = {**module._modules, **parts}
@@ -274,11 +281,11 @@ def changed_patterns(c: ModelConfig, interventions: Iterable[Intervention]) -> t
     return tuple(found)
 
 
-def recorder(into: dict[Place, Tensor], place: Place) -> Tap:
+def recorder(into: dict[Key, Tensor], key: Key) -> Tap:
     """A tap that keeps the activations and changes nothing."""
 
     def record(x: Tensor) -> Tensor:
-        into[place] = x
+        into[key] = x
         return x
 
     return record

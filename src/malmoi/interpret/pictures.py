@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import text_too_long
 from malmoi.interpret.forward_pass import Subject, attention_probabilities, lens
+from malmoi.interpret.intervention import require_index
 from malmoi.messages import msg
 from malmoi.model import Layout
 from malmoi.system.files import write_text
@@ -67,12 +68,15 @@ def show(
     Of attention, a `layer` (from 0, negative from the end) and one of its heads, or their mean;
     of the next token, the `top` candidates.
     """
-    require_known(kind, get_args(PictureKind), "There is no picture {name!r}.{hint}")
-    if kind == "attention":
-        return attention_picture(model, text, layer, head)
-    if kind == "next":
-        return next_picture(model, text, top)
-    return PICTURES[kind](model, text)
+    pictures: dict[str, Callable[[], Picture]] = {
+        "tokens": lambda: token_picture(model, text),
+        "attention": lambda: attention_picture(model, text, layer, head),
+        "lens": lambda: lens_picture(model, text),
+        "next": lambda: next_picture(model, text, top),
+        "patterns": lambda: pattern_picture(model, text),
+    }
+    require_known(kind, pictures, "There is no picture {name!r}.{hint}")
+    return pictures[kind]()
 
 
 # ------------------------------------------------------------------ the kinds
@@ -153,17 +157,9 @@ def pattern_picture(model: LoadedModel, text: str) -> Picture:
     for pattern in model.network.trunk.patterns:
         seen = pattern.mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
         parts.append(_text(x, 14, pattern.text))
-        cells = seen.nonzero().tolist()
-        parts += [_rect(x + k * CELL / 2, 24 + q * CELL / 2, 11, 11, 0.8) for q, k in cells]
+        parts += _cells((0.8 * seen.float()).cpu().numpy(), x, 24, CELL / 2, gap=1)
         x += max(side, _width(pattern.text)) + 30
     return _picture(parts, x, side + 30, "attention patterns")
-
-
-PICTURES: dict[str, Callable[[LoadedModel, str], Picture]] = {
-    "tokens": token_picture,
-    "lens": lens_picture,
-    "patterns": pattern_picture,
-}
 
 
 # ------------------------------------------------------------------ drawing
@@ -194,13 +190,8 @@ def _labels(model: LoadedModel, encoding: Encoding) -> list[str]:
 
 
 def _index(given: int, count: int, what: str) -> int:
-    require_that(
-        -count <= given < count,
-        "This model has no {what} {given}: it has {count}, counted from 0.",
-        what=what,
-        given=given,
-        count=count,
-    )
+    """An index from 0; negative ones are given from the end."""
+    require_index(what, given, count, least=-count)
     return given % count
 
 
@@ -245,16 +236,17 @@ def _all_heads(weights: Float32Array) -> Picture:
         parts.append(_text(20, y + side / 2, str(layer), "end"))
         for head in range(heads):
             x = 30 + head * side
-            wide = size * cell
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{wide}" height="{wide}" fill="none" '
-                'stroke="currentColor" stroke-opacity="0.25"/>'
-            )
-            parts += [
-                _rect(x + k * cell, y + q * cell, cell, cell, float(weights[layer, head, q, k]))
-                for q, k in np.argwhere(weights[layer, head] >= FAINT).tolist()
-            ]
+            parts.append(_rect(x, y, side - 8, side - 8, FAINT))
+            parts += _cells(weights[layer, head], x, y, cell)
     return _picture(parts, 30 + heads * side, 20 + layers * side, "attention of every head")
+
+
+def _cells(weights: Float32Array, x: float, y: float, size: float, gap: float = 0) -> list[str]:
+    """A square for each weight that is not faint."""
+    return [
+        _rect(x + k * size, y + q * size, size - gap, size - gap, float(weights[q, k]))
+        for q, k in np.argwhere(weights >= FAINT).tolist()
+    ]
 
 
 def _picture(parts: Sequence[str], width: float, height: float, title: str) -> Picture:

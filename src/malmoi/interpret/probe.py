@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -99,13 +98,12 @@ def probe_model(
         len(labels) >= 2 and tested.labels, "A probe needs test rows and at least two labels."
     )
     count = len(known.vectors)
+    control = [_with_control(some, known, seed) for some in (known, tested)]
     scores = [
         LayerScore(
             layer,
             _accuracy(known, tested, layer, labels),
-            _accuracy(
-                _with_control(known, known, seed), _with_control(tested, known, seed), layer, labels
-            ),
+            _accuracy(control[0], control[1], layer, labels),
         )
         for (layer,) in tracked(([i] for i in range(count)), "probe", count)
     ]
@@ -203,15 +201,23 @@ def _vectors(
 def _accuracy(
     known: LayerVectors, tested: LayerVectors, layer: int, labels: Sequence[str]
 ) -> float:
-    index = {label: i for i, label in enumerate(labels)}
-    x = known.vectors[layer]
+    def side(some: LayerVectors) -> tuple[Tensor, Tensor]:
+        found = [labels.index(label) if label in labels else -1 for label in some.labels]
+        return some.vectors[layer], torch.tensor(found)
+
+    return linear_accuracy(side(known), side(tested), len(labels))
+
+
+def linear_accuracy(
+    known: tuple[Tensor, Tensor], tested: tuple[Tensor, Tensor], classes: int
+) -> float:
+    """The accuracy on tested vectors [N, D] and labels [N] of a layer trained on known ones."""
+    x, y = known
     mean = x.mean(0)
     scale = x.std(0).clamp(min=1e-6)
-    y = torch.tensor([index[label] for label in known.labels])
-    weight, bias = fit_linear((x - mean) / scale, y, len(labels), RIDGE)
-    predicted = ((tested.vectors[layer] - mean) / scale @ weight + bias).argmax(-1).tolist()
-    right = [labels[i] == label for i, label in zip(predicted, tested.labels, strict=True)]
-    return float(np.mean(right))
+    weight, bias = fit_linear((x - mean) / scale, y, classes, RIDGE)
+    guessed = ((tested[0] - mean) / scale @ weight + bias).argmax(-1)
+    return float((guessed == tested[1]).double().mean())
 
 
 def fit_linear(

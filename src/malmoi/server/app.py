@@ -17,33 +17,39 @@ from starlette.middleware.gzip import GZipMiddleware
 from malmoi import __version__
 from malmoi.errors import MalmoiError
 from malmoi.server import error_replies
-from malmoi.server.api import chat, completions, other_servers, predictions, service
+from malmoi.server.api import (
+    chat,
+    completions,
+    embeddings,
+    inside,
+    other_servers,
+    predictions,
+    service,
+)
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
-OPENAI = (service, completions, chat)
-API = (*OPENAI, predictions, other_servers)
+API = (service, completions, chat, embeddings, predictions, inside, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection
 KEEP_ALIVE = 75
 FORCED_EXIT_SECONDS = 5  # seconds after which work that cannot be cancelled is abandoned
-STATUS_MEANINGS: dict[int | str, str] = {
-    400: "The request is invalid; the message says where.",
-    401: "The API key is missing or wrong.",
-    404: "There is no such model or address.",
-    413: "The body is too large.",
-    429: "Too many requests; try again after Retry-After seconds.",
-    500: "The request failed.",
-    503: "The server is shutting down.",
-    504: "The request timed out.",
-    "default": "Another error.",
-}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": error_replies.ErrorReply, "description": meaning}
-    for status, meaning in STATUS_MEANINGS.items()
+    for status, meaning in {
+        "400": "The request is invalid; the message says where.",
+        "401": "The API key is missing or wrong.",
+        "404": "There is no such model or address.",
+        "413": "The body is too large.",
+        "429": "Too many requests; try again after Retry-After seconds.",
+        "500": "The request failed.",
+        "503": "The server is shutting down.",
+        "504": "The request timed out.",
+        "default": "Another error.",
+    }.items()
 }
 
 
@@ -85,9 +91,14 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
+    cancel_all(app)
+
+
+def cancel_all(app: FastAPI) -> None:
+    """Cancels all work and stops every engine."""
     for executor in app.state.work.values():
         executor.close()
-    app.state.registry.close(drain=False)
+    app.state.registry.close()
 
 
 class Server(uvicorn.Server):
@@ -105,9 +116,8 @@ class Server(uvicorn.Server):
                 lifespan="on",
             )
         )
+        self.app = app
         self.state: ServerState = app.state.gate
-        self.registry: ModelRegistry = app.state.registry
-        self.work: dict[str, ModelExecutor] = app.state.work
         self.settings = settings
         self.deadline = float("inf")
         self.silent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
@@ -126,9 +136,7 @@ class Server(uvicorn.Server):
         if self.state.stopping and not self.state.in_flight:
             self.should_exit = True
         elif monotonic() > self.deadline:
-            for executor in self.work.values():
-                executor.close()
-            await asyncio.to_thread(self.registry.close, drain=False)
+            await asyncio.to_thread(cancel_all, self.app)
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -143,10 +151,11 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if getattr(connection, "cycle", None) is not None:
                 self.silent.pop(connection, None)
-            else:
-                since = self.silent.setdefault(connection, monotonic())
-                if monotonic() - since > self.settings.body_timeout:
-                    connection.transport.close()
+            elif (
+                monotonic() - self.silent.setdefault(connection, monotonic())
+                > self.settings.body_timeout
+            ):
+                connection.transport.close()
 
 
 def listen(settings: ServeConfig) -> socket.socket:

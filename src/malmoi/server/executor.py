@@ -67,18 +67,15 @@ class Work(Generic[T]):
         """Runs in a thread of the executor."""
         _thread.work = self
         try:
-            self._settle(self.result.set_result, self.task())
+            self.settle(self.result.set_result, self.task())
         except WorkCancelled:
             pass
         except BaseException as error:
-            self._settle(self.result.set_exception, error)
+            self.settle(self.result.set_exception, error)
         finally:
             _thread.work = None
 
-    def fail(self, error: Exception) -> None:
-        self._settle(self.result.set_exception, error)
-
-    def _settle(self, settle: Callable[[Any], None], value: Any) -> None:
+    def settle(self, settle: Callable[[Any], None], value: Any) -> None:
         def once() -> None:
             if not self.result.done():
                 settle(value)
@@ -155,7 +152,7 @@ class ModelExecutor:
             queued = [work for works in self.waiting.values() for work in works]
             for work in {*queued, *self.begun}:
                 work.cancelled = True
-                work.fail(error)
+                work.settle(work.result.set_exception, error)
             for work in queued:
                 if not work.begun:
                     self._dequeue(work)
@@ -213,7 +210,7 @@ async def run_on_model(request: Request, served: ServedModel, task: Callable[[],
 
 
 def client_of(request: Request) -> str:
-    """The client's host, between which a model's time is shared fairly."""
+    """Its host: a model's time is shared fairly between them."""
     return request.client.host if request.client is not None else ""
 
 
@@ -308,14 +305,13 @@ class GenerationStream:
             while self.received:
                 at, index, chunk = self.received.popleft()
                 self._observe(at, index, chunk)
-                some.append((index, chunk))
-            for index, chunk in some:
                 if chunk.finish == "error":
                     failed = ApiError(500, "The continuation failed.", code="failed")
                     raise self.streams[index].error or failed
                 if chunk.finish == "cancelled":
                     raise shutting_down()
-            left -= sum(chunk.finish is not None for _, chunk in some)
+                left -= chunk.finish is not None
+                some.append((index, chunk))
             yield some
 
     async def chunks(self) -> list[list[TextChunk]]:
@@ -328,16 +324,16 @@ class GenerationStream:
 
     def _observe(self, at: float, index: int, chunk: TextChunk) -> None:
         """Records when a chunk came."""
-        observe = self.metrics.observe
+        times = self.metrics.times
         new = len(chunk.tokens)
         if new and self.last[index]:
-            observe(BETWEEN_TOKENS, self.model, (at - self.last[index]) / new, new)
+            times[BETWEEN_TOKENS, self.model].add((at - self.last[index]) / new, new)
         elif new:
-            observe(FIRST_TOKEN, self.model, at - self.start)
-            observe(QUEUE_TIME, self.model, self.streams[index].admitted - self.start)
+            times[FIRST_TOKEN, self.model].add(at - self.start)
+            times[QUEUE_TIME, self.model].add(self.streams[index].admitted - self.start)
         self.last[index] = at if new else self.last[index]
         if chunk.finish is not None and chunk.finish != "cancelled":  # the engine counts those
-            observe(WHOLE_TIME, self.model, at - self.start)
+            times[WHOLE_TIME, self.model].add(at - self.start)
             self.metrics.finished[self.model, chunk.finish] += 1
 
     # ------------------------------------------------------------------ callbacks

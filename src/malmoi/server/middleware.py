@@ -42,14 +42,8 @@ ENGINE: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "malmoi_slots": ("Continuations that can be generated at the same time", lambda s: s.slots),
     "vllm:generation_tokens_total": ("Tokens generated", lambda s: s.tokens),
     "vllm:prompt_tokens_total": ("Prompt tokens", lambda s: s.prompt_tokens),
-    "vllm:prefix_cache_queries_total": (
-        "Prompt tokens looked up in the cache",
-        lambda s: s.prompt_tokens,
-    ),
-    "vllm:prefix_cache_hits_total": (
-        "Prompt tokens reused from the cache",
-        lambda s: s.prefix_tokens,
-    ),
+    "vllm:prefix_cache_queries_total": ("Prompt tokens looked up", lambda s: s.prompt_tokens),
+    "vllm:prefix_cache_hits_total": ("Prompt tokens not read again", lambda s: s.prefix_tokens),
 }
 
 
@@ -76,17 +70,9 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)  # by path
-        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)  # of `TIMES`
         self.finished: Counter[tuple[str, str]] = Counter()  # by model and reason
         self.start = time()
-
-    def request(self, path: str, status: int, seconds: float) -> None:
-        self.requests[path, status] += 1
-        self.seconds[path].add(seconds)
-
-    def observe(self, what: str, model: str, seconds: float, times: int = 1) -> None:
-        """Adds to one of the histograms `TIMES`."""
-        self.times[what, model].add(seconds, times)
 
     def text(self, registry: ModelRegistry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
@@ -116,8 +102,7 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # paths that need the key; the page itself holds no data
 AUTHENTICATED_PREFIXES = (
-    *("/v1", "/v2", "/api", "/rerank", "/embed", "/tokenize", "/detokenize"),
-    *("/studio", "/metrics"),
+    *("/v1", "/v2", "/rerank", "/embed", "/tokenize", "/detokenize", "/studio", "/metrics"),
 )
 access = logging.getLogger("malmoi.access")
 access.propagate = False  # request lines go only to handlers attached to this logger
@@ -129,10 +114,6 @@ class ServerState:
 
     in_flight: int = 0
     stopping: bool = False
-
-
-class _Gone(Exception):
-    """The client disconnected before its request was complete."""
 
 
 @dataclass
@@ -158,7 +139,8 @@ class RequestGuard:
             seconds = perf_counter() - start
             # the route's path, so that clients cannot create unbounded labels
             path = str(getattr(scope.get("route"), "path", "other"))
-            self.metrics.request(path, seen.status, seconds)
+            self.metrics.requests[path, seen.status] += 1
+            self.metrics.seconds[path].add(seconds)
             host = scope["client"][0] if scope.get("client") else "-"
             about = (host, _line(scope), seen.status, seconds, seen.request_id)
             access.info("%s %s %d %.3fs %s", *about)
@@ -167,13 +149,12 @@ class RequestGuard:
         try:
             self._check(scope)
             body = await self._body(Headers(scope=scope), receive)
-            _check_text(body)
+            _check_text(body or b"")
         except ApiError as error:
             await error.response()(scope, receive, send)
-        except _Gone:
-            return
         else:
-            await self._respond(scope, _again(body, receive), send)
+            if body is not None:
+                await self._respond(scope, _again(body, receive), send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: "StatusRecorder") -> None:
         """Answers 500 to an unexpected error here: uvicorn would close the connection."""
@@ -197,7 +178,9 @@ class RequestGuard:
                 most=MAX_CONNECTIONS,
             )
         if self.settings.api_key is not None:
-            if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not self._has_key(headers):
+            given = headers.get("authorization", "").encode("latin-1", "replace")
+            known = compare_digest(given, f"Bearer {self.settings.api_key}".encode())
+            if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not known:
                 raise ApiError(
                     401,
                     "The API key is missing or wrong: send Authorization: Bearer KEY.",
@@ -209,13 +192,8 @@ class RequestGuard:
                 403, "This server answers only to localhost; to use a host name, set --api-key."
             )
 
-    def _has_key(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "")
-        key = self.settings.api_key or ""
-        return compare_digest(given.encode("latin-1", "replace"), f"Bearer {key}".encode())
-
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, if it is small enough and arrives in time."""
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body, if it is small and arrives in time; None from a client that left."""
         announced = headers.get("content-length", "0")
         size = int(announced) if announced.isdigit() and len(announced) < 20 else 0
         try:
@@ -229,7 +207,7 @@ class RequestGuard:
                 timeout=self.settings.body_timeout,
             ) from None
 
-    async def _read(self, receive: Receive, *, too_large: bool) -> bytes:
+    async def _read(self, receive: Receive, *, too_large: bool) -> bytes | None:
         limit = self.settings.max_body
         size = 0
         body = bytearray()
@@ -237,7 +215,7 @@ class RequestGuard:
         while message.get("more_body", False) and not (too_large and size > MAX_DRAINED_BYTES):
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                return None
             part = message.get("body", b"")
             size += len(part)
             too_large = too_large or size > limit

@@ -9,7 +9,6 @@ from typing import Self
 from malmoi.errors import UsageError, nearest, require_that
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
-from malmoi.messages import joined
 from malmoi.server.config import ServeConfig
 from malmoi.server.error_replies import ApiError
 
@@ -74,11 +73,6 @@ class ModelRegistry:
         served = [serve_model(name, model, path, settings) for name, model, path in named]
         return cls(served, names[len(models) :])
 
-    @property
-    def notes(self) -> list[str]:
-        """Notes from loading the models."""
-        return [joined(": ", (one.name, note)) for one in self for note in one.model.notes]
-
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
 
@@ -96,11 +90,11 @@ class ModelRegistry:
             )
         return self.names[name]
 
-    def close(self, *, drain: bool = True) -> None:
-        """Stops every engine, after draining it or with the rest cancelled."""
+    def close(self) -> None:
+        """Stops every engine; what it still generates is cancelled."""
         for one in self:
             if one.engine is not None:
-                one.engine.close(drain=drain)
+                one.engine.close(drain=False)
 
 
 def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> ServedModel:
@@ -113,9 +107,9 @@ def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> S
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names; a repeated one follows its parent's, as in demo-ko-gpt, or a number."""
     taken: list[str] = []
-    for path in paths:
-        name = _name(path)
-        longer = f"{path.resolve().parent.name}-{name}".removeprefix("-")
+    for path in map(Path.resolve, paths):
+        name = (path.stem if path.suffix == ".gguf" else path.name) or "model"
+        longer = f"{path.parent.name}-{name}".removeprefix("-")
         numbered = (f"{longer}-{i}" for i in range(2, len(paths) + 2))
         taken.append(next(one for one in (name, longer, *numbered) if one not in taken))
     return taken
@@ -123,8 +117,3 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _path(model: Model | str | Path) -> Path:
     return (model.checkpoint.source or Path("model")) if isinstance(model, Model) else Path(model)
-
-
-def _name(path: Path) -> str:
-    where = path.resolve()
-    return (where.stem if where.suffix == ".gguf" else where.name) or "model"

@@ -1,17 +1,16 @@
-"""Attention maps and the logit lens, as the page draws them.
+"""Attention maps, the logit lens and vectors of texts, as the page draws them.
 
-L layers, H heads, T tokens, W words.
+L layers, H heads, T tokens, W words, N texts.
 """
 
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.interpret.forward_pass import (
     AttentionArray,
@@ -25,30 +24,20 @@ from malmoi.interpret.forward_pass import (
     word_groups,
 )
 from malmoi.server.api.requests import TextField
-from malmoi.studio.endpoint import TextRequest, TokenChance, model_view, readable_token
+from malmoi.studio.endpoint import (
+    Index,
+    Layer,
+    ShortText,
+    model_view,
+    readable_token,
+    require_head,
+    token_chance,
+)
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
 MAX_VIEW_NUMBERS = 32_000_000  # attention weights that are computed for a picture
 THUMBNAIL = 24  # pixels of a head's small picture
-
-
-class AttentionView(BaseModel):
-    names: list[str]  # tokens, or words
-    segments: list[int]
-    weights: list[list[float]]  # [T][T] of the chosen head: one row per query
-    small: int  # pixels of a thumbnail's side
-    thumbnails: list[list[str]]  # [L][H]: a byte per pixel, in base64
-
-
-class AttentionViewRequest(TextRequest):
-    """A text whose attention is drawn, and the head that is drawn large."""
-
-    pair: TextField | None = None
-    words: bool = False  # pieces of a word merged
-    reading: Reading | None = None  # of a model trained both ways
-    layer: int = Field(0, ge=0, le=10_000)
-    head: int = Field(0, ge=0, le=10_000)
 
 
 @lru_cache(maxsize=2)  # another head of the same text is another request
@@ -57,28 +46,32 @@ def _maps(model: Model, text: str, pair: str | None, reading: Reading | None) ->
 
 
 @model_view("/attention")
-def attention_view(model: Model, body: AttentionViewRequest) -> AttentionView:
+def attention_view(  # noqa: PLR0913  # the fields of the view
+    model: Model,
+    text: TextField,
+    pair: TextField | None = None,
+    reading: Reading | None = None,  # of a model trained both ways
+    layer: Index = 0,
+    head: Index = 0,
+    *,
+    words: bool = False,  # pieces of a word merged
+) -> dict[str, Any]:
     """One head's attention, rounded, and a thumbnail of every head's."""
-    seen = _maps(model, body.text, body.pair, body.reading)
-    words = body.words
+    seen = _maps(model, text, pair, reading)
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
     layers, heads = weights.shape[:2]
-    require_that(
-        body.layer < layers and body.head < heads,
-        "There are {layers} layers of {heads} heads here; choose one of them.",
-        layers=layers,
-        heads=heads,
-    )
+    require_head(layer, head, layers, heads)
     small = _thumbnails(weights)
     name = _word if words else _token
-    return AttentionView(
-        names=[name(model.tokenizer, seen, group) for group in groups],
-        segments=[seen.segments[group[0]] for group in groups],
-        weights=np.round(weights[body.layer, body.head].astype(np.float64), VIEW_DIGITS).tolist(),
-        small=small.shape[-1],
-        thumbnails=[[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
-    )
+    return {
+        "names": [name(model.tokenizer, seen, group) for group in groups],  # tokens, or words
+        # of the chosen head: one row per query
+        "weights": np.round(weights[layer, head].astype(np.float64), VIEW_DIGITS).tolist(),
+        "small": small.shape[-1],  # pixels of a thumbnail's side
+        # [L][H]: a byte per pixel, in base64
+        "thumbnails": [[b64encode(one.tobytes()).decode() for one in some] for some in small],
+    }
 
 
 def _thumbnails(weights: AttentionArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -106,61 +99,86 @@ def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> st
 # ------------------------------------------------------------------ the logit lens
 
 
-class LayersRequest(TextRequest):
-    """A text for the logit lens."""
-
-    top: int = Field(5, ge=1, le=50)
-    reading: Reading | None = None  # of a model trained both ways; causal if none is given
-
-
-class LayerGuesses(BaseModel):
-    tokens: list[str]
-    layers: list[list[list[TokenChance]]]  # [L + 1][T][top]: the embedding first
-
-
 @model_view("/lens")
-def layer_guesses(model: Model, body: LayersRequest) -> LayerGuesses:
-    """Each layer's predictions at each position."""
-    reader = chosen_reader(model, body.reading) if body.reading else model
-    found = lens(reader, body.text, body.top)
+def layer_guesses(
+    model: Model,
+    text: TextField,
+    top: Annotated[int, Field(ge=1, le=50)] = 5,
+    reading: Reading | None = None,
+) -> dict[str, Any]:
+    """Each layer's predictions at each position [L + 1][T][top], the embedding first."""
+    found = lens(chosen_reader(model, reading) if reading else model, text, top)
     words = model.tokenizer
 
-    def named(one: LayerGuess) -> TokenChance:
-        return TokenChance(text=readable_token(words, one.token), probability=one.probability)
+    def named(place: list[LayerGuess]) -> list[dict[str, Any]]:
+        return [token_chance(words, one.token, one.probability) for one in place]
 
-    return LayerGuesses(
-        tokens=[readable_token(words, token) for token in found.tokens],
-        layers=[[[named(one) for one in place] for place in layer] for layer in found.guesses],
-    )
+    return {
+        "tokens": [readable_token(words, token) for token in found.tokens],
+        "layers": [[named(place) for place in layer] for layer in found.guesses],
+    }
 
 
 # ------------------------------------------------------------------ a translation
 
 
-class TranslationRequest(TextRequest):
-    """A text to translate, and the decoder layer whose attention is drawn."""
-
-    layer: int = Field(-1, ge=-1000, le=1000)
-
-
-class TranslationView(BaseModel):
-    """Source and target tokens, and the attention between them [target, source]."""
-
-    translation: str
-    source: list[str]
-    target: list[str]
-    weights: list[list[float]]  # the mean of a layer's heads
-
-
 @model_view("/translation")
-def translation_view(model: Model, body: TranslationRequest) -> TranslationView:
-    """A translation by beam search, and its attention to the source."""
-    translation = model.translate(body.text)
-    seen = model.cross_attention(body.text, translation, layer=body.layer)
+def translation_view(model: Model, text: TextField, layer: Layer = -1) -> dict[str, Any]:
+    """A translation by beam search, and a decoder layer's attention to the source."""
+    translation = model.translate(text)
+    seen = model.cross_attention(text, translation, layer=layer)
     words = model.tokenizer
-    return TranslationView(
-        translation=translation,
-        source=[readable_token(words, token) for token in seen.source],
-        target=[readable_token(words, token) for token in seen.target],
-        weights=seen.weights.round(4).tolist(),
-    )
+    return {
+        "translation": translation,
+        "source": [readable_token(words, token) for token in seen.source],
+        "target": [readable_token(words, token) for token in seen.target],
+        "weights": seen.weights.round(VIEW_DIGITS).tolist(),  # [target][source]
+    }
+
+
+# ------------------------------------------------------------------ texts on a plane
+
+VectorArray = np.ndarray[Any, np.dtype[np.float64]]
+Texts = Annotated[list[ShortText], Field(min_length=2, max_length=200)]
+NEAREST_TEXTS = 5
+
+
+@model_view("/embeddings")
+def project_texts(
+    model: Model, texts: Texts, layer: Layer = -1, pool: Literal["mean", "cls"] = "mean"
+) -> dict[str, Any]:
+    """Texts as points on a plane; neighbours are computed in the full space."""
+    found = model.embed(texts, (layer,), pool, truncate=True)
+    vectors = np.asarray(found, np.float64)
+    plane, explained = principal(vectors)
+    cosines = _cosines(vectors)
+    return {
+        "points": plane.tolist(),
+        "explained": explained.tolist(),  # share of the variance of each direction
+        "neighbours": [_nearest(i, row) for i, row in enumerate(cosines)],  # of each text
+        # mean over pairs of texts: near 1 where all vectors point one way
+        "cosine": float(cosines[~np.eye(len(texts), dtype=bool)].mean()),
+    }
+
+
+def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
+    """The first two principal components [N, 2] and their shares of variance, with fixed signs."""
+    u, s, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+    scores = np.pad(u * s, ((0, 0), (0, max(0, 2 - len(s)))))[:, :2]
+    signs = np.sign(scores[np.abs(scores).argmax(0), (0, 1)])
+    total = float((s**2).sum()) or 1.0
+    shares = np.pad(s**2 / total, (0, max(0, 2 - len(s))))[:2]
+    return scores * np.where(signs == 0, 1, signs), shares
+
+
+def _cosines(vectors: VectorArray) -> VectorArray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms == 0, 1, norms)
+    found: VectorArray = unit @ unit.T
+    return found
+
+
+def _nearest(i: int, cosines: VectorArray) -> list[dict[str, float]]:
+    """The nearest of the other texts, by their cosines with text i."""
+    order = [int(j) for j in np.argsort(-cosines, kind="stable") if j != i]
+    return [{"index": j, "cosine": float(cosines[j])} for j in order[:NEAREST_TEXTS]]

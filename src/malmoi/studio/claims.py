@@ -8,15 +8,14 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from fastapi import Request
-from pydantic import BaseModel
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
@@ -28,17 +27,16 @@ from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.interpret.forward_pass import attention, encode_for_model
-from malmoi.interpret.probe import RIDGE, fit_linear, read_examples
-from malmoi.model import Layout, Network, initialise, parse_pattern
+from malmoi.interpret.probe import linear_accuracy, read_examples
+from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
 from malmoi.studio.endpoint import Registry, router
-from malmoi.studio.probing import order_rows
-from malmoi.studio.routes import draw_pattern
+from malmoi.studio.probing import Language, order_rows
+from malmoi.studio.routes import pattern_cost
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
 
-Language = Literal["en", "ko"]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TEXTS = Path(__file__).with_name("lesson_texts.json")  # unknown to the pair that is shipped
@@ -57,12 +55,13 @@ class ClaimRequest(ApiRequest):
     other: NameField | None = None
 
 
-class Claim(BaseModel):
+@dataclass(frozen=True)
+class Claim:
     """The right option for this model, and the numbers of the sentence about it."""
 
     answer: str
     values: dict[str, float]
-    bars: dict[str, float] = {}  # shares to draw
+    bars: dict[str, float] = field(default_factory=dict)  # shares to draw
 
 
 @dataclass(frozen=True)
@@ -120,15 +119,19 @@ def reviews(language: str) -> list[tuple[str, int]]:
     return [(text, label) for pair in both for label, text in enumerate(pair)]
 
 
+def mean(values: Any) -> float:
+    """Of numbers, or the share of what is true."""
+    return float(np.asarray(values, np.float64).mean())
+
+
 def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
-    found = np.asarray(values, np.float64)
-    return float(found.mean()), float(found.std(ddof=1) / math.sqrt(len(found)))
+    return mean(values), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def compared(difference: Sequence[float] | Floats, names: tuple[str, str, str]) -> str:
     """Which of three names: clearly below zero, not clearly different, clearly above."""
-    mean, error = mean_and_error(difference)
-    return names[1 if abs(mean) <= SURE * error else 2 if mean > 0 else 0]
+    change, error = mean_and_error(difference)
+    return names[1 if abs(change) <= SURE * error else 2 if change > 0 else 0]
 
 
 def binned(value: float, bounds: dict[str, float], last: str) -> str:
@@ -145,9 +148,8 @@ def logprobs_at(model: Model, head: str, rows: Sequence[Encoding], at: Sequence[
     inputs = model_inputs(model.network, rows)
     width = max(len(row.tokens) for row in rows)
     slots = torch.tensor([i * width + place for i, place in enumerate(at)])
-    found: Tensor = model.network(**inputs, heads=(head,), slots=slots.to(model.network.device))[
-        head
-    ]
+    scores = model.network(**inputs, heads=(head,), slots=slots.to(model.network.device))
+    found: Tensor = scores[head]
     return found.float().log_softmax(-1).cpu()
 
 
@@ -182,15 +184,11 @@ def splits(size: int, known: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def held_out_accuracy(vectors: Tensor, labels: Sequence[int], known: int) -> list[float]:
     """The accuracy of a linear layer trained on `known` vectors [N, D], for some random splits."""
-    found = []
     y = torch.tensor(labels)
-    for train, test in splits(len(y), known):
-        mean = vectors[train].mean(0)
-        scale = vectors[train].std(0).clamp(min=1e-6)
-        weight, bias = fit_linear((vectors[train] - mean) / scale, y[train], 2, RIDGE)
-        guessed = ((vectors[test] - mean) / scale @ weight + bias).argmax(-1)
-        found.append(float((guessed == y[test]).float().mean()))
-    return found
+    return [
+        linear_accuracy((vectors[train], y[train]), (vectors[test], y[test]), 2)
+        for train, test in splits(len(y), known)
+    ]
 
 
 # ------------------------------------------------------------------ inside a model
@@ -201,9 +199,8 @@ def parameters(subject: Subject) -> Claim:
     """Which part of the network has most parameters."""
     counts = parameter_parts(subject.model.network)
     total = sum(counts.values())
-    shares = {name: count / total for name, count in counts.items()}
-    shares.pop("other")
-    return Claim(answer=max(shares, key=lambda name: shares[name]), values=shares, bars=shares)
+    shares = {name: count / total for name, count in counts.items() if name != "other"}
+    return Claim(max(shares, key=shares.__getitem__), shares, shares)
 
 
 @claim
@@ -218,7 +215,7 @@ def tokens(subject: Subject) -> Claim:
         found[language] = sum(map(len, ids)) / sum(len(text.split()) for text in texts)
         found[f"{language}unknown"] = unknown / sum(map(len, ids))
     ratio = found["ko"] / found["en"]
-    return Claim(answer=binned(ratio, {"fewer": 0.9, "same": 1.1}, "more"), values=found)
+    return Claim(binned(ratio, {"fewer": 0.9, "same": 1.1}, "more"), found)
 
 
 @claim
@@ -230,12 +227,10 @@ def future(subject: Subject) -> Claim:
         " ".join([*text.split()[:-1], last])
         for text, last in zip(texts, lasts[1:] + lasts[:1], strict=True)
     ]
-    moved = {
-        name: _moved(model, texts, changed)
-        for name, model in (("gpt", subject.model), ("bert", subject.second))
-    }
+    models = {"gpt": subject.model, "bert": subject.second}
+    moved = {name: _moved(model, texts, changed) for name, model in models.items()}
     sees = [name for name, change in moved.items() if change > 1e-3]
-    return Claim(answer="both" if len(sees) == 2 else "".join(sees) or "none", values=moved)
+    return Claim("both" if len(sees) == 2 else "".join(sees) or "none", moved)
 
 
 @torch.inference_mode()
@@ -255,27 +250,19 @@ def _moved(model: Model, texts: Sequence[str], changed: Sequence[str]) -> float:
 @claim
 def sink(subject: Subject) -> Claim:
     """How much attention goes to the first token, and to later ones."""
+    causal = subject.model.network.trunk.is_causal
     first = []  # by head
     later = []
     even = []
     for text in sentences(subject.language):
         heads = attention(subject.model, text).weights
+        size = heads.shape[-1]
         first.append(heads[:, :, 2:, 0].mean(-1))
-        weights = heads.mean((0, 1))
-        size = len(weights)
-        later.append(float(np.triu(weights, 1).sum() / size))
-        even += [
-            1 / (query + 1 if subject.model.network.trunk.is_causal else size)
-            for query in range(2, size)
-        ]
-    values = {
-        name: float(np.mean(some))
-        for name, some in {"first": first, "later": later, "even": even}.items()
-    }
-    values["heads"] = float((np.mean(first, 0) > 0.5).mean())
-    return Claim(
-        answer=binned(values["first"], {"little": 0.2, "some": 0.5}, "most"), values=values
-    )
+        later.append(np.triu(heads.mean((0, 1)), 1).sum() / size)
+        even += [1 / (query + 1 if causal else size) for query in range(2, size)]
+    values = {"first": mean(first), "later": mean(later), "even": mean(even)}
+    values["heads"] = mean(np.mean(first, 0) > 0.5)
+    return Claim(binned(values["first"], {"little": 0.2, "some": 0.5}, "most"), values)
 
 
 @claim
@@ -291,7 +278,7 @@ def temperature(subject: Subject) -> Claim:
         same &= bool((shaped.argmax(-1) == logprobs.argmax(-1)).all())
         values[name] = float(shaped.max(-1).values.exp().mean())
         values[f"{name}entropy"] = float(entropies(shaped).mean()) / math.log(2)
-    return Claim(answer="distances" if same else "order", values=values)
+    return Claim("distances" if same else "order", values)
 
 
 @claim
@@ -300,23 +287,22 @@ def neighbour(subject: Subject) -> Claim:
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
     rows, places = masked_rows(model, subject.language)
-    alone, paired, empty = zip(
+    variants = zip(
         *(_hidden(row, at, mask) for row, at in zip(rows, places, strict=True)), strict=True
     )
-    found = [logprobs_at(model, "mlm", some, places) for some in (alone, paired, empty)]
+    before, after, nothing = (logprobs_at(model, "mlm", some, places) for some in variants)
     wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
-    unsure = [entropies(one) for one in found]
-    right = [float((one.argmax(-1) == wanted).float().mean()) for one in found]
+    more = entropies(after) - entropies(before)
     values = {
-        "before": float(unsure[0].mean()),
-        "after": float(unsure[1].mean()),
-        "nothing": float(unsure[2].mean()),
-        "share": float((unsure[1] > unsure[0]).mean()),
-        "right": right[0],
-        "rightafter": right[1],
+        "before": mean(entropies(before)),
+        "after": mean(entropies(after)),
+        "nothing": mean(entropies(nothing)),
+        "share": mean(more > 0),
+        "right": mean(before.argmax(-1) == wanted),
+        "rightafter": mean(after.argmax(-1) == wanted),
         "items": len(rows),
     }
-    return Claim(answer=compared(unsure[1] - unsure[0], ("more", "same", "less")), values=values)
+    return Claim(compared(more, ("more", "same", "less")), values)
 
 
 def _hidden(row: Encoding, at: int, mask: int) -> tuple[Encoding, Encoding, Encoding]:
@@ -335,21 +321,21 @@ def kept(subject: Subject) -> Claim:
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
     rows, places = masked_rows(model, subject.language)
-    wanted = [row.tokens[at] for row, at in zip(rows, places, strict=True)]
-    intruders = wanted[1:] + wanted[:1]
+    wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
+    intruders = wanted.roll(-1)
     guesses = {}
-    for name, put in (("masked", [mask] * len(rows)), ("swapped", intruders), ("kept", wanted)):
-        changes = zip(rows, places, put, strict=True)
+    for name, put in (
+        ("masked", torch.full_like(wanted, mask)),
+        ("swapped", intruders),
+        ("kept", wanted),
+    ):
+        changes = zip(rows, places, put.tolist(), strict=True)
         given = [with_tokens(row, {at: token}) for row, at, token in changes]
-        guesses[name] = logprobs_at(model, "mlm", given, places).argmax(-1).tolist()
-    right = {
-        name: float(np.mean([guess == word for guess, word in zip(some, wanted, strict=True)]))
-        for name, some in guesses.items()
-    }
-    copied = zip(guesses["swapped"], intruders, strict=True)
-    values = right | {"copied": float(np.mean([guess == word for guess, word in copied]))}
-    answer = binned(values["kept"], {"rarely": 0.5, "mostly": 0.95}, "always")
-    return Claim(answer=answer, values=values | {"items": len(rows)}, bars=right)
+        guesses[name] = logprobs_at(model, "mlm", given, places).argmax(-1)
+    right = {name: mean(some == wanted) for name, some in guesses.items()}
+    facts = {"copied": mean(guesses["swapped"] == intruders), "items": len(rows)}
+    answer = binned(right["kept"], {"rarely": 0.5, "mostly": 0.95}, "always")
+    return Claim(answer, right | facts, right)
 
 
 @claim
@@ -357,22 +343,20 @@ def nsp(subject: Subject) -> Claim:
     """How often a BERT tells the next sentence from another one, with and without segments."""
     model = subject.model
     pairs = lesson_texts()[subject.language]["passages"]
-    firsts = [first for first, _ in pairs]
-    nexts = [second for _, second in pairs]
-    others = nexts[1:] + nexts[:1]
-    rows = model.tokenizer.encode_batch(firsts * 2, nexts + others)
-    follows = torch.tensor([True] * len(pairs) + [False] * len(pairs))
+    firsts, nexts = map(list, zip(*pairs, strict=True))
+    rows = model.tokenizer.encode_batch(firsts * 2, [*nexts, *nexts[1:], nexts[0]])
+    follows = torch.arange(len(rows)) < len(pairs)
     right = _next_sentences(model, rows) == follows
     blind = [replace(row, segments=[0] * len(row.tokens)) for row in rows]
     values = {
-        "right": float(right.float().mean()),
-        "next": float(right[: len(pairs)].float().mean()),
-        "other": float(right[len(pairs) :].float().mean()),
-        "blind": float((_next_sentences(model, blind) == follows).float().mean()),
+        "right": mean(right),
+        "next": mean(right[: len(pairs)]),
+        "other": mean(right[len(pairs) :]),
+        "blind": mean(_next_sentences(model, blind) == follows),
         "items": len(rows),
     }
     better = compared(right.double().numpy() - 0.5, ("guess", "guess", "often"))
-    return Claim(answer="almost" if values["right"] > 0.9 else better, values=values)
+    return Claim("almost" if values["right"] > 0.9 else better, values)
 
 
 @torch.inference_mode()
@@ -394,8 +378,9 @@ def loss(subject: Subject) -> Claim:
     nats = -sum(sentence_logprobs(model.network, model.tokenizer, texts)) / count
     vocab = model.tokenizer.vocab_size
     values = {"loss": nats, "perplexity": math.exp(nats), "vocab": vocab, "start": math.log(vocab)}
-    answer = binned(values["perplexity"], {"tens": 100, "hundreds": vocab / 2}, "uniform")
-    return Claim(answer=answer, values=values)
+    return Claim(
+        binned(values["perplexity"], {"tens": 100, "hundreds": vocab / 2}, "uniform"), values
+    )
 
 
 @claim
@@ -418,18 +403,16 @@ def transfer(subject: Subject) -> Claim:
     for split in splits(len(rows), known):
         train, test = ([examples[i] for i in some] for some in split)
         counted.append(word_baseline(train, test, names, model.tokenizer))
-    trained, raw = (mean_and_error(some)[0] for some in scores)
     bars = {
         "majority": max(labels.count(0), labels.count(1)) / len(labels),
-        "words": mean_and_error(counted)[0],
-        "untrained": raw,
-        "trained": trained,
+        "words": mean(counted),
+        "untrained": mean(scores[1]),
+        "trained": mean(scores[0]),
     }
-    gains = [one - other for one, other in zip(*scores, strict=True)]
-    answer = compared(gains, ("hurts", "same", "helps"))
+    gains = np.subtract(scores[0], scores[1])
     worst = {"low": min(scores[0]), "high": max(scores[0]), "rawhigh": max(scores[1])}
-    facts = {"known": known, "layer": layer, "splits": SPLITS, "gain": trained - raw}
-    return Claim(answer=answer, values=bars | worst | facts, bars=bars)
+    facts = {"known": known, "layer": layer, "splits": SPLITS, "gain": mean(gains)}
+    return Claim(compared(gains, ("hurts", "same", "helps")), bars | worst | facts, bars)
 
 
 # ------------------------------------------------------------------ prompts
@@ -484,34 +467,33 @@ def shots(subject: Subject) -> Claim:
     """What four examples change, with and without the answers' own frequency."""
     none = judge_reviews(subject, 0, 0)
     four = judge_reviews(subject, 0, SHOWN)
-    favourite = float((none.scores.argmax(1) == none.prior.argmax()).mean())
     chances = np.exp(none.prior - none.prior.max())
     bars = {
-        "zero": float(none.right(calibrated=False).mean()),
-        "four": float(four.right(calibrated=False).mean()),
-        "zerofair": float(none.right(calibrated=True).mean()),
-        "fourfair": float(four.right(calibrated=True).mean()),
+        "zero": mean(none.right(calibrated=False)),
+        "four": mean(four.right(calibrated=False)),
+        "zerofair": mean(none.right(calibrated=True)),
+        "fourfair": mean(four.right(calibrated=True)),
     }
-    gains = four.right(calibrated=True) - none.right(calibrated=True)
     facts = {
         "prior": float(chances.max() / chances.sum()),
-        "favourite": favourite,
+        "favourite": mean(none.scores.argmax(1) == none.prior.argmax()),
         "items": len(none.labels),
     }
-    return Claim(answer=compared(gains, ("down", "same", "up")), values=bars | facts, bars=bars)
+    gains = four.right(calibrated=True) - none.right(calibrated=True)
+    return Claim(compared(gains, ("down", "same", "up")), bars | facts, bars)
 
 
 @claim
 def prompts(subject: Subject) -> Claim:
     """How much the wording of the same question matters."""
     found = {
-        name: float(judge_reviews(subject, i, 0).right(calibrated=True).mean())
+        name: mean(judge_reviews(subject, i, 0).right(calibrated=True))
         for i, name in enumerate(("first", "second", "third"))
     }
     spread = max(found.values()) - min(found.values())
     answer = binned(spread, {"little": 0.05, "some": 0.15}, "much")
-    items = len(reviews(subject.language)) - SHOWN
-    return Claim(answer=answer, values=found | {"points": 100 * spread, "items": items}, bars=found)
+    facts = {"points": 100 * spread, "items": len(reviews(subject.language)) - SHOWN}
+    return Claim(answer, found | facts, found)
 
 
 @claim
@@ -524,15 +506,11 @@ def labels(subject: Subject) -> Claim:
     many = len(items) // 2
     marks = [label for _, label in items]
     few, trained = (held_out_accuracy(vectors, marks, known) for known in (SHOWN, many))
-    bars = {
-        "prompt": float(prompted.mean()),
-        "few": mean_and_error(few)[0],
-        "many": mean_and_error(trained)[0],
-    }
-    error = mean_and_error(prompted)[1]
-    gap = bars["many"] - bars["prompt"]
+    shown, error = mean_and_error(prompted)
+    bars = {"prompt": shown, "few": mean(few), "many": mean(trained)}
+    gap = bars["many"] - shown
     answer = "same" if abs(gap) <= SURE * error else "trained" if gap > 0 else "prompt"
-    return Claim(answer=answer, values=bars | {"shown": SHOWN, "known": many}, bars=bars)
+    return Claim(answer, bars | {"shown": SHOWN, "known": many}, bars)
 
 
 # ------------------------------------------------------------------ sizes
@@ -551,7 +529,7 @@ def sizes(subject: Subject) -> Claim:
         "counted": counts["attention"] + counts["mlp"],
         "large": large,
     }
-    return Claim(answer=binned(large, {"small": 5e9, "middle": 50e9}, "large"), values=values)
+    return Claim(binned(large, {"small": 5e9, "middle": 50e9}, "large"), values)
 
 
 @claim
@@ -562,28 +540,27 @@ def source(subject: Subject) -> Claim:
     first = seen.reshape(2 * length, 2 * length)[length]
     count = int(first[:length].sum())
     answer = "all" if count == length else "none" if not count else "left"
-    return Claim(answer=answer, values={"seen": count, "source": length, "own": int(first.sum())})
+    return Claim(answer, {"seen": count, "source": length, "own": int(first.sum())})
 
 
 @claim
 def cost(subject: Subject) -> Claim:
     """What twice the length costs, with full attention and in a band."""
-    pairs = {
-        name: [draw_pattern(text, 1, at, 1).pairs for at in (2048, 4096)]
-        for name, text in (("full", "causal"), ("band", "causal & local:256"))
-    }
-    values = {name: long / short for name, (short, long) in pairs.items()}
-    answer = {1: "same", 2: "two", 4: "four"}[round(values["band"])]
-    return Claim(answer=answer, values=values | {"share": pairs["band"][0] / pairs["full"][0]})
+    full, band = (
+        [pattern_cost(text, at, 1)[0] for at in (2048, 4096)]
+        for text in ("causal", "causal & local:256")
+    )
+    values = {"full": full[1] / full[0], "band": band[1] / band[0], "share": band[0] / full[0]}
+    return Claim({1: "same", 2: "two", 4: "four"}[round(values["band"])], values)
 
 
 @claim
 def bits(subject: Subject) -> Claim:
     """The perplexity with every matrix rounded to fewer bits, with a scale a row."""
     model = subject.model
+    size = count_parameters(model.network)
     require_that(
-        sum(parameter_parts(model.network).values()) <= MAX_COPIED,
-        "This model is too large to be rounded here: choose a smaller one.",
+        size <= MAX_COPIED, "This model is too large to be rounded here: choose a smaller one."
     )
     texts = sentences(subject.language)[:20]
     count = sum(map(len, model.tokenizer.ids(texts)))
@@ -592,9 +569,8 @@ def bits(subject: Subject) -> Claim:
         network = rounded(model.network, width) if width else model.network
         found[name] = math.exp(-sum(sentence_logprobs(network, model.tokenizer, texts)) / count)
     worse = found["four"] / found["whole"] - 1
-    size = sum(parameter_parts(model.network).values())
     facts = {"worse": worse, "bytes": 4 * size, "small": size / 2}
-    return Claim(answer=binned(worse, {"little": 0.05, "some": 1.0}, "much"), values=found | facts)
+    return Claim(binned(worse, {"little": 0.05, "some": 1.0}, "much"), found | facts)
 
 
 @torch.no_grad()
@@ -619,10 +595,9 @@ def sides(subject: Subject) -> Claim:
         both = pseudo_scores(bert.network, bert.tokenizer, parts, together=True)
         spaced = [f" {one.middle}" for one in parts]
         left = subject.model.score([one.before.rstrip() for one in parts], spaced)
-        wins = [one.logprob > other.logprob for one, other in zip(both, left, strict=True)]
-        shares[name] = float(np.mean(wins))
+        shares[name] = mean([b.logprob > g.logprob for b, g in zip(both, left, strict=True)])
     answer = binned(shares["middle"], {"gpt": 0.4, "even": 0.6}, "bert")
-    return Claim(answer=answer, values=shares | {"items": len(sentences(subject.language))})
+    return Claim(answer, shares | {"items": len(parts)})
 
 
 def _split(text: str, place: int | None) -> SplitText:
@@ -637,14 +612,14 @@ def _split(text: str, place: int | None) -> SplitText:
 def cache(subject: Subject) -> Claim:
     """The memory of keys and values as a text grows, beside that of the weights."""
     network = subject.model.network
-    c = network.config
+    context = network.config.context
     token = kv_bytes(network)
-    weights = network.dtype.itemsize * sum(parameter_parts(network).values())
+    long = token * LONG_CONTEXT
+    weights = network.dtype.itemsize * count_parameters(network)
     values: dict[str, float] = {
         "token": token,
-        "context": token * c.context,
-        "tokens": c.context,
-        "long": token * LONG_CONTEXT,
-        "weights": weights,
+        "context": token * context,
+        "tokens": context,
+        "long": long,
     }
-    return Claim(answer="larger" if values["long"] > weights else "smaller", values=values)
+    return Claim("larger" if long > weights else "smaller", values | {"weights": weights})

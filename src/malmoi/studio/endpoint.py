@@ -1,15 +1,17 @@
-"""The studio's endpoints: a view is a function of a model and a request's body; readable tokens."""
+"""The studio's endpoints: a view is a function of a model and a request's fields; tokens."""
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, create_model
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.inference import Model
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
@@ -17,34 +19,46 @@ from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
 from malmoi.server.api.responses import token_name
 from malmoi.server.executor import run_on_model
 from malmoi.server.model_registry import ModelRegistry
-from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer import Tokenizer
 
 router = APIRouter(prefix="/studio", tags=["studio"])
-Body = TypeVar("Body", bound=ApiRequest)
-View = TypeVar("View")
-ModelView = Callable[[Model, Body], View]
+View = TypeVar("View", bound=Callable[..., Any])
+Names = Annotated[list[NameField], Field(max_length=4096)]
+Tokens = Annotated[tuple[Token, ...], Field(max_length=20_000, strict=False)]
+Layer = Annotated[int, Field(ge=-1000, le=1000)]  # from the end if negative
+Index = Annotated[int, Field(ge=0, le=10_000)]
+ShortText = Annotated[str, Field(max_length=2000)]
 
 
 class StudioRequest(BaseModel):
     """A request that names no model."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ApiRequest.model_config
 
 
-def model_view(path: str) -> Callable[[ModelView[Body, View]], ModelView[Body, View]]:
-    """Serves a view of the model that its body names, computed by that model's executor."""
+def model_view(path: str) -> Callable[[View], View]:
+    """Serves a view of the model that a request names, computed by that model's executor.
 
-    def serve(view: ModelView[Body, View]) -> ModelView[Body, View]:
+    The view's other parameters are the fields of the request.
+    """
+
+    def serve(view: View) -> View:
+        hints = get_type_hints(view, include_extras=True)
+        _, *given = signature(view).parameters.values()
+        fields: dict[str, Any] = {
+            one.name: (hints[one.name], ... if one.default is one.empty else one.default)
+            for one in given
+        }
+
         async def endpoint(request: Request, body: Any) -> Any:
             served = registry_of(request).get(body.model)
-            return await run_on_model(request, served, partial(view, served.model, body))
+            values = {name: getattr(body, name) for name in fields}
+            return await run_on_model(request, served, partial(view, served.model, **values))
 
-        _, body_type, view_type = get_type_hints(view).values()
+        body_type = create_model(view.__name__, __base__=ApiRequest, __doc__=view.__doc__, **fields)
         endpoint.__annotations__["body"] = body_type
         endpoint.__doc__ = view.__doc__
-        router.add_api_route(
-            path, endpoint, methods=["POST"], name=view.__name__, response_model=view_type
-        )
+        router.add_api_route(path, endpoint, methods=["POST"], response_model=hints["return"])
         return view
 
     return serve
@@ -66,34 +80,16 @@ Registry = Annotated[ModelRegistry, Depends(registry_of)]
 RunsFolder = Annotated[Path, Depends(runs_folder)]
 
 
-class TextRequest(ApiRequest):
-    """A text for a model to read."""
-
-    text: TextField
+def require_head(layer: int, head: int, layers: int, heads: int) -> None:
+    require_that(
+        layer < layers and head < heads,
+        "There are {layers} layers of {heads} heads here; choose one of them.",
+        layers=layers,
+        heads=heads,
+    )
 
 
 # ------------------------------------------------------------------ tokens in readable form
-
-
-class TokenChance(BaseModel):
-    """A token or a label in readable form, and its probability."""
-
-    text: str
-    probability: float
-
-
-class BranchRequest(ApiRequest):
-    """A prompt, and the tokens generated after it."""
-
-    prompt: TextField = ""
-    tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
-    written: Annotated[list[NameField], Field(max_length=4096)]
-
-
-class PromptBranch(BaseModel):
-    """A prompt as tokens: the given ones, and those generated after them."""
-
-    tokens: list[int]
 
 
 def readable_token(tokenizer: Tokenizer, token: str) -> str:
@@ -102,15 +98,24 @@ def readable_token(tokenizer: Tokenizer, token: str) -> str:
     return token if id is None or tokenizer.kind == "wordpiece" else token_name(tokenizer, id)
 
 
+def token_chance(tokenizer: Tokenizer, token: str, probability: float) -> dict[str, Any]:
+    return {"text": readable_token(tokenizer, token), "probability": probability}
+
+
 @model_view("/branch")
-def prompt_branch(model: Model, body: BranchRequest) -> PromptBranch:
-    """The tokens to continue from; generated ones are kept, however the text would be tokenized."""
+def prompt_branch(
+    model: Model, written: Names, prompt: TextField = "", tokens: Tokens = ()
+) -> dict[str, list[int]]:
+    """The tokens to continue from, instead of the prompt's own ones: these and those written.
+
+    Generated tokens are kept, however the text would be tokenized.
+    """
     known = _by_name(model.tokenizer)
-    unknown = next((one for one in body.written if one not in known), None)
+    unknown = next((one for one in written if one not in known), None)
     if unknown is not None:
         raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
-    before = body.tokens or encode_prompt(model.tokenizer, body.prompt).tokens
-    return PromptBranch(tokens=[*before, *(known[one] for one in body.written)])
+    before = tokens or encode_prompt(model.tokenizer, prompt).tokens
+    return {"tokens": [*before, *(known[one] for one in written)]}
 
 
 @lru_cache(maxsize=8)
@@ -127,10 +132,10 @@ MAX_TOKENS_PER_CHARACTER = 1.2  # a tokenizer that needs more falls back to byte
 MAX_UNKNOWN_SHARE = 0.1
 
 
-class Coverage(BaseModel):
+@dataclass(frozen=True)
+class Coverage:
     """How much of a text a tokenizer knows."""
 
-    name: str = ""
     words: int
     unknown: int  # words with a part that the tokenizer does not know
     characters: int
@@ -154,10 +159,10 @@ class CoverageRequest(StudioRequest):
 
 
 @router.post("/coverage")
-def show_coverage(registry: Registry, body: CoverageRequest) -> dict[str, list[Coverage]]:
+def show_coverage(registry: Registry, body: CoverageRequest) -> dict[str, list[dict[str, Any]]]:
     """How much of a text the tokenizer knows of each model that has one."""
     found = [
-        covers(served.model.tokenizer, body.text).model_copy(update={"name": served.name})
+        {"name": served.name, **asdict(covers(served.model.tokenizer, body.text))}
         for served in map(registry.get, body.models)
         if served.model.checkpoint.tokenizer is not None
     ]
@@ -183,35 +188,6 @@ def covers(words: Tokenizer, text: str) -> Coverage:
 # ------------------------------------------------------------------ how tokenizers split a text
 
 
-class TokenView(BaseModel):
-    """A token, the text it covers, and its bytes where it splits a character."""
-
-    id: int
-    token: str
-    shown: str  # the token as text, with WordPiece's ##
-    text: str
-    special: bool
-    unknown: bool  # an unknown token
-    bytes: str | None = None
-
-
-class Tokenization(BaseModel):
-    """One tokenizer's result, and the models that use it."""
-
-    models: list[str]
-    kind: str
-    vocab: int
-    unknown: int  # number of unknown tokens
-    pieces: list[TokenView]
-
-
-class Tokenizations(BaseModel):
-    characters: int
-    bytes: int
-    words: int
-    cuts: list[Tokenization]
-
-
 class TokenizationRequest(StudioRequest):
     """A text to tokenize."""
 
@@ -219,51 +195,55 @@ class TokenizationRequest(StudioRequest):
 
 
 @router.post("/tokens")
-def show_tokenization(registry: Registry, body: TokenizationRequest) -> Tokenizations:
+def show_tokenization(registry: Registry, body: TokenizationRequest) -> dict[str, Any]:
     """How every loaded tokenizer splits a text; models that share one are listed together."""
     text = body.text
-    found: dict[str, Tokenization] = {}
+    cuts: dict[str, dict[str, Any]] = {}
     for served in registry:
         words = served.model.checkpoint.tokenizer
         if words is None:
             continue
-        key = words.fingerprint()
-        if key in found:
-            found[key].models.append(served.name)
-        else:
-            found[key] = _cut(served.name, words, text)
-    return Tokenizations(
-        characters=len(text),
-        bytes=len(text.encode()),
-        words=len(text.split()),
-        cuts=list(found.values()),
-    )
+        if (key := words.fingerprint()) not in cuts:
+            cuts[key] = _cut(words, text)
+        cuts[key]["models"].append(served.name)
+    return {
+        "characters": len(text),
+        "bytes": len(text.encode()),
+        "words": len(text.split()),
+        "cuts": list(cuts.values()),
+    }
 
 
-def _cut(name: str, words: Tokenizer, text: str) -> Tokenization:
-    pieces = list(_pieces(words, words.encode(text), text))
-    unknown = sum(piece.unknown for piece in pieces)
-    return Tokenization(
-        models=[name], kind=words.kind, vocab=words.vocab_size, unknown=unknown, pieces=pieces
-    )
+def _cut(words: Tokenizer, text: str) -> dict[str, Any]:
+    pieces = list(_pieces(words, text))
+    unknown = sum(piece["unknown"] for piece in pieces)
+    return {
+        "models": [],
+        "kind": words.kind,
+        "vocab": words.vocab_size,
+        "unknown": unknown,
+        "pieces": pieces,
+    }
 
 
-def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenView]:
+def _pieces(words: Tokenizer, text: str) -> Iterator[dict[str, Any]]:
+    encoding = words.encode(text)
     for token, (start, end), special in zip(
         encoding.tokens, encoding.offsets, encoding.specials, strict=True
     ):
         covered = text[start:end]
         held = b"" if special else token_bytes(words)[token]
         broken = words.kind == "byte-bpe" and held != covered.encode()
-        shown = held.hex(" ").upper() if broken and held else None
         name = words.token(token)
         unknown = token == words.specials.unk and not special
-        yield TokenView(
-            id=token,
-            token=name,
-            shown=name if special or unknown else readable_token(words, name),
-            text=covered,
-            special=special,
-            unknown=unknown,
-            bytes=shown,
-        )
+        yield {
+            "id": token,
+            "token": name,
+            # as text, with WordPiece's ##
+            "shown": name if special or unknown else readable_token(words, name),
+            "text": covered,
+            "special": special,
+            "unknown": unknown,
+            # of a token that splits a character
+            "bytes": held.hex(" ").upper() if broken and held else None,
+        }

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.evaluation.examples import generate_examples, label_names, load_examples, require_labels
@@ -21,7 +22,7 @@ from malmoi.evaluation.kinds import custom_task
 from malmoi.evaluation.tasks import Example, Task, named_task
 from malmoi.evaluation.tasks.language_modelling import ARITHMETIC
 from malmoi.inference import Model
-from malmoi.server.api.requests import ApiRequest, NameField, TextField
+from malmoi.server.api.requests import NameField, TextField
 from malmoi.studio.endpoint import model_view
 from malmoi.text.rows import parse_json_rows
 
@@ -32,93 +33,67 @@ FILE_ADVICE = " Fix the file, or skip such rows with --skip-bad (skip_bad=True).
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
-class AnswerChoice(BaseModel):
-    """One answer: log p of its tokens, with and without the question, its score and its share."""
-
-    text: str
-    logprob: float
-    alone: float  # log p without the question: the answer's own frequency
-    tokens: int
-    score: float
-    share: float
-    right: bool
-
-
-class FewShotView(BaseModel):
-    prompt: str  # everything the model reads before the answer
-    examples: int  # K
-    most: int  # the largest possible K
-    items: int
-    scorings: list[str]
-    choices: list[AnswerChoice]
-    right: float | None  # share of all items that are answered rightly, if asked for
-
-
-class FewShotRequest(ApiRequest):
-    """An item of a task, by its number, with some examples before it."""
-
-    task: NameField
-    lines: TextField = ""  # of JSON, for the task "own"
-    item: int = Field(0, ge=0, le=100_000)
-    shots: int = Field(0, ge=0, le=1000)
-    seed: int = Field(0, ge=0, le=2**31)
-    scoring: NameField = "total"
-    all_items: bool = False  # count the right answers to all of them
-
-
 @model_view("/shots")
-def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
+def few_shot_view(  # noqa: PLR0913  # the fields of the view
+    model: Model,
+    task: NameField,
+    lines: TextField = "",  # of JSON, for the task "own"
+    item: Annotated[int, Field(ge=0, le=100_000)] = 0,
+    shots: Annotated[int, Field(ge=0, le=1000)] = 0,
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0,
+    scoring: NameField = "total",
+    *,
+    all_items: bool = False,  # count the right answers to all of them
+) -> dict[str, Any]:
     """The item's prompt with its examples, and the likelihood of every answer."""
-    if wanted.scoring not in (known := scorings(model)):
+    if scoring not in (known := scorings(model)):
         raise UsageError(
             "There is no method {scoring!r} to compare answers; there are {known}.",
-            scoring=wanted.scoring,
+            scoring=scoring,
             known=", ".join(known),
         )
-    task, rows = _rows(wanted)
+    kind, rows = _rows(task, lines, seed)
     require_that(
-        0 <= wanted.item < len(rows),
+        item < len(rows),
         "There is no item {item}: there are {rows}.",
-        item=wanted.item + 1,
+        item=item + 1,
         rows=len(rows),
     )
-    builder = QuestionBuilder(task, model, rows, wanted.shots, wanted.seed)
-    asked = [wanted.item, *(range(len(rows))[:MAX_JUDGED] if wanted.all_items else ())]
+    builder = QuestionBuilder(kind, model, rows, shots, seed)
+    asked = [item, *(range(len(rows))[:MAX_JUDGED] if all_items else ())]
     questions = [builder.build(rows[i], i) for i in asked]
-    together = wanted.scoring.startswith("cloze_")
-    scoring = wanted.scoring.removeprefix("cloze_")
-    scored = score_answers(
-        EvaluationSession(task, model, wanted.scoring), questions, together=together
-    )
+    together = scoring.startswith("cloze_")
+    scored = score_answers(EvaluationSession(kind, model, scoring), questions, together=together)
     found = [
-        _choices(answers, scoring, question.prompt.gold)
+        _choices(answers, scoring.removeprefix("cloze_"), question.prompt.gold)
         for answers, question in zip(scored, questions, strict=True)
     ]
-    best = [max(choices, key=lambda one: one.score).right for choices in found[1:]]
-    return FewShotView(
-        prompt=questions[0].before,
-        examples=questions[0].shots,
-        most=len(rows) - 1,
-        items=len(rows),
-        scorings=known,
-        choices=found[0],
-        right=sum(best) / len(best) if best else None,
-    )
+    best = [max(choices, key=lambda one: one["score"])["right"] for choices in found[1:]]
+    return {
+        "prompt": questions[0].before,  # everything the model reads before the answer
+        "most": len(rows) - 1,  # the largest possible number of examples
+        "items": len(rows),
+        "scorings": known,
+        "choices": found[0],
+        # share of all items that are answered rightly, if asked for
+        "right": sum(best) / len(best) if best else None,
+    }
 
 
-def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[AnswerChoice]:
+def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[dict[str, Any]]:
+    """Each answer, with log p of its tokens, its score and its share."""
     scores = [SCORINGS[scoring](one) for one in found]
     shares = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
     return [
-        AnswerChoice(
-            text=one.text,
-            logprob=one.score.logprob,
-            alone=one.alone.logprob,
-            tokens=len(one.score.tokens),
-            score=score,
-            share=share,
-            right=number == gold,
-        )
+        {
+            "text": one.text,
+            "logprob": one.score.logprob,
+            "alone": one.alone.logprob,  # without the question: the answer's own frequency
+            "tokens": len(one.score.tokens),
+            "score": score,
+            "share": share,
+            "right": number == gold,
+        }
         for number, (one, score, share) in enumerate(zip(found, scores, shares, strict=True))
     ]
 
@@ -126,17 +101,17 @@ def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> l
 # ------------------------------------------------------------------ rows
 
 
-def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
-    if wanted.task == "own":
-        return _pasted(wanted.lines)
+def _rows(task: str, lines: str, seed: int) -> tuple[Task, Sequence[Example]]:
+    if task == "own":
+        return _pasted(lines)
     require_that(
-        wanted.task in LAB_TASKS,
+        task in LAB_TASKS,
         "There is no task {task!r:.40} here; choose {lab_tasks}, or own for your own lines.",
-        task=wanted.task,
+        task=task,
         lab_tasks=", ".join(LAB_TASKS),
     )
-    drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
-    return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)
+    drawn = generate_examples(named_task(task), seed).rows[:DRAWN_EXAMPLES]
+    return replace(named_task(task), kind="choice"), _with_choices(drawn, seed)
 
 
 def _with_choices(rows: Sequence[Example], seed: int) -> list[Example]:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import UsageError, require_that
@@ -21,21 +21,16 @@ from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
-from malmoi.server.api.requests import ApiRequest, NameField
-from malmoi.studio.attention_view import (
-    AttentionView,
-    AttentionViewRequest,
-    LayerGuesses,
-    LayersRequest,
-    attention_view,
-    layer_guesses,
-)
-from malmoi.studio.endpoint import RunsFolder, StudioRequest, model_view, router
+from malmoi.server.api.requests import NameField
+from malmoi.studio.attention_view import attention_view, layer_guesses
+from malmoi.studio.endpoint import Index, RunsFolder, ShortText, StudioRequest, model_view, router
 from malmoi.studio.routes import known_languages
-from malmoi.studio.run_curves import RunView, list_runs
+from malmoi.studio.run_curves import list_runs
 from malmoi.system.run_folder import read_metrics
 from malmoi.text.rows import any_rows
 
+Language = Literal["en", "ko"]
+Lines = Annotated[str, Field(max_length=3_000_000)]
 CONLLU_TABS = 9
 MAX_PROBED = 3000  # words or texts
 MIN_PROBED = 30  # lines: a fifth of fewer is no test
@@ -45,57 +40,43 @@ REPLAY_GUESSES = 5
 _loading = Lock()  # snapshots are opened one at a time
 
 
-class ProbeRequest(ApiRequest):
-    """Labelled lines: CoNLL-U, or a text, a tab and its label; none: built-in sentences."""
-
-    lines: Annotated[str, Field(max_length=3_000_000)]
-    label: NameField = "upos"  # of CoNLL-U
-    language: Literal["en", "ko"] = "en"  # of the built-in sentences
-
-
-class ReplayRequest(StudioRequest):
-    """A run's snapshot, and the text that it reads."""
+class SnapshotRequest(StudioRequest):
+    """A run's snapshot."""
 
     run: NameField
     step: int = Field(ge=0)
-    text: Annotated[str, Field(max_length=2000)]
-    layer: int = Field(0, ge=0, le=10_000)
-    head: int = Field(0, ge=0, le=10_000)
 
 
-class ReplayRun(BaseModel):
-    name: str
-    steps: list[int]
-    depth: int
-    heads: int
-    knows: list[str]  # languages
-    places: list[tuple[float, float]]  # (tokens, loss) of each snapshot
-    loss: list[tuple[float, float]]
-    valid: list[tuple[float, float]]
+class ReplayRequest(SnapshotRequest):
+    """The text that it reads."""
 
-
-class ReplayView(BaseModel):
-    lens: LayerGuesses
-    attention: AttentionView
-    sample: str | None  # of a GPT: the likeliest continuation
+    text: ShortText
+    layer: Index = 0
+    head: Index = 0
 
 
 # ------------------------------------------------------------------ probes
 
 
 @model_view("/probe")
-def probe_view(model: Model, body: ProbeRequest) -> Probe:
-    return probe_model(model, probe_rows(body), max_examples=MAX_PROBED)
+def probe_view(
+    model: Model, lines: Lines, label: NameField = "upos", language: Language = "en"
+) -> Probe:
+    """A probe on labelled lines: CoNLL-U with a column as label, or a text, a tab and its label.
+
+    Without lines, on the built-in sentences of a language.
+    """
+    return probe_model(model, probe_rows(lines, label, language), max_examples=MAX_PROBED)
 
 
-def probe_rows(body: ProbeRequest) -> list[ProbeRow]:
+def probe_rows(text: str, label: str, language: str) -> list[ProbeRow]:
     """The rows of pasted lines, of either kind."""
-    lines = body.lines.splitlines()
+    lines = text.splitlines()
     given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
-        return list(conllu_rows(lines, body.label))
+        return list(conllu_rows(lines, label))
     if not given:
-        return list(order_rows(body.language))
+        return list(order_rows(language))
     require_that(
         len(given) >= MIN_PROBED,
         "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
@@ -126,63 +107,63 @@ def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str
 
 
 @router.get("/snapshots")
-def replay_runs(folder: RunsFolder) -> dict[str, list[ReplayRun]]:
+def replay_runs(folder: RunsFolder) -> dict[str, list[dict[str, Any]]]:
     """The runs that kept snapshots."""
-    found = ((run, _snapshots(folder, run)) for run in list_runs(folder).runs)
-    return {"runs": [_replay(run, some) for run, some in found if some and run.loss]}
+    found = ((run, _snapshots(folder, run["name"])) for run in list_runs(folder)["runs"])
+    return {"runs": [_replay(run, some) for run, some in found if some and run["loss"]]}
 
 
-def _snapshots(folder: Path, run: RunView) -> dict[int, Path]:
-    own = folder / run.name
+def _snapshots(folder: Path, name: str) -> dict[int, Path]:
+    own = folder / name
     home = own if own.is_dir() else folder  # the folder may itself be the run
     files = sorted((home / "snapshots").glob("*/config.json"))
     return {int(file.parent.name): file.parent for file in files if file.parent.name.isdigit()}
 
 
-def _replay(run: RunView, snapshots: dict[int, Path]) -> ReplayRun:
+def _replay(run: dict[str, Any], snapshots: dict[int, Path]) -> dict[str, Any]:
     first = snapshots[min(snapshots)]
     model = opened(first)
-    config = model.config
     rows = [row for row in read_metrics(first.parents[1] / "metrics.jsonl") if "loss" in row]
     nearest = [min(rows, key=lambda row: abs(row["step"] - step)) for step in sorted(snapshots)]
-    return ReplayRun(
-        name=run.name,
-        steps=sorted(snapshots),
-        depth=config.depth,
-        heads=config.heads,
-        knows=known_languages(model.tokenizer),
-        places=[(float(row.get("tokens", row["step"])), float(row["loss"])) for row in nearest],
-        loss=run.loss,
-        valid=run.valid,
-    )
+    return {
+        "name": run["name"],
+        "steps": sorted(snapshots),
+        "depth": model.config.depth,
+        "heads": model.config.heads,
+        "knows": known_languages(model.tokenizer),
+        # (tokens, loss) of each snapshot
+        "places": [(float(row.get("tokens", row["step"])), float(row["loss"])) for row in nearest],
+        "loss": run["loss"],
+        "valid": run["valid"],
+    }
 
 
 @contextmanager
 def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
     """A run's snapshot after a step, for one request at a time."""
-    runs = {run.name: run for run in list_runs(folder).runs}
-    if name not in runs or step not in (some := _snapshots(folder, runs[name])):
+    known = any(run["name"] == name for run in list_runs(folder)["runs"])
+    found = _snapshots(folder, name).get(step) if known else None
+    if found is None:
         raise UsageError(
             "There is no snapshot of {name!r} after step {step}.", name=name, step=step
         )
     with _loading:
-        yield opened(some[step])
+        yield opened(found)
 
 
 @router.post("/replay")
-def replay_view(folder: RunsFolder, body: ReplayRequest) -> ReplayView:
-    """A text as a run's snapshot reads it."""
+def replay_view(folder: RunsFolder, body: ReplayRequest) -> dict[str, Any]:
+    """A text as a run's snapshot reads it, and the likeliest continuation of a GPT."""
+    text = body.text
     with reading_snapshot(folder, body.run, body.step) as model:
-        layers = LayersRequest(model=None, text=body.text, top=REPLAY_GUESSES)
-        wanted = AttentionViewRequest(model=None, text=body.text, layer=body.layer, head=body.head)
         writes = "generate" in model.abilities
-        return ReplayView(
-            lens=layer_guesses(model, layers),
-            attention=attention_view(model, wanted),
-            sample=model.generate(body.text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
+        return {
+            "lens": layer_guesses(model, text, REPLAY_GUESSES),
+            "attention": attention_view(model, text, layer=body.layer, head=body.head),
+            "sample": model.generate(text, max_new_tokens=SAMPLE_TOKENS, temperature=0)
             if writes
             else None,
-        )
+        }
 
 
 @lru_cache(maxsize=4)
@@ -193,36 +174,15 @@ def opened(folder: Path) -> Model:
 
 # ------------------------------------------------------------------ minimal pairs
 
-MINIMAL_PAIRS = Path(__file__).with_name(
-    "minimal_pairs.json"
-)  # language → phenomenon → [good, bad]
+# language → phenomenon → [good, bad]
+MINIMAL_PAIRS = Path(__file__).with_name("minimal_pairs.json")
 MAX_PAIRS = 520  # 40 of each of BLiMP's phenomena: a snapshot is scored in seconds
 
 
-class PairsRequest(StudioRequest):
-    """A run's snapshot, and the set of pairs that it is scored on."""
+class PairsRequest(SnapshotRequest):
+    """The set of pairs that it is scored on."""
 
-    run: NameField
-    step: int = Field(ge=0)
     pairs: NameField
-
-
-class PairSet(BaseModel):
-    name: str
-    pairs: int
-    phenomena: list[str]
-
-
-class ScoredPair(BaseModel):
-    phenomenon: str
-    good: str
-    bad: str
-    margin: float  # log p(good) − log p(bad)
-
-
-class PairScores(BaseModel):
-    accuracy: dict[str, float]  # by phenomenon
-    pairs: list[ScoredPair]
 
 
 @lru_cache(maxsize=16)
@@ -249,24 +209,20 @@ def _spread(pairs: list[Example], limit: int) -> list[Example]:
     return [pairs[i * len(pairs) // count] for i in range(count)]
 
 
-def score_examples(model: Model, pairs: tuple[Example, ...]) -> PairScores:
+def score_examples(model: Model, pairs: tuple[Example, ...]) -> dict[str, Any]:
     """How often the right sentence is more likely; a tie is wrong (Warstadt et al. 2020 §4)."""
     texts = [text for pair in pairs for text in pair.choices]
     found = sentence_logprobs(model.network, model.tokenizer, texts)
-    scored = [
-        ScoredPair(
-            phenomenon=pair.group,
-            good=pair.choices[pair.label],
-            bad=pair.choices[1 - pair.label],
-            margin=both[pair.label] - both[1 - pair.label],
-        )
-        for pair, both in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True)
-    ]
+    scored = []
     right: dict[str, list[bool]] = defaultdict(list)
-    for one in scored:
-        right[one.phenomenon].append(one.margin > 0)
+    for pair, both in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True):
+        good, bad = pair.label, 1 - pair.label
+        margin = both[good] - both[bad]  # log p(good) − log p(bad)
+        shown = {"good": pair.choices[good], "bad": pair.choices[bad]}
+        scored.append({"phenomenon": pair.group, **shown, "margin": margin})
+        right[pair.group].append(margin > 0)
     accuracy = {name: sum(some) / len(some) for name, some in right.items()}
-    return PairScores(accuracy=accuracy, pairs=scored)
+    return {"accuracy": accuracy, "pairs": scored}  # accuracy by phenomenon
 
 
 def _sources(request: Request) -> dict[str, Path | str]:
@@ -278,20 +234,16 @@ PairSources = Annotated[dict[str, Path | str], Depends(_sources)]
 
 
 @router.get("/pairs")
-def show_pair_sets(sources: PairSources) -> dict[str, list[PairSet]]:
+def show_pair_sets(sources: PairSources) -> dict[str, list[dict[str, Any]]]:
     """The sets of minimal pairs: those built in, and the files given to --pairs."""
-    found = {name: pair_examples(source) for name, source in sources.items()}
-    sets = [
-        PairSet(
-            name=name, pairs=len(pairs), phenomena=list(dict.fromkeys(pair.group for pair in pairs))
-        )
-        for name, pairs in found.items()
-    ]
-    return {"sets": sets}
+    sizes = {name: len(pair_examples(source)) for name, source in sources.items()}
+    return {"sets": [{"name": name, "pairs": size} for name, size in sizes.items()]}
 
 
 @router.post("/pairs")
-def show_pair_scores(folder: RunsFolder, sources: PairSources, body: PairsRequest) -> PairScores:
+def show_pair_scores(
+    folder: RunsFolder, sources: PairSources, body: PairsRequest
+) -> dict[str, Any]:
     """A snapshot's accuracy on minimal pairs, by phenomenon."""
     require_that(
         body.pairs in sources,

@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
-
 from malmoi.errors import MalmoiError
 from malmoi.report.chart import ChartPoints, smooth_points, thin_points
 from malmoi.studio.endpoint import RunsFolder, router
@@ -24,50 +22,16 @@ Axis = Literal["tokens", "step", "seconds"]
 NO_MEASURE = ("step", "tokens", "seconds", "judging_seconds", "rows", "loss", "lr")
 
 
-class RunSample(BaseModel):
-    step: int
-    text: str
-
-
-class RunView(BaseModel):
-    """One run: points are (x, loss); x is the step where a run does not count tokens."""
-
-    name: str
-    objective: str | None  # of pre-training; none: a fine-tuning
-    metrics: dict[str, list[tuple[float, float]]]  # of a fine-tuning's evaluations
-    changed: float  # time of the last write, in seconds since 1970
-    step: int
-    seconds: float
-    tokens_per_second: float | None
-    loss: list[tuple[float, float]]
-    valid: list[tuple[float, float]]
-    samples: list[RunSample]
-
-
-class TaskScores(BaseModel):
-    """The accuracy of a fine-tuning's runs on the test rows, beside two that need no network."""
-
-    name: str
-    scores: list[float]  # one a run: seeds differ
-    majority: float  # of always the most frequent label
-    words: float | None  # of counting words
-
-
-class RunViews(BaseModel):
-    runs: list[RunView]
-    tests: list[TaskScores]
-
-
 @router.get("/runs")
-def list_runs(folder: RunsFolder, axis: Axis = "tokens") -> RunViews:
+def list_runs(folder: RunsFolder, axis: Axis = "tokens") -> dict[str, list[dict[str, Any]]]:
     """The training runs under the server's --runs folder, most recently updated first."""
     files = sorted(_files(folder, "metrics.jsonl"), key=lambda file: -file.stat().st_mtime_ns)
     reports = sorted(_files(folder, "report.json"))
     tests = (_test_scores(file, folder, file.stat().st_mtime_ns) for file in reports)
-    return RunViews(
-        runs=[_fresh(file, folder, axis) for file in islice(files, MAX_RUNS)],
-        tests=list(islice(filter(None, tests), MAX_RUNS)),
-    )
+    return {
+        "runs": [_fresh(file, folder, axis) for file in files[:MAX_RUNS]],
+        "tests": list(islice(filter(None, tests), MAX_RUNS)),
+    }
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
@@ -80,47 +44,52 @@ def _name(folder: Path, below: Path) -> str:
 
 
 @lru_cache(maxsize=6 * MAX_RUNS)
-def _test_scores(file: Path, folder: Path, changed: int) -> TaskScores | None:
-    """What a fine-tuning reports of its runs; None if it has no accuracy of labels."""
+def _test_scores(file: Path, folder: Path, changed: int) -> dict[str, Any] | None:
+    """The accuracy of a fine-tuning's runs on the test rows, beside two that need no network.
+
+    None if it reports no accuracy of labels.
+    """
     try:
         report = read_object(file)
         runs = report.list_of("runs", dict)
         support = [label["support"] for label in report.map_of("labels", dict).values()]
-        return TaskScores(
-            name=_name(file.parent, folder),
-            scores=[run["accuracy"] for run in runs],
-            majority=max(support) / sum(support),
-            words=report.number("word_baseline", default=None),
-        )
-    except (MalmoiError, KeyError, ValueError, ZeroDivisionError):
+        return {
+            "name": _name(file.parent, folder),
+            "scores": [float(run["accuracy"]) for run in runs],  # seeds differ
+            "majority": max(support) / sum(support),  # of always the most frequent label
+            # of counting words
+            "words": report.number("word_baseline", default=None),
+        }
+    except (MalmoiError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
-def _fresh(file: Path, folder: Path, axis: Axis) -> RunView:
+def _fresh(file: Path, folder: Path, axis: Axis) -> dict[str, Any]:
     state = file.stat()
     return _run(file, folder, axis, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=6 * MAX_RUNS)  # an unchanged run is not read again
-def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> RunView:
+def _run(file: Path, folder: Path, axis: Axis, changed: int, size: int) -> dict[str, Any]:
+    """One run: points are (x, loss); x is the step where a run does not count tokens."""
     rows = read_metrics(file)
     last: dict[str, Any] = rows[-1] if rows else {}
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
     samples = [
-        RunSample(step=row["step"], text=str(row["sample"])) for row in rows if row.get("sample")
+        {"step": row["step"], "text": str(row["sample"])} for row in rows if row.get("sample")
     ]
-    return RunView(
-        name=_name(file.parent, folder),
-        objective=(objective := _objective(file.parent)),
-        metrics={} if objective else _measures(rows, axis),
-        changed=changed / 1e9,
-        step=int(last.get("step", 0)),
-        seconds=float(last.get("seconds", 0.0)),
-        tokens_per_second=speeds[-1] if speeds else None,
-        loss=_thin(smooth_points(_line(rows, "loss", axis))),
-        valid=_thin(_line(rows, "valid_loss", axis)),
-        samples=samples[-MAX_SAMPLES:],
-    )
+    objective = _objective(file.parent)
+    return {
+        "name": _name(file.parent, folder),
+        "objective": objective,  # of pre-training; None: a fine-tuning, which is evaluated instead
+        "metrics": {} if objective else _measures(rows, axis),
+        "step": int(last.get("step", 0)),
+        "seconds": float(last.get("seconds", 0.0)),
+        "tokens_per_second": speeds[-1] if speeds else None,
+        "loss": _thin(smooth_points(_line(rows, "loss", axis))),
+        "valid": _thin(_line(rows, "valid_loss", axis)),
+        "samples": samples[-MAX_SAMPLES:],
+    }
 
 
 def _objective(folder: Path) -> str | None:

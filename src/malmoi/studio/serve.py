@@ -12,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from malmoi.inference import Model
-from malmoi.messages import StatusLog
+from malmoi.messages import StatusLog, joined
 from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
@@ -20,8 +20,8 @@ from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     ablation,
     attention_view,
     claims,
+    compare,
     probing,
-    projection,
     routes,
     run_curves,
     sentence_path,
@@ -44,8 +44,9 @@ def serve_models(
         probing.pair_examples(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
-        for note in registry.notes:
-            logger.warning(note)
+        for one in registry:
+            for note in one.model.notes:
+                logger.warning(joined(": ", (one.name, note)))
         if not settings.local and settings.api_key is None:
             logger.warning(
                 "Other machines can reach this server, and no API key is set: anyone there may use "

@@ -12,9 +12,15 @@ from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.inference.prompt import Conversation, encode_conversation
 from malmoi.messages import msg
-from malmoi.server.api.completions import GenerationReply, respond
-from malmoi.server.api.events import STREAM_RESPONSES, Events
-from malmoi.server.api.requests import ApiRequest, ChatRequest, Message, ResponseFormat, example
+from malmoi.server.api.completions import STREAM_RESPONSES, Events, GenerationReply, respond
+from malmoi.server.api.requests import (
+    ApiRequest,
+    ChatRequest,
+    Message,
+    ResponseFormat,
+    example,
+    field,
+)
 from malmoi.server.api.responses import (
     AssistantMessage,
     ChatChoice,
@@ -55,8 +61,7 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     require_that(
         ask.limit != 0, "max_tokens must be 1 or more: an answer needs at least one token."
     )
-    reply = ToolReply if ask.callable_tools else ChatReply
-    return await respond(request, ask, served, chat_jobs, reply)
+    return await respond(request, ask, served, chat_jobs, ChatReply)
 
 
 def chat_jobs(ask: ChatRequest, served: ServedModel) -> list[GenerationJob]:
@@ -66,9 +71,7 @@ def chat_jobs(ask: ChatRequest, served: ServedModel) -> list[GenerationJob]:
     prompt = conversation_of(ask, served)
     options = prompt.settings(given)
     named = max(ask.top_logprobs or 0, 1) if ask.logprobs else 0
-    return [
-        engine.job(prompt.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds(ask.n)
-    ]
+    return [engine.job(prompt.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds]
 
 
 def call_grammar(ask: ChatRequest, served: ServedModel) -> dict[str, Any]:
@@ -125,22 +128,31 @@ def conversation_of(ask: ChatRequest, served: ServedModel) -> Conversation:
 
 
 class ChatReply(GenerationReply):
-    """Bodies of /v1/chat/completions."""
+    """Bodies of /v1/chat/completions, in which calls of tools are apart from the text."""
 
     prefix = "chatcmpl"
+
+    def __init__(
+        self, ask: ChatRequest, served: ServedModel, jobs: Sequence[GenerationJob]
+    ) -> None:
+        super().__init__(ask, served, jobs)
+        form = call_format(served.model.tokenizer) if ask.callable_tools else None
+        self.readers = [None if form is None else CallReader(form) for _ in jobs]
 
     def opening(self) -> list[ChatChunk]:
         role = Delta(role="assistant", content="")
         return [self.body([ChunkChoice(index=i, delta=role)]) for i in range(self.ask.n)]
 
     def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk | bytes]:
-        return [
-            self.text_event(index, chunk.text, partial(_plain, index))
-            if self.begun[index] and self.is_text(chunk)
-            else self.body([self._part(index, chunk)])
-            for index, chunk in chunks
-            if self._is_shown(index, chunk)
-        ]
+        found: list[ChatChunk | bytes] = []
+        for index, chunk in chunks:
+            self.written += len(chunk.tokens)
+            plain = self.begun[index] and self.readers[index] is None
+            if plain and chunk.text and self.is_text(chunk):
+                found.append(self.text_event(index, chunk.text, partial(_plain, index)))
+            else:
+                found += [self.body([choice]) for choice in self._choices(index, chunk)]
+        return found
 
     def whole(self, written: Sequence[Sequence[TextChunk]]) -> ChatResponse:
         answers = [join_chunks(chunks) for chunks in written]
@@ -148,59 +160,32 @@ class ChatReply(GenerationReply):
         choices = [
             ChatChoice(
                 index=index,
-                message=self.message(index, done),
+                message=self._message(index, done),
                 logprobs=self._logprobs(done.logprobs),
-                finish_reason=self.finish(index, done),
+                finish_reason=self._finish(index, done),
             )
             for index, done in enumerate(answers)
         ]
         return ChatResponse(**self.head, choices=choices, usage=self.usage())
 
-    def message(self, index: int, done: TextChunk) -> AssistantMessage:
-        return AssistantMessage(content=done.text.lstrip())
-
-    def finish(self, index: int, chunk: TextChunk) -> Any:
-        return chunk.finish
-
     def body(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatChunk:
         return ChatChunk(**self.head, choices=choices, usage=usage)
 
-    def _is_shown(self, index: int, chunk: TextChunk) -> bool:
-        """Whether a chunk has anything to send: leading white space alone has not."""
-        self.written += len(chunk.tokens)
-        blank = not (chunk.text if self.begun[index] else chunk.text.strip())
-        return not blank or chunk.finish is not None or (self.ask.logprobs and bool(chunk.tokens))
+    def _parts(self, index: int, chunk: TextChunk) -> Iterator[str | ToolCallPart]:
+        """Text and parts of calls."""
+        if (reader := self.readers[index]) is None:
+            yield chunk.text
+        else:
+            yield from reader.read(chunk.text, last=chunk.finish is not None)
 
-    def _part(self, index: int, chunk: TextChunk) -> ChunkChoice:
-        text = self.trimmed(index, chunk.text)
-        logprobs = self._logprobs(chunk.logprobs) if chunk.tokens else None
-        delta = Delta(content=text) if text else Delta()
-        return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=chunk.finish)  # type: ignore[arg-type]
+    def _finish(self, index: int, chunk: TextChunk) -> Any:
+        reader = self.readers[index]
+        return "tool_calls" if reader and reader.count and chunk.finish == "stop" else chunk.finish
 
-    def _logprobs(self, given: Sequence[Any]) -> ChatLogprobs | None:
-        top = self.ask.top_logprobs or 0
-        return chat_logprobs(self.served.model.tokenizer, given, top) if self.ask.logprobs else None
-
-
-class ToolReply(ChatReply):
-    """Answers that may call tools."""
-
-    def __init__(
-        self, ask: ChatRequest, served: ServedModel, jobs: Sequence[GenerationJob]
-    ) -> None:
-        super().__init__(ask, served, jobs)
-        form = call_format(served.model.tokenizer)
-        assert form is not None  # `call_grammar` refuses the others
-        self.readers = [CallReader(form) for _ in jobs]
-
-    def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk | bytes]:
-        choices = (choice for index, chunk in chunks for choice in self._choices(index, chunk))
-        return [self.body([choice]) for choice in choices]
-
-    def message(self, index: int, done: TextChunk) -> AssistantMessage:
+    def _message(self, index: int, done: TextChunk) -> AssistantMessage:
         text = ""
         calls: dict[int, ToolCall] = {}
-        for part in self.readers[index].read(done.text, last=True):
+        for part in self._parts(index, done):
             if isinstance(part, str):
                 text += part
                 continue
@@ -210,22 +195,27 @@ class ToolReply(ChatReply):
         content = text.lstrip() or (None if calls else "")
         return AssistantMessage(content=content, tool_calls=list(calls.values()) or None)
 
-    def finish(self, index: int, chunk: TextChunk) -> Any:
-        return (
-            "tool_calls" if chunk.finish == "stop" and self.readers[index].count else chunk.finish
-        )
-
-    def _choices(self, index: int, chunk: TextChunk) -> Iterator[ChunkChoice]:
-        self.written += len(chunk.tokens)
-        for part in self.readers[index].read(chunk.text, last=chunk.finish is not None):
+    def _choices(self, index: int, chunk: TextChunk) -> list[ChunkChoice]:
+        """What a chunk adds; nothing for leading white space alone."""
+        deltas = []
+        for part in self._parts(index, chunk):
             if isinstance(part, ToolCallPart):
-                yield ChunkChoice(index=index, delta=Delta(tool_calls=[part]))
+                deltas.append(Delta(tool_calls=[part]))
             elif text := self.trimmed(index, part):
-                yield ChunkChoice(index=index, delta=Delta(content=text))
+                deltas.append(Delta(content=text))
         logprobs = self._logprobs(chunk.logprobs) if chunk.tokens else None
-        finish = self.finish(index, chunk)
-        if logprobs or finish:
-            yield ChunkChoice(index=index, delta=Delta(), logprobs=logprobs, finish_reason=finish)
+        finish = self._finish(index, chunk)
+        if not deltas and (logprobs or finish):
+            deltas = [Delta()]
+        choices = [ChunkChoice(index=index, delta=delta) for delta in deltas]
+        if choices:
+            choices[-1].logprobs = logprobs
+            choices[-1].finish_reason = finish
+        return choices
+
+    def _logprobs(self, given: Sequence[Any]) -> ChatLogprobs | None:
+        top = self.ask.top_logprobs or 0
+        return chat_logprobs(self.served.model.tokenizer, given, top) if self.ask.logprobs else None
 
 
 def _plain(index: int, text: str) -> ChunkChoice:
@@ -254,11 +244,11 @@ class ResponseRequest(
     """A text or a conversation to answer."""
 
     input: str | Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    instructions: str | None = Field(default=None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(default=None, ge=1, description="Maximum new tokens.")
-    temperature: float = Field(default=1.0, ge=0, le=100, description="0 is greedy decoding.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling.")
-    stream: bool = Field(default=False, description="Server-sent events.")
+    instructions: str | None = field(None, "A system message before the input.")
+    max_output_tokens: int | None = field(None, "Maximum new tokens.", ge=1)
+    temperature: float = field(1.0, "0 is greedy decoding.", ge=0, le=100)
+    top_p: float | None = field(None, "Nucleus sampling.", gt=0, le=1)
+    stream: bool = field(False, "Server-sent events.")
     text: TextSettings | None = None
 
     def as_chat(self) -> ChatRequest:
@@ -268,10 +258,9 @@ class ResponseRequest(
         else:
             messages += self.input
         form = self.text.format if self.text else None
-        given: dict[str, Any] = {"model": self.model}
-        given |= {"temperature": self.temperature, "top_p": self.top_p}
+        given = self.model_dump(include={"model", "temperature", "top_p", "stream"})
         given |= {"messages": messages, "max_completion_tokens": self.max_output_tokens}
-        return ChatRequest.model_validate(given | {"stream": self.stream, "response_format": form})
+        return ChatRequest.model_validate(given | {"response_format": form})
 
 
 class OutputText(BaseModel):

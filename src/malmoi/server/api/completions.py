@@ -1,23 +1,37 @@
-"""POST /v1/completions, and the code shared with chat."""
+"""POST /v1/completions, and the code shared with chat; streams of server-sent events."""
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from time import time
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
-from malmoi.server.api.events import MARK, STREAM_RESPONSES, Events, EventStream, TextEvent
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
+from malmoi.server.error_replies import ApiError, api_error, log
 from malmoi.server.executor import GenerationStream, IndexedChunk, served_model, unless_disconnected
 from malmoi.server.model_registry import ServedModel
 
+DONE_EVENT = b"data: [DONE]\n\n"
+EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole response, or with `stream` its parts as events, each JSON.",
+        "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+    }
+}
+MARK = "\ufdd0"  # a noncharacter, which JSON does not escape and no field contains
+Events = AsyncIterator[Sequence[BaseModel | bytes]]  # bytes: an event as it is sent
 router = APIRouter()
 
 
@@ -40,16 +54,10 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     return await respond(request, ask, served, _jobs, CompletionReply)
 
 
-def check_length(ask: GenerationFields, request: Request) -> None:
+def check_length(requested: int, request: Request) -> None:
     """Refuses more tokens than the server generates for one request."""
-    limit = request.app.state.settings.max_tokens
-    if (ask.limit or 0) > limit:
-        raise too_long(ask.limit or 0, limit)
-    require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
-
-
-def too_long(requested: int, limit: int) -> UsageError:
-    return UsageError(
+    require_that(
+        requested <= (limit := request.app.state.settings.max_tokens),
         "max_tokens is {requested}, and this server's limit per request is {limit}.",
         requested=requested,
         limit=limit,
@@ -66,7 +74,7 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
         for prompt in prompts
-        for seed in ask.seeds(ask.n)
+        for seed in ask.seeds
     ]
 
 
@@ -156,7 +164,8 @@ async def respond(
     reply_type: Callable[[Fields, ServedModel, list[GenerationJob]], GenerationReply],
 ) -> Any:
     """The response: a stream of events, or one body at the end unless the client disconnects."""
-    check_length(ask, request)
+    check_length(ask.limit or 0, request)
+    require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
     jobs = await asyncio.to_thread(jobs_of, ask, served)
     reply = reply_type(ask, served, jobs)
     generation = GenerationStream(request, served, jobs)
@@ -219,3 +228,71 @@ class CompletionReply(GenerationReply):
 
 def _plain(index: int, text: str) -> CompletionChoice:
     return CompletionChoice(index=index, text=text)
+
+
+# ------------------------------------------------------------------ streams
+
+
+class EventStream(Response):
+    """Sends the events of a generation; a client that disconnects cancels it."""
+
+    media_type = "text/event-stream"
+    sent_headers: ClassVar = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+    def __init__(self, generation: GenerationStream, events: Events) -> None:
+        super().__init__(headers=self.sent_headers)
+        del self.headers["content-length"]
+        self.generation = generation
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.generation:
+            try:
+                settings = self.generation.settings
+                async with asyncio.timeout(settings.timeout + settings.stall_timeout):
+                    await unless_disconnected(receive, self._send_all(send))
+            except TimeoutError:
+                return  # a client that does not read cannot be sent an error
+            except ApiError as error:
+                if error.code != "gone":
+                    raise
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for some in self.events:
+                await _send(send, b"".join(map(_event, some)))
+        except Exception as error:
+            log(error)
+            await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
+        await send({"type": "http.response.body", "body": DONE_EVENT})
+
+
+def sse_event(data: str) -> bytes:
+    return b"data: " + data.encode() + b"\n\n"
+
+
+class TextEvent:
+    """An event in which only the text changes; `body` has `MARK` there.
+
+    It is serialised once: doing so for every token takes most of the server's time.
+    """
+
+    def __init__(self, body: BaseModel) -> None:
+        self.before, self.after = _event(body).split(json.dumps(MARK, ensure_ascii=False).encode())
+
+    def __call__(self, text: str) -> bytes:
+        return self.before + json.dumps(text, ensure_ascii=False).encode() + self.after
+
+
+def _event(body: BaseModel | bytes) -> bytes:
+    """A body as an event, named by its type if it has one."""
+    if isinstance(body, bytes):
+        return body
+    kind = getattr(body, "type", "")
+    return (f"event: {kind}\n".encode() if kind else b"") + sse_event(body.model_dump_json())
+
+
+async def _send(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -2,16 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    create_model,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from malmoi.errors import nearest, require_that
 from malmoi.inference.generation.options import (
@@ -26,7 +18,6 @@ from malmoi.server.api.tools import Tool, ToolCall, ToolChoice
 from malmoi.settings import settings_of
 
 MAX_TEXTS = 256  # per request
-MAX_EMBEDDED_TEXTS = 2048  # as OpenAI's API
 MAX_TOP_LOGPROBS = 20
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -34,15 +25,13 @@ TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_TEXTS)]
 PromptInput = str | TextList | Tokens | TokenLists
-EmbeddingInput = (
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)]
-    | Tokens
-    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)]
-)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Top = Annotated[int, Field(ge=1, le=100)]
-LogitBias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+BiasField = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+LogitBias = Annotated[dict[str, BiasField], Field(max_length=1024)]
 TextField = Annotated[str, Field(max_length=20_000)]
 NameField = Annotated[str, Field(max_length=200)]
 
@@ -71,19 +60,18 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "think": (False,),
-    "images": ([],),
-    "template": ("",),
-    "context": ([],),
 }
 # fields that change nothing in an answer: notes for an account, hints for a cache or a queue
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "cache_salt", "priority", "request_id"),
-    "keep_alive",
     *("reasoning", "reasoning_effort"),  # read by chat templates alone
 }
-ROLE_NAMES = {"developer": "system"}
+
+
+def field(default: Any, about: str, **bounds: Any) -> Any:
+    """A field that may be left out."""
+    return Field(default, description=about, **bounds)
 
 
 def example(**fields: Any) -> dict[str, Any]:
@@ -91,7 +79,7 @@ def example(**fields: Any) -> dict[str, Any]:
 
 
 class ApiRequest(BaseModel):
-    """A request. Unknown fields are refused, so that a misspelt one is not silently ignored.
+    """A request; unknown fields are refused, so that a misspelt one is not silently ignored.
 
     null means the default, fields that change nothing here (`user`, `tools: []`) are accepted, and
     `input` may be written for `text`.
@@ -101,9 +89,7 @@ class ApiRequest(BaseModel):
     # fields whose texts are cut or read in parts; any other must fit into the model's context
     long_texts: ClassVar[frozenset[str]] = frozenset()
 
-    model: NameField | None = Field(
-        default=None, description="A name from /v1/models; default: the first."
-    )
+    model: NameField | None = field(None, "A name from /v1/models; default: the first.")
 
     @model_validator(mode="before")
     @classmethod
@@ -128,32 +114,15 @@ class ApiRequest(BaseModel):
             raise PydanticCustomError("unknown_field", sentence, about)
         return kept
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Optional fields may be null."""
-        schema = handler(core)
-        whole = handler.resolve_ref_schema(schema)
-        for name, field in whole.get("properties", {}).items():
-            if name not in whole.get("required", ()):
-                about = {key: field.pop(key) for key in ("title", "description") if key in field}
-                default = {"default": field.pop("default")} if "default" in field else {}
-                nullable = {"anyOf": [*field.pop("anyOf", [dict(field)]), {"type": "null"}]}
-                whole["properties"][name] = nullable | about | default
-        return schema
-
 
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = Field(
-        default=False, description="End with an event that holds the token usage."
-    )
-    include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
-    continuous_usage_stats: bool = Field(default=False, description="Token usage in every event.")
+    include_usage: bool = field(False, "End with an event that holds the token usage.")
+    include_obfuscation: bool = field(False, "Accepted and ignored.")
+    continuous_usage_stats: bool = field(False, "Token usage in every event.")
 
 
 class NamedSchema(BaseModel):
@@ -161,10 +130,7 @@ class NamedSchema(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    name: str = ""
-    description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -174,9 +140,8 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
-    schema_: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="A schema without a name, as instructor sends it."
-    )
+    # instructor sends a schema without a name
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     def json_value(self) -> dict[str, Any] | Literal[True] | None:
         if self.type == "text":
@@ -197,7 +162,7 @@ SHARED = [*(name for name in settings_of(Sampling) if name != "logit_bias"), "ig
 def request_field(name: str, **changes: Any) -> Any:
     """The field of a request for a setting of `generate`."""
     one = SETTINGS[name]
-    return Field(one.default, description=one.help, **{**one.bounds, **changes})
+    return field(one.default, one.help, **{**one.bounds, **changes})
 
 
 if TYPE_CHECKING:
@@ -213,29 +178,19 @@ else:
 class GenerationFields(SharedFields):
     """How text is generated."""
 
-    max_tokens: int | None = Field(default=None, ge=0, description="Maximum new tokens.")
-    max_completion_tokens: int | None = Field(
-        default=None, ge=1, description="New name of max_tokens."
-    )
+    max_tokens: int | None = field(None, "Maximum new tokens.", ge=0)
+    max_completion_tokens: int | None = field(None, "New name of max_tokens.", ge=1)
     n: int = request_field("n", le=128)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        default=None, description="Texts to stop before."
-    )
+    stop: Stop | Stops | None = field(None, "Texts to stop before.")
     seed: int | None = request_field("seed")
-    stream: bool = Field(default=False, description="Server-sent events, the last of them [DONE].")
+    stream: bool = field(False, "Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[dict[str, LogitBias], Field(max_length=1024)] | None = Field(
-        default=None, description="Added to the scores of tokens, by id."
-    )
+    logit_bias: LogitBias | None = field(None, "Added to the scores of tokens, by id.")
     min_tokens: int | None = request_field("min_tokens")
-    response_format: ResponseFormat | None = Field(
-        default=None, description="Plain JSON, or a schema."
-    )
-    guided_json: dict[str, Any] | None = Field(default=None, description="JSON schema to follow.")
-    guided_regex: str | None = Field(default=None, description=SETTINGS["regex"].help)
-    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="The text must be one of these."
-    )
+    response_format: ResponseFormat | None = field(None, "Plain JSON, or a schema.")
+    guided_json: dict[str, Any] | None = field(None, "JSON schema to follow.")
+    guided_regex: str | None = field(None, SETTINGS["regex"].help)
+    guided_choice: Choices | None = field(None, "The text must be one of these.")
 
     @property
     def limit(self) -> int | None:
@@ -253,8 +208,7 @@ class GenerationFields(SharedFields):
             "{constraints} cannot be combined: choose one.",
             constraints=" and ".join(constraints),
         )
-        for name, value in constraints.values():
-            found[name] = value
+        found |= dict(constraints.values())
         return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})
 
     def _bias(self) -> dict[int, float]:
@@ -275,9 +229,10 @@ class GenerationFields(SharedFields):
         }
         return {field: pair for field, pair in given.items() if pair[1] is not None}
 
-    def seeds(self, count: int) -> list[int | None]:
+    @property
+    def seeds(self) -> list[int | None]:
         """One seed for each continuation of a prompt: s, s + 1, …"""
-        return [None if self.seed is None else self.seed + i for i in range(count)]
+        return [None if self.seed is None else self.seed + i for i in range(self.n)]
 
 
 class CompletionRequest(
@@ -285,17 +240,10 @@ class CompletionRequest(
 ):
     """A prompt to continue."""
 
-    prompt: PromptInput = Field(default="", description="A text, its tokens, or a list of either.")
-    max_tokens: int | None = Field(
-        default=16, ge=0, description="Maximum new tokens; 0 only with echo."
-    )
-    logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="Number of top tokens to return for each.",
-    )
-    echo: bool = Field(default=False, description="Return the prompt too.")
+    prompt: PromptInput = field("", "A text, its tokens, or a list of either.")
+    max_tokens: int | None = field(16, "Maximum new tokens; 0 only with echo.", ge=0)
+    logprobs: TopLogprobs | None = field(None, "Number of top tokens to return for each.")
+    echo: bool = field(False, "Return the prompt too.")
 
 
 class TextPart(BaseModel):
@@ -305,23 +253,20 @@ class TextPart(BaseModel):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(max_length=MAX_TEXTS)]
+
+
 class Message(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(strict=True)
 
     role: str = Field(min_length=1, max_length=80, examples=["user"])
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_TEXTS)] | None = Field(
-        default=None, examples=["안녕?"]
-    )
+    content: str | TextParts | None = Field(None, examples=["안녕?"])
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = Field(
-        default=None, description="What an assistant called."
-    )
-    tool_call_id: str | None = Field(
-        default=None, description="The call that a tool's message answers."
-    )
-    function_call: None = Field(default=None, description="Of an older API: use tool_calls.")
+    tool_calls: list[ToolCall] | None = field(None, "What an assistant called.", max_length=128)
+    tool_call_id: str | None = field(None, "The call that a tool's message answers.")
+    function_call: None = field(None, "Of an older API: use tool_calls.")
 
     @property
     def uses_tools(self) -> bool:
@@ -331,7 +276,8 @@ class Message(BaseModel):
         """As a chat template reads it; OpenAI's newer role "developer" is "system"."""
         parts = self.content if isinstance(self.content, list) else []
         text = "".join(part.text for part in parts) if parts else self.content or ""
-        found = {"role": ROLE_NAMES.get(self.role, self.role), "content": str(text)}
+        role = "system" if self.role == "developer" else self.role
+        found = {"role": role, "content": str(text)}
         if not self.uses_tools:
             return found
         calls = [call.plain() for call in self.tool_calls or ()]
@@ -346,23 +292,14 @@ class ChatRequest(
     """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
-    logprobs: bool = Field(default=False, description="Return the log-probability of each token.")
-    top_logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="Number of top tokens to return for each.",
+    logprobs: bool = field(False, "Return the log-probability of each token.")
+    top_logprobs: TopLogprobs | None = field(None, "Number of top tokens to return for each.")
+    tools: list[Tool] = field(
+        [], "Functions that the model may call, if its chat template has tools.", max_length=128
     )
-    tools: Annotated[list[Tool], Field(max_length=128)] = Field(
-        [], description="Functions that the model may call, if its chat template has tools."
-    )
-    tool_choice: ToolChoice = Field(
-        default="auto", description="Whether it must call one, and which."
-    )
-    parallel_tool_calls: bool = Field(
-        default=True, description="Whether it may call more than one."
-    )
-    reasoning_effort: str | None = Field(default=None, description="For the chat template.")
+    tool_choice: ToolChoice = field("auto", "Whether it must call one, and which.")
+    parallel_tool_calls: bool = field(True, "Whether it may call more than one.")
+    reasoning_effort: str | None = field(None, "For the chat template.")
 
     @property
     def must_call(self) -> bool:
@@ -375,147 +312,3 @@ class ChatRequest(
             name = self.tool_choice.function.name
             return [tool for tool in self.tools if tool.function.name == name]
         return [] if self.tool_choice == "none" else self.tools
-
-
-class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "another"])):
-    """Texts to embed."""
-
-    long_texts = frozenset({"input"})
-
-    input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(
-        default=None, ge=1, description="Keep only the first N dimensions."
-    )
-    normalize: bool | None = Field(
-        default=None,
-        description="Scale vectors to length 1; default: as a sentence encoder's folder says.",
-    )
-    layers: list[int] = Field(
-        default=[-1],
-        min_length=1,
-        max_length=200,
-        description="0: the embedding, -1: the last; averaged.",
-    )
-    pool: Literal["auto", "mean", "cls"] = Field(
-        default="auto",
-        description="The mean over the tokens, the [CLS] token (a GPT's last token), or auto: as "
-        "the folder of a sentence encoder says, else the mean.",
-    )
-    truncate: bool = Field(default=False, description="Truncate texts longer than the context.")
-
-
-class RerankDocument(BaseModel):
-    """A document to rank."""
-
-    text: str
-
-
-class RerankRequest(
-    ApiRequest,
-    json_schema_extra=example(query="Where is Ada?", documents=["Ada is in London.", "It rains."]),
-):
-    """Documents to rank by their relevance to a query, as in Cohere's, Jina's and vLLM's APIs."""
-
-    long_texts = frozenset({"query", "documents"})
-
-    query: str
-    documents: Annotated[
-        list[str | RerankDocument], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)
-    ]
-    top_n: int | None = Field(default=None, ge=1, description="Return only the N most relevant.")
-    return_documents: bool = Field(default=True, description="Return the texts too.")
-
-    @property
-    def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else one.text for one in self.documents]
-
-
-class FillRequest(ApiRequest, json_schema_extra=example(text="나는 오늘 [MASK] 갔다.", top=5)):
-    """A text with masks."""
-
-    text: str
-    top: Top = Field(default=5, description="Candidates for each mask.")
-
-
-class ClassifyRequest(
-    ApiRequest, json_schema_extra=example(text="I love this movie!", labels=["good", "bad"])
-):
-    """Texts to classify, by a fine-tuned model or zero-shot among the labels given."""
-
-    long_texts = frozenset({"text", "pair"})
-
-    text: str | TextList
-    pair: str | TextList | None = Field(default=None, description="The second text of each pair.")
-    labels: Annotated[list[str], Field(min_length=2, max_length=64)] | None = Field(
-        default=None,
-        description="Labels to choose from, for a model without a classification head.",
-    )
-    prompt: str | None = Field(
-        default=None, description="A prompt with {text} and optionally {labels}."
-    )
-
-
-class NerRequest(ApiRequest, json_schema_extra=example(text="Ada Lovelace lived in London.")):
-    """Texts to tag."""
-
-    text: str | TextList
-
-
-class AnswerRequest(
-    ApiRequest, json_schema_extra=example(question="Where is Ada?", context="Ada is in London.")
-):
-    """A question, optionally about a text."""
-
-    long_texts = frozenset({"context"})
-
-    question: str
-    context: str = ""
-    max_tokens: int = Field(
-        default=32, ge=1, description="For a generated (not an extracted) answer."
-    )
-
-
-class ScoreRequest(
-    ApiRequest,
-    json_schema_extra=example(
-        context="The capital of France is", continuations=[" Paris", " Rome"]
-    ),
-):
-    """Continuations of one context to score."""
-
-    context: str = ""
-    continuations: TextList
-
-
-class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페 갔었어")):
-    """A text, or a pair of texts, whose attention maps to return."""
-
-    text: str
-    pair: str | None = None
-    reading: Literal["causal", "masked"] | None = Field(
-        default=None, description="How a model trained both ways reads: masked unless set."
-    )
-
-
-class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of France is", top=3)):
-    """A text for the logit lens."""
-
-    text: str
-    top: Top = Field(default=5, description="Tokens at each position of each layer.")
-
-
-class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the union", top=3)):
-    """A text to find in the model's training text."""
-
-    long_texts = frozenset({"text", "words"})
-
-    text: TextField
-    words: TextField = Field(
-        default="", description="Only matches with some of these words of the text."
-    )
-    top: Top = Field(default=5, description="Longest matches.")
-    sentences: Top = Field(default=3, description="Sentences of the training text for each match.")
-    nearest: int = Field(
-        default=0, ge=0, le=100, description="Also this many sentences with similar hidden states."
-    )

@@ -1,44 +1,18 @@
-"""Response bodies: OpenAI's, then those of our own endpoints."""
+"""Bodies of OpenAI's responses with generated text."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from malmoi.inference.engine import GenerationJob, TextChunk
 from malmoi.inference.generation.detokenize import detokenizer
 from malmoi.inference.generation.sampling import Logprob
 from malmoi.inference.generation.token_bytes import token_bytes
-from malmoi.inference.pseudo_likelihood import Fill
-from malmoi.inference.score import Score
-from malmoi.inference.spans import Candidate, Span
-from malmoi.interpret.forward_pass import LayerGuess
 from malmoi.server.api.tools import ToolCall, ToolCallPart
 from malmoi.tokenizer import Tokenizer
-from malmoi.tracing.trace import Trace
 
 FinishField = Literal["stop", "length", "tool_calls"]
-
-
-class ModelCard(BaseModel):
-    """A model that is served."""
-
-    id: str = Field(examples=["tiny-gpt"])
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "malmoi"
-    abilities: list[str] = Field(
-        description="The methods of malmoi.Model it supports; chat only with a chat template."
-    )
-    context: int = Field(description="Maximum context in tokens.")
-    labels: list[str] = Field(description="Labels of a fine-tuned classifier or tagger.")
-
-
-class ModelList(BaseModel):
-    """The models that are served; the first is the default."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
 
 
 class Usage(BaseModel):
@@ -151,127 +125,10 @@ class ChatChunk(GenerationResponse):
     choices: list[ChunkChoice]
 
 
-class EmbeddingVector(BaseModel):
-    """The vector of one text."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str = Field(description="Numbers; as base64, little-endian fp32.")
-
-
-class EmbeddingList(BaseModel):
-    """The vectors of the texts, in order."""
-
-    object: Literal["list"] = "list"
-    data: list[EmbeddingVector]
-    model: str
-    usage: Usage
-
-
-# ------------------------------------------------------------------ endpoints OpenAI does not have
-
-
 class ModelResponse(BaseModel):
     """What a model says about a request."""
 
     model: str
-
-
-class RerankResponse(ModelResponse):
-    """Documents by relevance, the most relevant first."""
-
-    class Text(BaseModel):
-        text: str
-
-    class One(BaseModel):
-        index: int = Field(description="The document's place in the request.")
-        relevance_score: float
-        document: "RerankResponse.Text | None" = None
-
-    id: str
-    results: list[One]
-    usage: Usage
-
-
-class FillResponse(ModelResponse):
-    """The best tokens for each mask."""
-
-    fills: list[list[Fill]]
-
-
-class ClassifyResponse(ModelResponse):
-    """The label, or labels, of each text."""
-
-    class One(BaseModel):
-        label: str | None = Field(
-            default=None, description="For a model that gives each text one label."
-        )
-        labels: list[str] | None = Field(default=None, description="For a multi-label model.")
-        scores: dict[str, float]
-
-    data: list[One]
-
-
-class NerResponse(ModelResponse):
-    """The tagged spans of each text; start and end are character offsets."""
-
-    data: list[list[Span]]
-
-
-class AnswerResponse(ModelResponse):
-    """An answer: extracted from the text, with its offsets, or generated."""
-
-    answer: str = Field(description="Empty if the text does not contain the answer.")
-    start: int | None = Field(
-        description="Character offsets in the context; null for a generated answer."
-    )
-    end: int | None
-    score: float | None
-    candidates: list[Candidate]
-
-
-class ScoreResponse(ModelResponse):
-    """The log-probability of each continuation."""
-
-    data: list[Score]
-
-
-class AttentionResponse(ModelResponse):
-    """Attention maps."""
-
-    tokens: list[str]
-    words: list[int | None] = Field(description="The word each token belongs to.")
-    segments: list[int] = Field(description="1 for the second text of a pair.")
-    attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
-
-
-class LensResponse(ModelResponse):
-    """Each layer's predictions at each position."""
-
-    tokens: list[str]
-    layers: list[list[list[LayerGuess]]] = Field(
-        description="[layer, the embedding first][place][best first]"
-    )
-
-
-class TraceResponse(ModelResponse):
-    """What of a text is in the training text."""
-
-    trace: Trace
-
-
-class HealthResponse(BaseModel):
-    """Whether the server is up."""
-
-    status: Literal["ok"] = "ok"
-    version: str
-    models: list[str]
-
-
-class VersionResponse(BaseModel):
-    """The server's version."""
-
-    version: str
 
 
 # ------------------------------------------------------------------ log-probabilities

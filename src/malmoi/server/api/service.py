@@ -2,46 +2,60 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from pydantic import BaseModel, Field
 
 from malmoi import __version__
 from malmoi.report.page import render
-from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList, VersionResponse
 from malmoi.server.model_registry import ModelRegistry, ServedModel
 from malmoi.tokenizer.chat_template import template_of
 
 router = APIRouter()
 LEAD = "OpenAI's API and more. /openapi.json has the same for programs; / is the studio."
-EXAMPLES: dict[str, Any] = {
-    "model": "NAME",
-    "prompt": "The state of",
-    "input": ["a text"],
-    "text": "a text",
-    "messages": [{"role": "user", "content": "Hello"}],
-}
 
 
-@router.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
-async def models(request: Request) -> Any:
+class ModelCard(BaseModel):
+    """A model that is served."""
+
+    id: str = Field(examples=["tiny-gpt"])
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "malmoi"
+    abilities: list[str] = Field(
+        description="The methods of malmoi.Model it supports; chat only with a chat template."
+    )
+    context: int = Field(description="Maximum context in tokens.")
+    labels: list[str] = Field(description="Labels of a fine-tuned classifier or tagger.")
+
+
+class ModelList(BaseModel):
+    """The models that are served; the first is the default."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> ModelList:
     """The models that are served, in the order they were given."""
     names = request.app.state.registry.names
     return ModelList(data=[_card(name, one, request) for name, one in names.items()])
 
 
-@router.get("/v1/models/{name}", response_model=ModelCard, tags=["OpenAI"])
-async def model(name: str, request: Request) -> Any:
+@router.get("/v1/models/{name}", tags=["OpenAI"])
+async def model(name: str, request: Request) -> ModelCard:
     """One of the models that are served."""
     return _card(name, request.app.state.registry.get(name), request)
 
 
-@router.get("/health", response_model=HealthResponse, tags=["Server"])
-async def health(request: Request) -> Any:
+@router.get("/health", tags=["Server"])
+async def health(request: Request) -> dict[str, Any]:
     """The server is up; while shutting down it answers 503."""
     registry: ModelRegistry = request.app.state.registry
-    return HealthResponse(version=__version__, models=list(registry.names))
+    return {"status": "ok", "version": __version__, "models": list(registry.names)}
 
 
 @router.head("/health", include_in_schema=False)
@@ -51,14 +65,14 @@ async def health_alone() -> Response:
     return Response()
 
 
-@router.get("/version", response_model=VersionResponse, tags=["Server"])
-async def version() -> Any:
+@router.get("/version", tags=["Server"])
+async def version() -> dict[str, str]:
     """The version of Malmoi."""
-    return VersionResponse(version=__version__)
+    return {"version": __version__}
 
 
 @router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
-async def metrics(request: Request) -> Any:
+async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
     text = request.app.state.metrics.text(request.app.state.registry)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
@@ -100,12 +114,13 @@ def _endpoint(
 ) -> tuple[str, str, str, list[tuple[str, ...]]]:
     """Its name, what it is for, a curl line, and its fields."""
     body = one.get("requestBody", {}).get("content", {}).get("application/json", {})
-    fields = _resolved(body.get("schema", {}), schema).get("properties", {})
-    needed = _resolved(body.get("schema", {}), schema).get("required", [])
-    asked = {name: EXAMPLES.get(name, "…") for name in fields if name in needed}
+    form = _resolved(body.get("schema", {}), schema)
+    fields = form.get("properties", {})
+    needed = form.get("required", [])
     line = f"curl {base}{path}"
     if method == "POST":
-        line += f" -H 'Content-Type: application/json' -d '{json.dumps(asked, ensure_ascii=False)}'"
+        asked = json.dumps(form.get("examples", [{}])[0], ensure_ascii=False)
+        line += f" -H 'Content-Type: application/json' -d '{asked}'"
     rows = [(name, *_described(field, needs=name in needed)) for name, field in fields.items()]
     return f"{method} {path}", str(one.get("description", "")), line, rows
 
