@@ -26,7 +26,7 @@ from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.storage import address, local_path
 from malmoi.text.lines import uncompressed_name
-from malmoi.text.records import comma_dialect, import_pyarrow
+from malmoi.text.records import comma_dialect, first_lines, import_pyarrow
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ WRITERS: dict[str, Writer] = {
 def _writer(data: Path, out: Path, width: int = 0) -> Writer:
     """The writer of a format; a CSV is separated, and Parquet typed, like the one that was read."""
     if out.suffix == ".csv" and ".csv" in data.suffixes:
-        return partial(_write_table, delimiter=comma_dialect(data).delimiter)
+        return partial(_write_table, delimiter=comma_dialect(first_lines(data)).delimiter)
     if out.suffix == ".parquet":
         return partial(_write_parquet, data=data, width=width)
     return WRITERS[out.suffix]

@@ -72,7 +72,7 @@ class BuildFolder:
             return Shard.load(file)
 
     def finish(self, number: int, step: str, shard: Shard, account: dict[str, Any]) -> None:
-        """Writes the documents, then the statistics."""
+        """Writes the documents, then the statistics, which mark the job as done."""
         with atomic_write(self.path(number, step)) as file:
             shard.save(file)
         write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
@@ -248,11 +248,9 @@ class Execution:
         part_slice(self.part)
 
     def owns(self, shard: int) -> bool:
-        """Whether this part of the build, if it is one, works on the shard."""
         return shard in range(shard + 1)[part_slice(self.part)]
 
     def session(self) -> AbstractContextManager[None]:
-        """Context manager that is open while jobs run."""
         return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
 
     def run(

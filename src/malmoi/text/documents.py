@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -95,7 +96,6 @@ class DocumentReader:
 
     @property
     def files(self) -> list[str]:
-        """The names of the sources."""
         return [source.name for source in self.sources]
 
     @property
@@ -147,13 +147,12 @@ class DocumentReader:
         for name, problem in self.problems.items():
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
-            advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
+            count = plural(bad, "bad record") if web else plural(bad, "bad line")
+            first = joined("; ", problem.first)
             said = msg(
-                "{name}: {count} skipped, first {first}.",
-                name=name,
-                count=plural(bad, "bad record") if web else plural(bad, "bad line"),
-                first=joined("; ", problem.first),
+                "{name}: {count} skipped, first {first}.", name=name, count=count, first=first
             )
+            advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
             sentences.append(joined(" ", filter(None, (said, advice))))
         return sentences
 
@@ -183,20 +182,19 @@ def read_documents(
 def require_documents(readers: Sequence[DocumentReader]) -> Iterator[Document]:
     """The documents of some readers; where there is none, the error says why."""
     empty = True
-    for reader in readers:
-        for document in reader:
-            empty = False
-            yield document
+    for document in chain.from_iterable(readers):
+        empty = False
+        yield document
     if not empty:
         return
     problems = [bad for reader in readers for bad in reader.problems.values()]
     ensure(problems, "There is no text to learn from: every source is empty.")
-    said = msg(
-        "There is no text to learn from: {lines} skipped, such as {first}.",
+    raise MalmoiError(
+        "There is no text to learn from: {lines} skipped, such as {first}. {advice}",
         lines=plural(sum(bad.count for bad in problems), "bad line"),
         first=problems[0].first[0],
+        advice=problems[0].advice,
     )
-    raise MalmoiError(joined(" ", filter(None, (said, problems[0].advice))))
 
 
 def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":

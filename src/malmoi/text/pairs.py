@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError, ensure
 from malmoi.messages import msg
 from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
@@ -21,7 +21,7 @@ from malmoi.text.records import WantedColumns, checked_column, label_name, read_
 from malmoi.text.sources import FileSource, OtherSource, format_of
 
 Columns = tuple[str, str]
-NumberedPair = tuple[int, str, str]  # line, source and target
+Pairs = Iterator[tuple[int, str, str]]  # line, source and target
 
 
 def split_pair(text: str) -> list[str]:
@@ -53,7 +53,7 @@ def _pairs(source: Path, target: Path, columns: Columns, want: ReadOptions) -> F
             yield FoundDocument(f"{_one_line(first)}\n{_one_line(second)}", number)
 
 
-def _cells(path: Path, columns: Columns, want: ReadOptions) -> Iterator[NumberedPair]:
+def _cells(path: Path, columns: Columns, want: ReadOptions) -> Pairs:
     wanted = WantedColumns(tuple(map(label_name, columns)), only=True)
     names: list[str] = []
     for number, record in whole_items(path, read_records(path, want.on_bad_line, wanted)):
@@ -69,7 +69,7 @@ def _cells(path: Path, columns: Columns, want: ReadOptions) -> Iterator[Numbered
             want.on_bad_line(number, msg("no text in {column!r}", column=lacking))
 
 
-def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Iterator[NumberedPair]:
+def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Pairs:
     """Lines that both files have; no line after the first gap would be a pair."""
     sides = (_numbered(path, side, want) for side, path in enumerate(paths))
     last = [0, 0]
@@ -80,16 +80,15 @@ def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Iterator[NumberedPair
             texts.append(text)
         if len(texts) == 2:
             yield number, texts[0], texts[1]
-    if last[0] != last[1]:
-        raise MalmoiError(
-            "{source} has {sources:,} lines and {target} {targets:,}: translations are "
-            "paired line by line, and line {last:,} has no partner.",
-            source=paths[0],
-            sources=last[0],
-            target=paths[1],
-            targets=last[1],
-            last=min(last) + 1,
-        )
+    ensure(
+        last[0] == last[1],
+        "{source} has {sources:,} lines and {target} {targets:,}: line {last:,} has no partner.",
+        source=paths[0],
+        sources=last[0],
+        target=paths[1],
+        targets=last[1],
+        last=min(last) + 1,
+    )
 
 
 def _numbered(path: Path, side: int, want: ReadOptions) -> Iterator[tuple[int, int, str]]:
@@ -116,8 +115,5 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
             alone=alone[-1],
         )
-    found += [
-        _pair_source(first, second, columns)
-        for first, second in zip(alone[::2], alone[1::2], strict=True)
-    ]
+    found += [_pair_source(*both, columns) for both in zip(alone[::2], alone[1::2], strict=True)]
     return DocumentReader(found, "line", "")

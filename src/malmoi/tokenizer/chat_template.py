@@ -187,9 +187,8 @@ Render = Callable[[Any], str]
 def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Render) -> list[int]:
     """The tokens of `render(chat)`: control tokens only where the template wrote them.
 
-    `chat` is all untrusted input, as JSON. If no message contains a control token's name, these are
-    the tokens that transformers gives for the rendered text.
-    """
+    `chat` is all untrusted input, as JSON. Without a control token's name in it, these are the
+    tokens that transformers gives for the rendered text."""
     text = render(chat)
     guard = Guard(tokenizer, chat, text)
     marked = guard.protect(chat)
@@ -276,7 +275,6 @@ class Guard:
         return parts == theirs or not self.is_named_in(chat)
 
     def is_named_in(self, chat: Any) -> bool:
-        """Whether any text of the messages contains a control token's name."""
         return self.names is not None and any(map(self.names.search, texts_in(chat)))
 
     def _control(self, parts: list[str | int]) -> list[int]:
@@ -284,7 +282,6 @@ class Guard:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every string in a JSON value."""
     if isinstance(value, dict):
         return [text for key, one in value.items() for text in (key, *texts_in(one))]
     if isinstance(value, list):

@@ -156,7 +156,6 @@ class IndexedStore:
         return self.places[first : bisect_right(self.places, query.tobytes(), first, key=piece)]
 
     def document(self, place: int) -> int:
-        """The number of the document that a place is in."""
         return int(np.searchsorted(self.store.documents, place, "right")) - 1
 
     def passage(self, tokenizer: Tokenizer, place: int, length: int) -> Passage:
@@ -226,7 +225,6 @@ class TextIndex:
 
     @property
     def size(self) -> int:
-        """Tokens of the training text."""
         return sum(len(part.places) for part in self.parts)
 
     def array(self, tokens: Sequence[int]) -> TokenArray:
@@ -260,7 +258,6 @@ class TextIndex:
         return sum(len(part.occurrences(tokens)) for part in self.parts for tokens in forms)
 
     def documents(self, *forms: TokenArray) -> int:
-        """How many documents they occur in."""
         found = 0
         for part in self.parts:
             places = np.concatenate([part.occurrences(tokens) for tokens in forms])
