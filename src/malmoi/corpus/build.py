@@ -34,10 +34,18 @@ from malmoi.corpus.filter import (
 )
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
-from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
+from malmoi.corpus.steps import (
+    BuildFolder,
+    Execution,
+    Pool,
+    ShardJob,
+    read_account,
+    read_arrays,
+    write_arrays,
+)
 from malmoi.errors import MalmoiError, UsageError, ensure, require_that
 from malmoi.messages import StatusLog
-from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
+from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import DocumentBatch, read_documents
@@ -267,7 +275,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     if plan.config.links:
         with plan.lock():
             links = LinkList.read(Path(plan.config.links), plan.config.min_score)
-            _write_arrays(plan.work.folder / "links.npz", vars(links))
+            write_arrays(plan.work.folder / "links.npz", vars(links))
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
@@ -320,15 +328,10 @@ def _prepare(plan: CorpusPlan, shards: range) -> None:
         write_json(work.folder / "menus.json", _menus(work, shards))
     if plan.quality_reference and not (work.folder / "quality.npz").is_file():
         logger.info("Training the quality classifier …")
-        _write_arrays(work.folder / "quality.npz", vars(_scorer(plan, shards)))
+        write_arrays(work.folder / "quality.npz", vars(_scorer(plan, shards)))
     if plan.decontaminate and not (work.folder / "against.npz").is_file():
         runs = BenchmarkSets.of(plan.decontaminate).runs
-        _write_arrays(work.folder / "against.npz", {str(n): known for n, known in runs.items()})
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    with atomic_write(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        write_arrays(work.folder / "against.npz", {str(n): known for n, known in runs.items()})
 
 
 def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
@@ -360,7 +363,7 @@ def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]
     sizes = [work.account(n, "filtered")["documents"] for n in shards]
     if not path.is_file():
         logger.info("Looking for duplicates …")
-        _write_arrays(path, {"twins": _compared(work, shards, sum(sizes))})
+        write_arrays(path, {"twins": _compared(work, shards, sum(sizes))})
     return np.split(read_arrays(path)["twins"], np.cumsum(sizes)[:-1])
 
 

@@ -117,10 +117,8 @@ def _shown(text: str) -> str:
     return "".join(parts) + text[at:]
 
 
-def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, Counter[str]]:
-    """By source, the lines that could be a menu, short and not a sentence, and in how many
-    documents each is.
-    """
+def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, dict[str, int]]:
+    """By source, lines of several documents that could be a menu, short and not a sentence."""
     found = {source: Counter[str]() for source in dict.fromkeys(shard.sources)}
     longest = config.menu_length
     for row in np.flatnonzero(shard.texts.line_breaks() > 1).tolist():
@@ -129,7 +127,8 @@ def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, Counter[str]]:
         found[shard.sources[row]].update(
             line for line in short if len(line) <= longest and line[-1] not in _ENDS
         )
-    return found
+    often = ({line: n for line, n in counts.items() if n > 1} for counts in found.values())
+    return dict(zip(found, often, strict=True))
 
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:

@@ -70,10 +70,8 @@ class BadLines:
 
     @property
     def first(self) -> list[str]:
-        return [
-            msg("{name}:{line}: {why}", name=self.name, line=line, why=msg(why))
-            for line, why in self.lines
-        ]
+        places = [(f"{self.name}:{line}", msg(why)) for line, why in self.lines]
+        return [msg("{place}: {why}", place=place, why=why) for place, why in places]
 
     @property
     def advice(self) -> str:

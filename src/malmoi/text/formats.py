@@ -82,18 +82,15 @@ def guess_rule(text: str) -> str:
     text (under 200 characters on average: verses, speeches) are parts of one document. Many single
     blank lines and a few double ones: paragraphs and documents.
     """
-    gaps = [
-        gap.count("\n") - 1 for gap in re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
-    ]
+    blank = re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
+    gaps = [gap.count("\n") - 1 for gap in blank]
     if max(gaps, default=1) == 1 and text.count("\n") >= 2000 * len(gaps):
         return "line"
     average = len(text) / (len(gaps) + 1)
     if len(text) >= 1 << 16 and average < 200:
         return "file"
-    double = sum(gap > 1 for gap in gaps)
-    return (
-        "blanks" if len(gaps) >= 100 and 0 < double * 20 <= len(gaps) and average < 500 else "blank"
-    )
+    few = 0 < 20 * sum(gap > 1 for gap in gaps) <= len(gaps)  # double ones
+    return "blanks" if len(gaps) >= 100 and few and average < 500 else "blank"
 
 
 def _by_rule(blocks: LineBlocks, rule: str) -> FoundDocuments:

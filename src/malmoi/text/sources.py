@@ -144,8 +144,7 @@ def _hub_dataset(name: str) -> OtherSource:
     load_dataset = optional_package("datasets", name).load_dataset
     try:
         data = load_dataset(dataset, config or None, split=split or "train")
-    # the hub raises many kinds of errors; all mean that the data set is unavailable
-    except Exception as error:
+    except Exception as error:  # of many kinds, all of which mean that it is unavailable
         raise MalmoiError(
             "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
         ) from error

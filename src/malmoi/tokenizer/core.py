@@ -508,9 +508,10 @@ class Tokenizer:
             frame = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
             require_that(
                 max_tokens >= max(frame, 1),
-                "max_tokens={n} is too few: the special tokens alone take {k}.",
+                "max_tokens={n}: the special tokens alone take {frame}; give at least {least}.",
                 n=max_tokens,
-                k=frame,
+                frame=frame,
+                least=max(frame, 1),
             )
 
     def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:

@@ -183,11 +183,8 @@ def write_tokenizer(
             if pieces:
                 (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
-        raise MalmoiError(
-            "The tokenizer cannot be written to {folder}: {strerror}.",
-            folder=folder,
-            strerror=error.strerror or error,
-        ) from None
+        why = error.strerror or error
+        raise MalmoiError("{folder} cannot be written: {why}.", folder=folder, why=why) from None
 
 
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

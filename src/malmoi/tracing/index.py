@@ -65,11 +65,9 @@ def sort_places(tokens: TokenArray, ends: NDArray[np.int64], vocab: int) -> Plac
     Tokens are ordered as their bytes are, so that pieces of a store are compared by their bytes.
     `ends` are the places where documents end without a token that says so.
     """
-    ensure(
-        len(tokens) + len(ends) < np.iinfo(np.int32).max,
-        "A text of {tokens:,} tokens is too long to index.",
-        tokens=len(tokens),
-    )
+    n = len(tokens)
+    fits = n + len(ends) < np.iinfo(np.int32).max
+    ensure(fits, "A text of {n:,} tokens is too long to index.", n=n)
     order = np.argsort(np.arange(vocab, dtype=tokens.dtype).view(tokens.dtype.newbyteorder(">")))
     numbers = np.empty(vocab, np.int32)
     numbers[order] = np.arange(2, vocab + 2)
@@ -206,12 +204,7 @@ class TextIndex:
             "--out {run}",
             run=run,
         )
-        require_that(
-            folders,
-            "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "
-            "the text with --data (data=).",
-            run=run,
-        )
+        require_that(folders, "{run} has no training text: give it with --data (data=).", run=run)
         return cls(tokenizer, tuple(map(IndexedStore.open, folders)))
 
     @classmethod
