@@ -212,7 +212,8 @@ def _flagged(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if len(flags) < 2:
         return None
     others = table.without(*flags)
-    guess = GuessedColumns("multilabel", _text(others, given), flags, given.pair, labels=flags)
+    text = given.text or text_column(*others)
+    guess = GuessedColumns("multilabel", text, flags, given.pair, labels=flags)
     return _with_second_text(others, given, guess)
 
 
@@ -220,7 +221,7 @@ def _labelled(table: Table, given: GivenColumns) -> GuessedColumns:
     """A text, or two, and the column of their labels."""
     label = given.label or _label(table.without(given.text, given.pair))
     others = table.without(label)
-    text = _text(others.without(given.pair), given)
+    text = given.text or text_column(*others.without(given.pair))
     partner = PAIRS.get(text.lower())
     pair = given.pair or (column_named([partner], table.names) if partner else None)
     values = [as_list(value) for value in table.column(label)]
@@ -246,10 +247,6 @@ def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns
         return guess
     labels = tuple(name for name, _ in counts.most_common())
     return replace(guess, labels=labels, baseline=max(counts.values(), default=0) / len(values))
-
-
-def _text(table: Table, given: GivenColumns) -> str:
-    return given.text or text_column(table.rows, table.names, table.where)
 
 
 def _with_second_text(table: Table, given: GivenColumns, guess: GuessedColumns) -> GuessedColumns:
@@ -342,14 +339,12 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
     named = column_named(TEXT_NAMES, names)
     if named is not None:
         return named
-    columns = {name: [str(row.get(name, "")) for row in rows] for name in names}
-    texts = {
-        name: texts
-        for name, texts in columns.items()
-        if len(_numbers([row.get(name) for row in rows])) < len(rows)
-    }
-    ensure(texts, "No column of {where} looks like text: name it with --text COLUMN.", where=where)
-    sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
+    sizes = {}
+    for name in names:
+        texts = [str(row.get(name, "")) for row in rows]
+        if len(_numbers([row.get(name) for row in rows])) < len(rows):
+            sizes[name] = fmean(map(_words, texts)), fmean(map(len, texts))
+    ensure(sizes, "No column of {where} looks like text: name it with --text COLUMN.", where=where)
     return max(sizes, key=lambda name: sizes[name])
 
 
@@ -375,9 +370,8 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 def _separator(values: Sequence[Any]) -> str | None:
     """The separator of joined labels: splitting by it leaves only a few distinct labels."""
-    if not all(isinstance(value, str) for value in values):
-        return None
-    return next((sign for sign in LABEL_SEPARATORS if _separates(sign, values)), None)
+    texts = all(isinstance(value, str) for value in values)
+    return next((sign for sign in LABEL_SEPARATORS if texts and _separates(sign, values)), None)
 
 
 def _separates(separator: str, values: Sequence[str]) -> bool:

@@ -111,7 +111,8 @@ def _damages() -> tuple[type[Exception], ...]:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(path))
+        zstandard = optional_package("zstandard", path)
+        return io.BufferedReader(_Zstandard(zstandard, path.open("rb")))
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     return cast(IO[bytes], openers.get(path.suffix, Path.open)(path, "rb"))
 
@@ -119,18 +120,17 @@ def _open(path: Path) -> IO[bytes]:
 class _Zstandard(io.RawIOBase):
     """The frames of a file; the package's own reader ends quietly where the last is cut off."""
 
-    def __init__(self, path: Path) -> None:
-        zstandard = optional_package("zstandard", path)
-        self._file = path.open("rb")
+    def __init__(self, zstandard: Any, file: IO[bytes]) -> None:
+        self._file = file
         self._begin = zstandard.ZstdDecompressor().decompressobj
         self._frame: Any = None
-        self._rest = b""
+        self._rest = io.BytesIO()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
+        while not (size := self._rest.readinto(buffer)):
             given = (self._frame and self._frame.unused_data) or self._file.read(ZSTANDARD_BYTES)
             if not given and self._frame and not self._frame.eof:
                 raise EOFError("the last frame has no end")
@@ -138,9 +138,7 @@ class _Zstandard(io.RawIOBase):
                 return 0
             if self._frame is None or self._frame.eof:
                 self._frame = self._begin()
-            self._rest = self._frame.decompress(given)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+            self._rest = io.BytesIO(self._frame.decompress(given))
         return size
 
     def close(self) -> None:

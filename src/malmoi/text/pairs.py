@@ -45,12 +45,12 @@ def _pairs(source: Path, target: Path, columns: Columns, want: ReadOptions) -> F
     """Pairs that have text on both sides; the others are reported by their line."""
     is_table = source == target and format_of(source) is not None
     pairs = _cells(source, columns, want) if is_table else _lines((source, target), want)
-    for number, first, second in pairs:
-        if not first.strip() or not second.strip():
-            empty = "the target is empty" if first.strip() else "the source is empty"
-            want.on_bad_line(number, empty)
+    for number, *texts in pairs:
+        first, second = (" ".join(text.split()) for text in texts)
+        if first and second:
+            yield FoundDocument(f"{first}\n{second}", number)
         else:
-            yield FoundDocument(f"{_one_line(first)}\n{_one_line(second)}", number)
+            want.on_bad_line(number, "the target is empty" if first else "the source is empty")
 
 
 def _cells(path: Path, columns: Columns, want: ReadOptions) -> Pairs:
@@ -93,10 +93,6 @@ def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Pairs:
 
 def _numbered(path: Path, side: int, want: ReadOptions) -> Iterator[tuple[int, int, str]]:
     return ((number, side, text) for number, text in read_lines(path, want.on_bad_line))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReader:

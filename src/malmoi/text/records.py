@@ -187,10 +187,7 @@ def _table_reader(lines: Iterable[str], dialect: Dialect) -> Any:
 def table_cells(
     path: Path, dialect: Dialect, bad: OnBadLine
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """The rows of a table: their first line, last line and cells.
-
-    A malformed row raises an error with its location.
-    """
+    """The rows of a table: their first line, last line and cells; a malformed one is an error."""
     reader = _table_reader((text + "\n" for _, text in read_lines(path, bad)), dialect)
     before = 0
     try:

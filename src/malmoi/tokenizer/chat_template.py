@@ -114,13 +114,13 @@ def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str
 
 def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:
     """A plain dialogue, for models without a chat template; `end` follows each answer."""
-    turns = []
+    text = ""
     for message in messages:
         role = message["role"]
         opening = "" if role == "system" else f"{role.capitalize()}: "
         closing = {"system": "\n\n", "assistant": f"{end}\n"}.get(role, "\n")
-        turns.append(opening + _text_of(message) + closing)
-    return "".join(turns) + ("Assistant:" if reply else "")
+        text += opening + _text_of(message) + closing
+    return text + ("Assistant:" if reply else "")
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

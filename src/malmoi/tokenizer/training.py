@@ -273,16 +273,14 @@ def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tup
 
 def _learned(rust: Rust, trainer: Any, texts: Iterable[str]) -> dict[str, Any]:
     rust.train_from_iterator(iter(texts), trainer)
-    model: dict[str, Any] = json.loads(rust.model.__getstate__())
-    return model
+    return dict(json.loads(rust.model.__getstate__()))
 
 
 def _words(trainer: Any) -> dict[str, int]:
     """The word counts in a trainer's saved state."""
     state = json.loads(trainer.__getstate__())
     inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
-    words: dict[str, int] = inner["words"]
-    return words
+    return dict(inner["words"])
 
 
 def _numbered(tokens: list[str]) -> Vocab:

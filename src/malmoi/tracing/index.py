@@ -153,12 +153,9 @@ class IndexedStore:
         first = bisect_left(self.places, query.tobytes(), key=piece)
         return self.places[first : bisect_right(self.places, query.tobytes(), first, key=piece)]
 
-    def document(self, place: int) -> int:
-        return int(np.searchsorted(self.store.documents, place, "right")) - 1
-
     def passage(self, tokenizer: Tokenizer, place: int, length: int) -> Passage:
         """The sentence, or sentences, that the tokens from a place on belong to."""
-        number = self.document(place)
+        number = int(np.searchsorted(self.store.documents, place, "right")) - 1
         first, last = (int(edge) for edge in self.store.documents[number : number + 2])
         begin = max(first, place - AROUND)
         tokens = self.store.tokens[begin : min(last, place + length + AROUND)]
