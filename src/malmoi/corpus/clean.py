@@ -65,7 +65,6 @@ def _clean_plain(call: Callable[..., int], texts: TextColumn) -> tuple[IndexArra
 
 
 def clean_columns(texts: Iterable[str]) -> Iterator[TextColumn]:
-    """Any number of texts, clean."""
     return map(clean_texts, text_columns(texts))
 
 

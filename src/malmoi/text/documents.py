@@ -49,7 +49,6 @@ class DocumentBatch(NamedTuple):
     url: str
 
     def split(self, end: int) -> "tuple[DocumentBatch, DocumentBatch]":
-        """The first documents, and the others."""
         first = self._replace(texts=self.texts[:end], places=self.places[:end])
         return first, self._replace(texts=self.texts[end:], places=self.places[end:])
 

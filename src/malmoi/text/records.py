@@ -162,7 +162,6 @@ def _is_short_name(cell: str, texts: Sequence[str]) -> bool:
 
 
 def first_lines(path: Path) -> str:
-    """The first whole lines of a file."""
     _, sample, complete = read_sample(path)
     text = sample.lstrip("\ufeff").replace("\r\n", "\n")
     return text if complete else text[: text.rfind("\n") + 1]

@@ -123,13 +123,11 @@ class DataRow:
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
-        if value is None:
-            return None
-        is_whole = value == int(value)
-        self.require(
-            is_whole, "{name!r} must be a whole number, not {value:g}", name=name, value=value
-        )
-        return int(value)
+        if value is not None and value != int(value):
+            raise BadRow(
+                self.place, "{name!r} must be a whole number, not {value:g}", name=name, value=value
+            )
+        return None if value is None else int(value)
 
 
 def as_list(value: Any) -> Any:

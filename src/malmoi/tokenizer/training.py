@@ -277,7 +277,6 @@ def _learned(rust: Rust, trainer: Any, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _words(trainer: Any) -> dict[str, int]:
-    """The word counts in a trainer's saved state."""
     state = json.loads(trainer.__getstate__())
     inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
     return dict(inner["words"])
