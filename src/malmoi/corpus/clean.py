@@ -126,8 +126,11 @@ def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, dict[str, int]]
         found[shard.sources[row]].update(
             line for line in short if len(line) <= longest and line[-1] not in _ENDS
         )
-    often = ({line: n for line, n in counts.items() if n > 1} for counts in found.values())
-    return dict(zip(found, often, strict=True))
+    return {source: _repeated(lines) for source, lines in found.items()}
+
+
+def _repeated(lines: Counter[str]) -> dict[str, int]:
+    return {line: count for line, count in lines.items() if count > 1}
 
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:

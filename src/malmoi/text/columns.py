@@ -212,8 +212,7 @@ def _flagged(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if len(flags) < 2:
         return None
     others = table.without(*flags)
-    text = given.text or text_column(*others)
-    guess = GuessedColumns("multilabel", text, flags, given.pair, labels=flags)
+    guess = GuessedColumns("multilabel", _text(others, given), flags, given.pair, labels=flags)
     return _with_second_text(others, given, guess)
 
 
@@ -221,7 +220,7 @@ def _labelled(table: Table, given: GivenColumns) -> GuessedColumns:
     """A text, or two, and the column of their labels."""
     label = given.label or _label(table.without(given.text, given.pair))
     others = table.without(label)
-    text = given.text or text_column(*others.without(given.pair))
+    text = _text(others.without(given.pair), given)
     partner = PAIRS.get(text.lower())
     pair = given.pair or (column_named([partner], table.names) if partner else None)
     values = [as_list(value) for value in table.column(label)]
@@ -247,6 +246,10 @@ def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns
         return guess
     labels = tuple(name for name, _ in counts.most_common())
     return replace(guess, labels=labels, baseline=max(counts.values(), default=0) / len(values))
+
+
+def _text(table: Table, given: GivenColumns) -> str:
+    return given.text or text_column(*table)
 
 
 def _with_second_text(table: Table, given: GivenColumns, guess: GuessedColumns) -> GuessedColumns:

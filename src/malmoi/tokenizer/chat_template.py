@@ -55,8 +55,9 @@ def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str | None:
     found: object = tokenizer.chat_template
     # tokenizer_config.json stores several as [{"name": …, "template": …}]
     if isinstance(found, list):
-        several = (one for one in found if isinstance(one, dict))
-        found = {str(one.get("name")): one.get("template") for one in several}
+        found = {
+            str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)
+        }
     if isinstance(found, dict):
         found = (found.get("tool_use") if tools else None) or found.get("default")
     if not found:
