@@ -25,7 +25,7 @@ from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.storage import address, local_path
 from malmoi.text.lines import uncompressed_name
-from malmoi.text.records import comma_dialect, import_pyarrow
+from malmoi.text.records import comma_dialect, first_lines, import_pyarrow
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
 
 def _write_table(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
     """Separated like the CSV that was read, else by commas."""
-    comma = comma_dialect(data).delimiter if ".csv" in data.suffixes else ","
+    comma = comma_dialect(first_lines(data)).delimiter if ".csv" in data.suffixes else ","
     text = _separated(rows, comma)
     # without this mark Excel reads a CSV in the system's old code page: Korean becomes garbage
     file.write(text.encode("utf-8" if text.isascii() else "utf-8-sig"))

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import accumulate, chain
@@ -33,10 +34,18 @@ from malmoi.corpus.filter import (
 )
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
-from malmoi.corpus.steps import BuildFolder, Execution, Pool, ShardJob, read_account, read_arrays
+from malmoi.corpus.steps import (
+    BuildFolder,
+    Execution,
+    Pool,
+    ShardJob,
+    read_account,
+    read_arrays,
+    write_arrays,
+)
 from malmoi.errors import MalmoiError, UsageError, ensure, require_that
 from malmoi.messages import StatusLog
-from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, atomic_write, folder_lock, write_json
+from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import DocumentBatch, read_documents
@@ -61,11 +70,8 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     # another part of the build may be writing the record
     passing = (LOCK_NAME, PARTIAL_SUFFIX)
     others = any(not file.name.endswith(passing) for file in out.iterdir())
-    require_that(
-        not others or (out / "corpus.json").is_file(),
-        "{out} is not empty and holds no corpus; choose another folder.",
-        out=out,
-    )
+    ours = not others or (out / "corpus.json").is_file()
+    require_that(ours, "{out} is not empty and holds no corpus; choose another folder.", out=out)
     found = corpus_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
@@ -80,9 +86,9 @@ def _forget(out: Path) -> None:
         path.unlink()
 
 
-STEP_FILES = {"select": "cleaned", "clean": "cleaned"}
-STEP_FILES |= {"menus": "filtered", "filter": "filtered", "quality": "filtered"}
-STEP_FILES |= {"dedup": "final", "decontaminate": "final"}
+STEP_FILES = dict.fromkeys(("select", "clean"), "cleaned")
+STEP_FILES |= dict.fromkeys(("menus", "filter", "quality"), "filtered")
+STEP_FILES |= dict.fromkeys(("dedup", "decontaminate"), "final")
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,10 @@ class CorpusPlan:
     @property
     def work(self) -> BuildFolder:
         return BuildFolder(self.out / "work", self.config)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """For what all parts of the build share."""
+        return folder_lock(self.work.folder / "shared", wait=True)
 
     def record(self) -> dict[str, Any]:
         """Everything that determines the result."""
@@ -187,13 +197,9 @@ def _check(plan: CorpusPlan) -> None:
     check_language(plan.config.language)
     if plan.config.weights:
         mix.parse_weights(plan.config.weights, [source.name for source in plan.sources])
-    for source in plan.sources:
-        if clash := source.clash(plan.out):
-            raise UsageError(
-                "{out} and {clash} overlap; write the corpus to a folder of its own.",
-                out=plan.out,
-                clash=clash,
-            )
+    out = plan.out
+    for clash in filter(None, (source.clash(out) for source in plan.sources)):
+        raise UsageError("{out} and {clash} overlap; use another folder.", out=out, clash=clash)
 
 
 def _work(plan: CorpusPlan) -> dict[str, Any]:
@@ -221,37 +227,34 @@ def _work_on_part(plan: CorpusPlan) -> None:
     for step, do_next in (("cleaned", _filter), ("filtered", _finalize)):
         if left := sum(not plan.work.is_done(n, step) for n in shards):
             logger.info(
-                "Part {part} waits for the others ({left:,} of {shards:,} shards): when "
-                "all parts have ended, run them again.",
+                "Part {part} waits for {left:,} shards of others: when all parts have ended, run "
+                "them again.",
                 part=plan.execution.part,
                 left=left,
-                shards=len(shards),
             )
             return
         do_next(plan, shards)
     logger.info(
-        "Part {part} is done: when all parts are, the same command without --part writes "
-        "the corpus.",
+        "Part {part} is done: when all are, the same command without --part writes the corpus.",
         part=plan.execution.part,
     )
 
 
 def _filter(plan: CorpusPlan, shards: range) -> None:
-    with folder_lock(plan.work.folder / "shared", wait=True):
+    with plan.lock():
         _prepare(plan, shards)
     left = _left(plan, "filtered", shards)
     _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
 
 
 def _finalize(plan: CorpusPlan, shards: range) -> None:
-    with folder_lock(plan.work.folder / "shared", wait=True):
+    with plan.lock():
         twins = _find_duplicates(plan, shards)
     left = _left(plan, "final", shards)
     _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
 
 
 def _left(plan: CorpusPlan, step: str, shards: range) -> list[int]:
-    """The shards that this build, or this part of it, still has to do."""
     return [n for n in shards if plan.execution.owns(n) and not plan.work.is_done(n, step)]
 
 
@@ -270,9 +273,9 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     if path.is_file() and not _left(plan, "cleaned", range(read_account(path)["shards"])):
         return read_account(path)
     if plan.config.links:
-        with folder_lock(plan.work.folder / "shared", wait=True):
+        with plan.lock():
             links = LinkList.read(Path(plan.config.links), plan.config.min_score)
-            _write_arrays(plan.work.folder / "links.npz", vars(links))
+            write_arrays(plan.work.folder / "links.npz", vars(links))
     found = Counter[str]()
     plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
@@ -280,7 +283,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
         logger.info(line)
     ensure(found["documents"], "There is no text in the sources.")
     about = {"shards": found["shards"], "bad": bad}
-    with folder_lock(plan.work.folder / "shared", wait=True):
+    with plan.lock():
         write_json(path, about)
     return about
 
@@ -311,7 +314,6 @@ def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[l
 
 
 def _reach(texts: Sequence[str], characters: int) -> int:
-    """How many of the texts have so many characters together."""
     totals = accumulate(map(len, texts))
     return next(number for number, total in enumerate(totals, 1) if total >= characters)
 
@@ -326,17 +328,10 @@ def _prepare(plan: CorpusPlan, shards: range) -> None:
         write_json(work.folder / "menus.json", _menus(work, shards))
     if plan.quality_reference and not (work.folder / "quality.npz").is_file():
         logger.info("Training the quality classifier …")
-        _write_arrays(work.folder / "quality.npz", vars(_scorer(plan, shards)))
+        write_arrays(work.folder / "quality.npz", vars(_scorer(plan, shards)))
     if plan.decontaminate and not (work.folder / "against.npz").is_file():
         runs = BenchmarkSets.of(plan.decontaminate).runs
-        _write_arrays(
-            work.folder / "against.npz", {str(length): known for length, known in runs.items()}
-        )
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    with atomic_write(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        write_arrays(work.folder / "against.npz", {str(n): known for n, known in runs.items()})
 
 
 def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
@@ -368,7 +363,7 @@ def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]
     sizes = [work.account(n, "filtered")["documents"] for n in shards]
     if not path.is_file():
         logger.info("Looking for duplicates …")
-        _write_arrays(path, {"twins": _compared(work, shards, sum(sizes))})
+        write_arrays(path, {"twins": _compared(work, shards, sum(sizes))})
     return np.split(read_arrays(path)["twins"], np.cumsum(sizes)[:-1])
 
 
@@ -444,7 +439,6 @@ def _copies(
 
 
 def _totals(sources: IndexArray, values: IndexArray, count: int) -> list[int]:
-    """The sum of the values of each source."""
     return [int(total) for total in np.bincount(sources, values, count)]
 
 

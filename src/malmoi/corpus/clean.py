@@ -65,7 +65,6 @@ def _clean_plain(call: Callable[..., int], texts: TextColumn) -> tuple[IndexArra
 
 
 def clean_columns(texts: Iterable[str]) -> Iterator[TextColumn]:
-    """Any number of texts, clean."""
     return map(clean_texts, text_columns(texts))
 
 
@@ -117,10 +116,8 @@ def _shown(text: str) -> str:
     return "".join(parts) + text[at:]
 
 
-def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, Counter[str]]:
-    """By source, the lines that could be a menu, short and not a sentence, and in how many
-    documents each is.
-    """
+def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, dict[str, int]]:
+    """By source, lines of several documents that could be a menu, short and not a sentence."""
     found = {source: Counter[str]() for source in dict.fromkeys(shard.sources)}
     longest = config.menu_length
     for row in np.flatnonzero(shard.texts.line_breaks() > 1).tolist():
@@ -129,7 +126,11 @@ def short_lines(shard: Shard, config: CorpusConfig) -> dict[str, Counter[str]]:
         found[shard.sources[row]].update(
             line for line in short if len(line) <= longest and line[-1] not in _ENDS
         )
-    return found
+    return {source: _repeated(lines) for source, lines in found.items()}
+
+
+def _repeated(lines: Counter[str]) -> dict[str, int]:
+    return {line: count for line, count in lines.items() if count > 1}
 
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:

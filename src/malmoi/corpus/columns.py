@@ -88,7 +88,6 @@ class TextColumn:
         return (data[begin:end] for begin, end in bounds)
 
     def line_breaks(self) -> IndexArray:
-        """How many there are in each text."""
         begin, end = self.begins.min(initial=len(self.data)), self.ends.max(initial=0)
         breaks = np.flatnonzero(np.frombuffer(self.data, np.uint8)[begin:end] == ord("\n")) + begin
         found: IndexArray = np.searchsorted(breaks, self.ends)
@@ -161,7 +160,6 @@ class Shard:
             yield Shard(self.texts.take(rows), *about)
 
     def where(self, wanted: NDArray[np.bool_]) -> "Shard":
-        """The documents that are wanted."""
         if wanted.all():
             return self
         flags = wanted.tolist()
@@ -225,7 +223,7 @@ Reasons = NDArray[np.object_]  # why each document is dropped; "": it is not
 
 @dataclass
 class StepStats:
-    """Statistics of one step."""
+    """Documents and characters in and out of a step, and how often each rule applied."""
 
     documents: list[int] = field(default_factory=lambda: [0, 0])  # in, out
     characters: list[int] = field(default_factory=lambda: [0, 0])
@@ -249,7 +247,6 @@ class StepStats:
         return after
 
     def count_rule(self, rule: str, document: Document) -> None:
-        """Records that a rule removed the document, or part of it."""
         self.rules[rule] += 1
         self._show(rule, document)
 
@@ -270,7 +267,6 @@ class StepStats:
 
 
 def total_stats(parts: Iterable[dict[str, Any]]) -> StepStats:
-    """Adds up several statistics, as in JSON."""
     found = StepStats()
     for part in parts:
         found.add(StepStats(**{**part, "rules": Counter(part["rules"])}))
@@ -291,14 +287,10 @@ SHOWN = 5  # names listed in the sentence
 
 
 def count_control_names(texts: TextColumn) -> dict[str, Any]:
-    """Counts the texts that contain any such name, and each name."""
     # most texts have neither of the signs that such a name begins with
     likely = (text for text in texts.all_encoded() if b"<" in text or b"[" in text)
     found = [set(NAMES.findall(text.decode())) for text in likely]
-    return {
-        "documents": sum(map(bool, found)),
-        "names": Counter(name for names in found for name in names),
-    }
+    return {"documents": sum(map(bool, found)), "names": Counter(chain.from_iterable(found))}
 
 
 def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -308,20 +300,16 @@ def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         documents += part["documents"]
         names.update(part["names"])
-    return {
-        "documents": documents,
-        "names": dict(sorted(names.items(), key=lambda item: (-item[1], item[0]))),
-    }
+    ordered = sorted(names.items(), key=lambda item: (-item[1], item[0]))
+    return {"documents": documents, "names": dict(ordered)}
 
 
 def control_sentence(found: Mapping[str, Any]) -> str:
-    """Describes the counts in a sentence; empty if there are none."""
     if not found.get("documents"):
         return ""
     names = [f"{name} {count:,}" for name, count in found["names"].items()]
     return msg(
-        "Names of control tokens in {documents} ({names}{more}); they will be encoded as text.",
+        "Names of control tokens in {documents} ({names}); they will be encoded as text.",
         documents=plural(found["documents"], "document"),
-        names=", ".join(names[:SHOWN]),
-        more=", …" if len(names) > SHOWN else "",
+        names=", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN),
     )

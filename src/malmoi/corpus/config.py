@@ -105,8 +105,5 @@ class CorpusConfig(Config):
             rows=self.rows,
             hashes=self.hashes,
         )
-        require_that(
-            len(self.max_run) == 3,
-            "max_run needs 3 shares, for 2, 3 and 4 words; there are {max_run}.",
-            max_run=len(self.max_run),
-        )
+        n = len(self.max_run)
+        require_that(n == 3, "max_run needs 3 shares, for 2, 3 and 4 words; there are {n}.", n=n)

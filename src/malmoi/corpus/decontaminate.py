@@ -27,7 +27,7 @@ from malmoi.corpus.ngrams import (
     is_among,
     native_ngrams,
 )
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import explained, require_that
 from malmoi.evaluation.contamination import Overlaps
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import Document, read_documents
@@ -61,12 +61,9 @@ def _plain(path: Path) -> Iterator[BenchmarkRow]:
 
 def _json(path: Path) -> Iterator[BenchmarkRow]:
     for number, line in enumerate(_lines(path), 1):
-        try:
+        wrong = (ValueError, RecursionError)
+        with explained(wrong, "{place} is not JSON ({error}).", place=f"{path}:{number}"):
             yield list(_texts(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            raise MalmoiError(
-                "{path}:{number} is not JSON ({error}).", path=path, number=number, error=error
-            ) from error
 
 
 def _table(path: Path) -> Iterator[BenchmarkRow]:
@@ -87,13 +84,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-TEST_SET_READERS: dict[str, Callable[[Path], Iterator[BenchmarkRow]]] = {
-    ".txt": _plain,
-    ".md": _plain,
-    ".jsonl": _json,
-    ".tsv": _table,
-    ".csv": _table,
-}
+TEST_SET_READERS: dict[str, Callable[[Path], Iterator[BenchmarkRow]]]
+TEST_SET_READERS = {".txt": _plain, ".md": _plain, ".jsonl": _json, ".tsv": _table, ".csv": _table}
 
 
 def overlap_words(lengths: Sequence[int]) -> int:
@@ -243,7 +235,6 @@ def find_overlaps(items: Sequence[Sequence[str]], corpus: Sequence[str]) -> Over
 
 
 def _seen(known: HashArray, length: int, corpus: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of the sorted n-grams occur in the corpus."""
     seen = np.zeros(len(known), bool)
     reader = read_documents(corpus)
     number = 0

@@ -132,7 +132,6 @@ def near_duplicates(
 
 
 def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
-    """The key of each text in each band."""
     factors = random_odd(rows, seed=5)
     for band in range(signatures.shape[1] // rows):
         columns = signatures[:, band * rows : (band + 1) * rows]

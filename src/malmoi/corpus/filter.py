@@ -190,7 +190,6 @@ def _kinds() -> NDArray[np.uint8]:
 
 
 def _repeated(parts: list[str]) -> int:
-    """Characters in repeated parts."""
     return sum(map(len, parts)) - sum(map(len, set(parts)))
 
 
@@ -275,7 +274,6 @@ class QualityScorer:
     weights: NDArray[np.float64]
 
     def __call__(self, text: str) -> float:
-        """The probability that the text is good."""
         return _chance(self.weights, hashed_features(text))
 
     @classmethod
@@ -370,36 +368,22 @@ class LinkList:
             else:
                 bad.append(place)
         if bad:
-            logger.warning(
-                "{path}: {rows} without URL or score, first {bad}.",
-                path=path,
-                rows=plural(len(bad), "row"),
-                bad=bad[0],
-            )
-        ensure(
-            good,
-            "No URL of {path} has a score of {min_score:g} or more.",
-            path=path,
-            min_score=min_score,
-        )
+            rows = plural(len(bad), "row")
+            logger.warning("{rows} without URL or score, first {place}.", rows=rows, place=bad[0])
+        ensure(good, "No URL of {path} has a score of {n:g} or more.", path=path, n=min_score)
         return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
 
     def reason_against(self, url: str, min_score: float) -> str:
-        """Why a document with this URL is dropped, or ""."""
         if not url:
             return "no URL"
         value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
         if is_among(value, self.good)[0]:
             return ""
-        return (
-            msg("score below {min_score:g}", min_score=min_score)
-            if is_among(value, self.low)[0]
-            else "not in the links"
-        )
+        low = is_among(value, self.low)[0]
+        return msg("score below {min_score:g}", min_score=min_score) if low else "not in the links"
 
 
 def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
-    """The place, key and score of every row of a table."""
     for number, row in enumerate(any_rows(path, COLUMNS)):
         for name in COLUMNS if not number and row.values else ():
             checked_column(path, name, list(row.values))
@@ -419,18 +403,15 @@ def blocked_domains(config: CorpusConfig) -> frozenset[str]:
 
 def selection_record(config: CorpusConfig) -> dict[str, object]:
     """What determines the selection besides the settings; empty if all documents are kept."""
-    require_that(
-        not config.links or Path(config.links).is_file(),
-        "The link list {links} does not exist.",
-        links=config.links,
-    )
-    links = FileSource(Path(config.links), "").fingerprint() if config.links else []
+    path = config.links
+    is_there = not path or Path(path).is_file()
+    require_that(is_there, "The link list {path} does not exist.", path=path)
+    links = FileSource(Path(path), "").fingerprint() if path else []
     domains = sorted(blocked_domains(config))
     return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}
 
 
 def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
-    """Whether a domain or one above it is blocked."""
     parts = domain.split(".")
     return any(".".join(parts[at:]) in blocked for at in range(len(parts)))
 

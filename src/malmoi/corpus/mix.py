@@ -16,7 +16,7 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.messages import msg
 from malmoi.text.documents import DocumentReader, read_documents
-from malmoi.text.lines import COMPRESSED
+from malmoi.text.lines import uncompressed_name
 from malmoi.text.records import number_of
 from malmoi.text.sources import FileSource, format_of, resolve_source
 
@@ -64,11 +64,10 @@ class SourceShare:
             return ""
         return msg(
             "{source} has {has:.1%} of the characters, not {wanted:.1%}: its documents "
-            "({documents:,}) are too few and too long to be mixed more exactly.",
+            "are too few and too long to be mixed more exactly.",
             source=self.source,
             has=self.has,
             wanted=self.wanted,
-            documents=self.documents[0],
         )
 
 
@@ -87,6 +86,7 @@ def source_epochs(
     characters: dict[str, int], shares: dict[str, float], size: int
 ) -> dict[str, float]:
     """How often each source is read for an output of `size` characters."""
+    epochs = {}
     for name, share in shares.items():
         ensure(
             not share or characters.get(name),
@@ -94,9 +94,8 @@ def source_epochs(
             name=name,
             share=share,
         )
-    return {
-        name: size * share / characters[name] if share else 0.0 for name, share in shares.items()
-    }
+        epochs[name] = size * share / characters[name] if share else 0.0
+    return epochs
 
 
 # ------------------------------------------------------------------ sources by name
@@ -111,7 +110,6 @@ class NamedSource:
     reader: DocumentReader
 
     def about(self) -> dict[str, Any]:
-        """Its entry in corpus.json."""
         r = self.reader
         sizes = {"files": len(r.files), "bytes": r.size}
         return {"name": self.name, "given": self.given, **sizes, "is": r.fingerprint()}
@@ -149,26 +147,17 @@ def _name(given: str) -> tuple[str, str]:
         return "stdin", given
     if given.startswith(("builtin:", "hf:")):
         return given.partition(":")[2], given
-    path = Path(given)
-    return (
-        path.absolute().parent.name if re.search(r"[*?\[]", path.name) else _bare(path.absolute())
-    ), given
-
-
-def _bare(path: Path) -> str:
-    """The name of a file without its suffixes."""
-    kind = format_of(path)
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.stem if kind else name.name
+    path = Path(given).absolute()
+    if re.search(r"[*?\[]", path.name):
+        return path.parent.name, given
+    bare = uncompressed_name(path)
+    return bare.stem if format_of(path) else bare.name, given
 
 
 def benchmark_files(given: Sequence[str]) -> list[Path]:
-    """The files of test sets."""
-    found = [source for text in given for source in resolve_source(text)]
-    for source in found:
-        require_that(
-            isinstance(source, FileSource),
-            "{source} cannot be used as a test set: give files.",
-            source=source.name,
-        )
-    return [source.path for source in found if isinstance(source, FileSource)]
+    paths = []
+    for source in (source for text in given for source in resolve_source(text)):
+        if not isinstance(source, FileSource):
+            raise UsageError("{name} cannot be used as a test set: give files.", name=source.name)
+        paths.append(source.path)
+    return paths

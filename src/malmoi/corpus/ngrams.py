@@ -75,14 +75,12 @@ class HashedTexts:
         return len(self.texts)
 
     def where(self, wanted: NDArray[np.bool_]) -> "HashedTexts":
-        """The texts that are wanted."""
         if wanted.all():
             return self
         bounds = (self.firsts[wanted], self.lasts[wanted])
         return HashedTexts(self.texts.take(wanted), self.words, *bounds)
 
     def part(self, number: int) -> HashedWords:
-        """The words of one text."""
         here = slice(self.firsts[number], self.lasts[number])
         words = self.words
         return HashedWords(words.hashes[here], words.starts[here], words.ends[here])
@@ -125,7 +123,6 @@ def random_odd(count: int, seed: int = 0) -> HashArray:
 
 
 def code_points(text: str) -> CodePoints:
-    """The code point of each character."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -146,12 +143,10 @@ def letter_table() -> NDArray[np.bool_]:
 
 
 def are_letters(codes: CodePoints) -> NDArray[np.bool_]:
-    """Which of the characters are letters or combining marks."""
     return letter_table()[np.minimum(codes, LAST_CODE)]
 
 
 def hash_words(text: str) -> HashedWords:
-    """Hashes all words of a text."""
     return HashedTexts.of(TextColumn.of([text])).words
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -72,15 +72,19 @@ class BuildFolder:
             return Shard.load(file)
 
     def finish(self, number: int, step: str, shard: Shard, account: dict[str, Any]) -> None:
-        """Writes the documents, then the statistics."""
+        """Writes the documents, then the statistics, which mark the job as done."""
         with atomic_write(self.path(number, step)) as file:
             shard.save(file)
         write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
 
 
 def read_account(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    return dict(json.loads(path.read_text("utf-8")))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    with atomic_write(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -93,18 +97,15 @@ def clean_shard(work: BuildFolder, number: int, shard: Shard) -> None:
     """Raw documents → .cleaned, those that are selected, and the short lines of possible menus."""
     stats = StepStats()
     chosen = StepStats()
-    lines: dict[str, Counter[str]] = {}
+    lines: dict[str, dict[str, int]] = {}
     links, blocked = _selection(work)
     if links or blocked:
         shard = selected(shard, links, blocked, work.config.min_score, chosen)
     if "clean" in work.config.steps:
         shard = cleaned(shard, stats)
         lines = short_lines(shard, work.config)
-    often = {
-        source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
-    }
     tallies = {"select": chosen.to_dict(), "clean": stats.to_dict()}
-    others = {"lines": often, "sources": Counter(shard.sources)}
+    others = {"lines": lines, "sources": Counter(shard.sources)}
     work.finish(number, "cleaned", shard, tallies | others)
 
 
@@ -120,8 +121,7 @@ def filter_shard(work: BuildFolder, number: int) -> None:
     against = work.folder / "against.npz"
     benchmarks = _benchmarks(against) if against.is_file() else BenchmarkSets({})
     kept: list[Shard] = []
-    exact = [np.zeros(0, np.uint64)]
-    signatures = [np.zeros((0, config.hashes), np.uint32)]
+    hashes = [(np.zeros(0, np.uint64), np.zeros((0, config.hashes), np.uint32))]
     overlaps: dict[int, Spans] = {}
     for batch in shard.batches():
         texts = HashedTexts.of(batch.texts)
@@ -135,11 +135,9 @@ def filter_shard(work: BuildFolder, number: int) -> None:
         overlaps |= {begin + row: spans for row, spans in benchmarks.overlaps(texts).items()}
         kept.append(batch)
         if "dedup" in config.steps:
-            both = signatures_of(texts, config)
-            exact.append(both[0])
-            signatures.append(both[1])
-    with atomic_write(work.path(number, "marks.npz")) as file:
-        np.savez(file, exact=np.concatenate(exact), signatures=np.concatenate(signatures))
+            hashes.append(signatures_of(texts, config))
+    exact, signatures = map(np.concatenate, zip(*hashes, strict=True))
+    write_arrays(work.path(number, "marks.npz"), {"exact": exact, "signatures": signatures})
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     others = {"documents": sum(map(len, kept)), "overlaps": overlaps}
     work.finish(number, "filtered", Shard.joined(kept), account | others)
@@ -207,19 +205,9 @@ def _loaded(load: Callable[[Path], Loaded]) -> Callable[[Path], Loaded]:
     return lambda path: cached(path, path.stat().st_mtime_ns)
 
 
-@_loaded
-def _menus(path: Path) -> dict[str, frozenset[str]]:
-    return {source: frozenset(lines) for source, lines in read_account(path).items()}
-
-
-@_loaded
-def _scorer(path: Path) -> QualityScorer:
-    return QualityScorer(**read_arrays(path))
-
-
-@_loaded
-def _benchmarks(path: Path) -> BenchmarkSets:
-    return BenchmarkSets({int(length): known for length, known in read_arrays(path).items()})
+_menus = _loaded(read_account)
+_scorer = _loaded(lambda path: QualityScorer(**read_arrays(path)))
+_benchmarks = _loaded(lambda path: BenchmarkSets({int(n): a for n, a in read_arrays(path).items()}))
 
 
 # ------------------------------------------------------------------ executors
@@ -248,11 +236,9 @@ class Execution:
         part_slice(self.part)
 
     def owns(self, shard: int) -> bool:
-        """Whether this part of the build, if it is one, works on the shard."""
         return shard in range(shard + 1)[part_slice(self.part)]
 
     def session(self) -> AbstractContextManager[None]:
-        """Context manager that is open while jobs run."""
         return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
 
     def run(
@@ -341,12 +327,11 @@ def _ray_tasks(workers: int) -> Iterator[Pool]:
     """Tasks of the cluster; the folder of the build must be at the same path on every machine."""
     import ray
 
-    def submit(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = ray.remote(do).remote(*arguments).future()
-        return future
-
     try:
-        yield Pool(submit, 2 * int(ray.cluster_resources().get("CPU", workers)))
+        yield Pool(
+            lambda do, *given: ray.remote(do).remote(*given).future(),
+            2 * int(ray.cluster_resources().get("CPU", workers)),
+        )
     except ray.exceptions.RayTaskError as error:
         # the job's own exception, without Ray's traceback
         raise error.cause from error

@@ -24,7 +24,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.messages import StatusLog
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
-from malmoi.text.lines import start_of
+from malmoi.text.lines import read_sample
 from malmoi.text.records import column_named
 from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files, text_lines
 
@@ -144,7 +144,7 @@ def _published_format(kind: str | None, data: RowSource) -> str | None:
     path = next(iter(file_list(data)), Path())
     if not path.is_file() or not FORMATS.intersection(path.suffixes):
         return None
-    begin, _ = start_of(path)
+    begin = read_sample(path)[1]
     return _squad_format(begin) if ".json" in path.suffixes else _tag_format(begin)
 
 

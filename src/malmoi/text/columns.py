@@ -66,63 +66,45 @@ class GuessedColumns:
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% of these rows (always 'good')"""
         columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
-        others = [msg("pair = {pair}", pair=self.pair)] * bool(self.pair) + [
-            msg("label = {columns}", columns=columns)
-        ] * bool(columns)
-        others += [msg("negatives = {negatives}", negatives=", ".join(self.negatives))] * bool(
-            self.negatives
-        )
-        description = msg(
-            "{kind}: text = {names}", kind=self.kind, names=joined(", ", [self.text, *others])
-        )
+        names = [self.text]
+        names += [msg("pair = {pair}", pair=self.pair)] if self.pair else []
+        names += [msg("label = {columns}", columns=columns)] if columns else []
+        negatives = ", ".join(self.negatives)
+        names += [msg("negatives = {negatives}", negatives=negatives)] if negatives else []
+        found = msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names))
+        return joined("", (found, self._about_labels()))
+
+    def _about_labels(self) -> str:
+        """How many labels there are, and how good a constant answer is."""
+        n = len(self.labels)
         if self.kind == "regression":
-            return msg(
-                "{description}, standard deviation {baseline:.3g}",
-                description=description,
-                baseline=self.baseline,
-            )
-        if len(self.labels) < 2:
-            return description
+            return msg(", standard deviation {deviation:.3g}", deviation=self.baseline)
+        if n < 2:
+            return ""
         if self.separator:
-            return msg(
-                "{description} ({labels} labels, separated by {separator!r})",
-                description=description,
-                labels=len(self.labels),
-                separator=self.separator,
-            )
+            return msg(" ({n} labels, separated by {separator!r})", n=n, separator=self.separator)
         if self.kind == "multilabel":
-            return msg(
-                "{description} ({labels} columns of 0 and 1)",
-                description=description,
-                labels=len(self.labels),
-            )
-        always = msg(
-            "baseline {baseline:.0%} of these rows (always {labels!r})",
-            baseline=self.baseline,
-            labels=self.labels[0],
-        )
+            return msg(" ({n} columns of 0 and 1)", n=n)
         return msg(
-            "{description} ({labels} labels), {always}",
-            description=description,
-            labels=len(self.labels),
-            always=always,
+            " ({n} labels), baseline {share:.0%} of these rows (always {label!r})",
+            n=n,
+            share=self.baseline,
+            label=self.labels[0],
         )
 
     def sentences(self) -> list[str]:
         """The description, what may surprise in it, and the columns that are not read."""
         said = [self.describe()]
+        text, names = self.text, shown_names(self.unused)
         if self.pair_by_content:
-            said.append(
+            said += [
                 msg(
                     "Two columns hold texts and are read as a pair; for one alone: --text {text}",
-                    text=self.text,
+                    text=text,
                 )
-            )
+            ]
         if self.unused:
-            names = shown_names(self.unused)
-            said.append(
-                msg("Not used: {names}. Choose with --text, --pair and --label.", names=names)
-            )
+            said += [msg("Not used: {names}. Choose with --text, --pair and --label.", names=names)]
         return said
 
     def among(self, names: Iterable[str]) -> "GuessedColumns":
@@ -181,16 +163,17 @@ def _writing(table: Table, given: GivenColumns) -> GuessedColumns | None:
     if given.kind not in (None, "writing"):
         return None
     written = _prompt_columns(table.names, given)
-    if written is None and given.kind == "writing":
-        raise MalmoiError(
+    if given.kind == "writing":
+        ensure(
+            written,
             "No columns of {where} look like prompts and answers ({names}): name them "
             "with --text COLUMN --label COLUMN.",
             where=table.where,
             names=shown_names(table.names),
         )
+        return written
     named = given.text or given.label
-    is_likely = written is not None and not named and _has_answers(table, written)
-    return written if is_likely or given.kind == "writing" else None
+    return written if written and not named and _has_answers(table, written) else None
 
 
 def _prompt_columns(names: Sequence[str], given: GivenColumns) -> GuessedColumns | None:
@@ -266,7 +249,7 @@ def _with_labels(guess: GuessedColumns, values: Sequence[Any]) -> GuessedColumns
 
 
 def _text(table: Table, given: GivenColumns) -> str:
-    return given.text or text_column(table.rows, table.names, table.where)
+    return given.text or text_column(*table)
 
 
 def _with_second_text(table: Table, given: GivenColumns, guess: GuessedColumns) -> GuessedColumns:
@@ -312,12 +295,12 @@ def _label(table: Table) -> str:
     }
     most = min(MAX_LABELS, len(table.rows) // 2)
     classes = [name for name, count in few.items() if 2 <= count <= most]
-    if not classes:
-        raise MalmoiError(
-            "No column of {where} looks like labels ({names}): name it with --label COLUMN.",
-            where=table.where,
-            names=shown_names(table.names),
-        )
+    ensure(
+        classes,
+        "No column of {where} looks like labels ({names}): name it with --label COLUMN.",
+        where=table.where,
+        names=shown_names(table.names),
+    )
     # a table usually ends with its label
     return min(reversed(classes), key=lambda name: few[name])
 
@@ -341,19 +324,15 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
 
 
 def note_missing_header(names: Sequence[str], where: str) -> None:
-    """Warns if the columns of a table had to be numbered."""
     if list(names) == unnamed_columns(len(names)):
         logger.warning(
-            "{where} has no header: its first line is a row, and its columns are called "
-            "{names}{value}.",
+            "{where} has no header: its first line is a row, and its columns are called {names}.",
             where=where,
-            names=", ".join(names[:3]),
-            value=" …" * (len(names) > 3),
+            names=", ".join(names[:3]) + " …" * (len(names) > 3),
         )
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The columns of a table as a sentence lists them."""
     more = msg(" … ({names:,} columns)", names=len(names)) if len(names) > SHOWN_NAMES else ""
     return joined("", (", ".join(names[:SHOWN_NAMES]), more))
 
@@ -363,14 +342,12 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
     named = column_named(TEXT_NAMES, names)
     if named is not None:
         return named
-    columns = {name: [str(row.get(name, "")) for row in rows] for name in names}
-    texts = {
-        name: texts
-        for name, texts in columns.items()
-        if len(_numbers([row.get(name) for row in rows])) < len(rows)
-    }
-    ensure(texts, "No column of {where} looks like text: name it with --text COLUMN.", where=where)
-    sizes = {name: (fmean(map(_words, t)), fmean(map(len, t))) for name, t in texts.items()}
+    sizes = {}
+    for name in names:
+        texts = [str(row.get(name, "")) for row in rows]
+        if len(_numbers([row.get(name) for row in rows])) < len(rows):
+            sizes[name] = fmean(map(_words, texts)), fmean(map(len, texts))
+    ensure(sizes, "No column of {where} looks like text: name it with --text COLUMN.", where=where)
     return max(sizes, key=lambda name: sizes[name])
 
 
@@ -396,9 +373,8 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 def _separator(values: Sequence[Any]) -> str | None:
     """The separator of joined labels: splitting by it leaves only a few distinct labels."""
-    if not all(isinstance(value, str) for value in values):
-        return None
-    return next((sign for sign in LABEL_SEPARATORS if _separates(sign, values)), None)
+    texts = all(isinstance(value, str) for value in values)
+    return next((sign for sign in LABEL_SEPARATORS if texts and _separates(sign, values)), None)
 
 
 def _separates(separator: str, values: Sequence[str]) -> bool:
@@ -411,5 +387,4 @@ def _separates(separator: str, values: Sequence[str]) -> bool:
 
 
 def split_labels(value: str, separator: str) -> list[str]:
-    """The labels in a cell that has several."""
     return [name for part in value.split(separator) if (name := label_name(part))]

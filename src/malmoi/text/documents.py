@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -48,7 +49,6 @@ class DocumentBatch(NamedTuple):
     url: str
 
     def split(self, end: int) -> "tuple[DocumentBatch, DocumentBatch]":
-        """The first documents, and the others."""
         first = self._replace(texts=self.texts[:end], places=self.places[:end])
         return first, self._replace(texts=self.texts[end:], places=self.places[end:])
 
@@ -69,10 +69,8 @@ class BadLines:
 
     @property
     def first(self) -> list[str]:
-        return [
-            msg("{name}:{line}: {why}", name=self.name, line=line, why=msg(why))
-            for line, why in self.lines
-        ]
+        places = [(f"{self.name}:{line}", msg(why)) for line, why in self.lines]
+        return [msg("{place}: {why}", place=place, why=why) for place, why in places]
 
     @property
     def advice(self) -> str:
@@ -95,7 +93,6 @@ class DocumentReader:
 
     @property
     def files(self) -> list[str]:
-        """The names of the sources."""
         return [source.name for source in self.sources]
 
     @property
@@ -147,13 +144,12 @@ class DocumentReader:
         for name, problem in self.problems.items():
             web = format_of(Path(name)) in WEB_FORMATS
             bad = problem.count
-            advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
+            count = plural(bad, "bad record") if web else plural(bad, "bad line")
+            first = joined("; ", problem.first)
             said = msg(
-                "{name}: {count} skipped, first {first}.",
-                name=name,
-                count=plural(bad, "bad record") if web else plural(bad, "bad line"),
-                first=joined("; ", problem.first),
+                "{name}: {count} skipped, first {first}.", name=name, count=count, first=first
             )
+            advice = problem.advice if bad > MAX_BAD_LINES_SHOWN else ""
             sentences.append(joined(" ", filter(None, (said, advice))))
         return sentences
 
@@ -183,20 +179,19 @@ def read_documents(
 def require_documents(readers: Sequence[DocumentReader]) -> Iterator[Document]:
     """The documents of some readers; where there is none, the error says why."""
     empty = True
-    for reader in readers:
-        for document in reader:
-            empty = False
-            yield document
+    for document in chain.from_iterable(readers):
+        empty = False
+        yield document
     if not empty:
         return
     problems = [bad for reader in readers for bad in reader.problems.values()]
     ensure(problems, "There is no text to learn from: every source is empty.")
-    said = msg(
-        "There is no text to learn from: {lines} skipped, such as {first}.",
+    raise MalmoiError(
+        "There is no text to learn from: {lines} skipped, such as {first}. {advice}",
         lines=plural(sum(bad.count for bad in problems), "bad line"),
         first=problems[0].first[0],
+        advice=problems[0].advice,
     )
-    raise MalmoiError(joined(" ", filter(None, (said, problems[0].advice))))
 
 
 def run_now(do: Callable[..., Result], *arguments: object) -> "Future[Result]":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from malmoi.errors import ensure
 from malmoi.messages import msg
-from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_blocks, decode_sample, open_bytes
+from malmoi.text.lines import OnBadLine, decode_blocks, open_bytes, read_sample
 from malmoi.text.records import Records, WantedColumns, checked_column, label_name, read_records
 
 MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
@@ -36,7 +36,7 @@ LineBlocks = Iterator[tuple[int, list[str], bool]]  # number of the first, lines
 
 
 class FoundLines(NamedTuple):
-    """Lines of a file that are a document each, from line `first` on; empty ones are none."""
+    """Lines that are a document each, from line `first` on; empty ones are none."""
 
     texts: list[str]
     first: int
@@ -56,12 +56,8 @@ class ReadOptions:
 
 
 def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Reads plain text, by the given rule or the one that fits the file; many lines at once where
-    each is a document.
-    """
-    with open_bytes(path) as stream:
-        sample = stream.read(SAMPLE_BYTES)
-    encoding, start = decode_sample(sample)
+    """Reads plain text, by the given rule or the one that fits the file."""
+    encoding, start, _ = read_sample(path)
     ensure(
         start.count("\ufffd") + start.count("\0") <= max(MAX_BAD_SHARE * len(start), 100),
         "{path} is not text: most of its bytes are not readable as {encoding}.",
@@ -86,18 +82,15 @@ def guess_rule(text: str) -> str:
     text (under 200 characters on average: verses, speeches) are parts of one document. Many single
     blank lines and a few double ones: paragraphs and documents.
     """
-    gaps = [
-        gap.count("\n") - 1 for gap in re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
-    ]
+    blank = re.findall(r"\n(?:[ \t\r]*\n)+(?=[ \t\r]*\S)", text.strip())
+    gaps = [gap.count("\n") - 1 for gap in blank]
     if max(gaps, default=1) == 1 and text.count("\n") >= 2000 * len(gaps):
         return "line"
     average = len(text) / (len(gaps) + 1)
     if len(text) >= 1 << 16 and average < 200:
         return "file"
-    double = sum(gap > 1 for gap in gaps)
-    return (
-        "blanks" if len(gaps) >= 100 and 0 < double * 20 <= len(gaps) and average < 500 else "blank"
-    )
+    few = 0 < 20 * sum(gap > 1 for gap in gaps) <= len(gaps)  # double ones
+    return "blanks" if len(gaps) >= 100 and few and average < 500 else "blank"
 
 
 def _by_rule(blocks: LineBlocks, rule: str) -> FoundDocuments:

@@ -13,13 +13,13 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, TypeVar, cast
 from unicodedata import category
 
-from malmoi.errors import MalmoiError, ensure, first_line
+from malmoi.errors import MalmoiError, UsageError, ensure, first_line
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_GROWTH, MAX_LINE_CHARACTERS, MIN_UNPACKED_BYTES
 from malmoi.system.packages import optional_package
@@ -27,14 +27,24 @@ from malmoi.system.paths import require_path
 
 T = TypeVar("T")
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
-LONGEST_FRAME_HEADER = 18  # of Zstandard, in bytes
-LAST_BLOCK = 1
-RLE_BLOCK = 1  # a byte that is repeated
+ZSTANDARD_BYTES = 1 << 10  # decompressed at once: they may become 32,768 times as many
 
 
 def uncompressed_name(path: Path) -> Path:
-    """The path without the suffix of a compression."""
     return path.with_suffix("") if path.suffix in COMPRESSED else path
+
+
+def unknown_format(path: PurePath, known: Iterable[str]) -> UsageError:
+    """The error of a file whose suffix tells no format."""
+    return UsageError(
+        "{path} has an unknown format: its name should end in one of {kinds}.",
+        path=path,
+        kinds=shown_formats(known),
+    )
+
+
+def shown_formats(known: Iterable[str]) -> str:
+    return f"{' '.join(known)}, also {' '.join(COMPRESSED)}"
 
 
 @contextmanager
@@ -85,7 +95,6 @@ def require_real_size(path: Path, unpacked: int) -> None:
 
 
 def read_whole(path: Path) -> bytes:
-    """All bytes of a file, decompressed."""
     parts: list[bytes] = []
     with open_bytes(path) as stream:
         while piece := stream.read(1 << 20):
@@ -102,45 +111,39 @@ def _damages() -> tuple[type[Exception], ...]:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
-        return _zstandard(path)
+        zstandard = optional_package("zstandard", path)
+        return io.BufferedReader(_Zstandard(zstandard, path.open("rb")))
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     return cast(IO[bytes], openers.get(path.suffix, Path.open)(path, "rb"))
 
 
-def _zstandard(path: Path) -> IO[bytes]:
-    zstandard = optional_package("zstandard", path)
-    with path.open("rb") as file:
-        while file.read(1):
-            file.seek(-1, io.SEEK_CUR)
-            _skip_frame(file, zstandard)
-    return io.BufferedReader(
-        zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
-    )
+class _Zstandard(io.RawIOBase):
+    """The frames of a file; the package's own reader ends quietly where the last is cut off."""
 
+    def __init__(self, zstandard: Any, file: IO[bytes]) -> None:
+        self._file = file
+        self._begin = zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._rest = io.BytesIO()
 
-def _skip_frame(file: IO[bytes], zstandard: Any) -> None:
-    """Goes behind a frame (RFC 8878 §3.1): the package ends quietly where one is cut off."""
-    start = file.tell()
-    head = file.read(LONGEST_FRAME_HEADER)
-    if head[1:4] == b"\x2a\x4d\x18":  # no text, to be skipped
-        _skip(file, start + 8 + int.from_bytes(head[4:8], "little"))
-        return
-    about = zstandard.get_frame_parameters(head)
-    file.seek(start + zstandard.frame_header_size(head))
-    block = 0
-    while not block & LAST_BLOCK:
-        if len(header := file.read(3)) < 3:
-            raise EOFError("the last frame has no end")
-        block = int.from_bytes(header, "little")
-        _skip(file, file.tell() + (1 if block >> 1 & 3 == RLE_BLOCK else block >> 3))
-    _skip(file, file.tell() + 4 * about.has_checksum)
+    def readable(self) -> bool:
+        return True
 
+    def readinto(self, buffer: Any) -> int:
+        while not (size := self._rest.readinto(buffer)):
+            given = (self._frame and self._frame.unused_data) or self._file.read(ZSTANDARD_BYTES)
+            if not given and self._frame and not self._frame.eof:
+                raise EOFError("the last frame has no end")
+            if not given:
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._begin()
+            self._rest = io.BytesIO(self._frame.decompress(given))
+        return size
 
-def _skip(file: IO[bytes], place: int) -> None:
-    """Goes on to a place behind some bytes, which must be there."""
-    file.seek(place - 1)
-    if not file.read(1):
-        raise EOFError("the last frame has no end")
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 MAX_LINE_BYTES = 1 << 24  # of one line that are decoded at once
@@ -228,11 +231,12 @@ def _korean(line: bytes) -> str | None:
     return text if len(re.findall(r"[가-힣ㄱ-ㆎ]", text)) * 2 >= foreign else None
 
 
-def start_of(path: Path) -> tuple[str, bool]:
-    """The text that a file begins with, and whether that is all of it."""
+def read_sample(path: Path) -> tuple[str, str, bool]:
+    """The encoding of a file, the text that it begins with, and whether that is all of it."""
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
-    return decode_sample(sample)[1].lstrip("\ufeff"), len(sample) < SAMPLE_BYTES
+    encoding, text = decode_sample(sample)
+    return encoding, text.lstrip("\ufeff"), len(sample) < SAMPLE_BYTES
 
 
 def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
@@ -257,7 +261,6 @@ def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
 
 
 def whole_text(path: Path, bad: OnBadLine) -> str:
-    """All lines of a file as one text."""
     parts: list[str] = []
     size = 0
     for _, lines, ends in _read_blocks(path, bad):
@@ -268,8 +271,7 @@ def whole_text(path: Path, bad: OnBadLine) -> str:
 
 
 def _read_blocks(path: Path, bad: OnBadLine) -> Iterator[tuple[int, list[str], bool]]:
-    with open_bytes(path) as stream:
-        encoding, _ = decode_sample(stream.read(SAMPLE_BYTES))
+    encoding = read_sample(path)[0]
     with open_bytes(path) as stream:
         yield from decode_blocks(stream, encoding, bad)
 
@@ -299,13 +301,9 @@ def refuse_bad_lines(path: Path) -> OnBadLine:
     """Raises the error of a line that cannot be read."""
 
     def bad(number: int, why: str) -> None:
-        raise MalmoiError(
-            "{path}:{number}: {why}. {repair}",
-            path=path,
-            number=number,
-            why=msg(why),
-            repair=repair(why, path),
-        )
+        place = f"{path}:{number}"
+        advice = repair(why, path)
+        raise MalmoiError("{place}: {why}. {repair}", place=place, why=msg(why), repair=advice)
 
     return bad
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError, ensure
 from malmoi.messages import msg
 from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
@@ -21,7 +21,7 @@ from malmoi.text.records import WantedColumns, checked_column, label_name, read_
 from malmoi.text.sources import FileSource, OtherSource, format_of
 
 Columns = tuple[str, str]
-NumberedPair = tuple[int, str, str]  # line, source and target
+Pairs = Iterator[tuple[int, str, str]]  # line, source and target
 
 
 def split_pair(text: str) -> list[str]:
@@ -45,15 +45,15 @@ def _pairs(source: Path, target: Path, columns: Columns, want: ReadOptions) -> F
     """Pairs that have text on both sides; the others are reported by their line."""
     is_table = source == target and format_of(source) is not None
     pairs = _cells(source, columns, want) if is_table else _lines((source, target), want)
-    for number, first, second in pairs:
-        if not first.strip() or not second.strip():
-            empty = "the target is empty" if first.strip() else "the source is empty"
-            want.on_bad_line(number, empty)
+    for number, *texts in pairs:
+        first, second = (" ".join(text.split()) for text in texts)
+        if first and second:
+            yield FoundDocument(f"{first}\n{second}", number)
         else:
-            yield FoundDocument(f"{_one_line(first)}\n{_one_line(second)}", number)
+            want.on_bad_line(number, "the target is empty" if first else "the source is empty")
 
 
-def _cells(path: Path, columns: Columns, want: ReadOptions) -> Iterator[NumberedPair]:
+def _cells(path: Path, columns: Columns, want: ReadOptions) -> Pairs:
     wanted = WantedColumns(tuple(map(label_name, columns)), only=True)
     names: list[str] = []
     for number, record in whole_items(path, read_records(path, want.on_bad_line, wanted)):
@@ -69,7 +69,7 @@ def _cells(path: Path, columns: Columns, want: ReadOptions) -> Iterator[Numbered
             want.on_bad_line(number, msg("no text in {column!r}", column=lacking))
 
 
-def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Iterator[NumberedPair]:
+def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Pairs:
     """Lines that both files have; no line after the first gap would be a pair."""
     sides = (_numbered(path, side, want) for side, path in enumerate(paths))
     last = [0, 0]
@@ -80,24 +80,19 @@ def _lines(paths: tuple[Path, Path], want: ReadOptions) -> Iterator[NumberedPair
             texts.append(text)
         if len(texts) == 2:
             yield number, texts[0], texts[1]
-    if last[0] != last[1]:
-        raise MalmoiError(
-            "{source} has {sources:,} lines and {target} {targets:,}: translations are "
-            "paired line by line, and line {last:,} has no partner.",
-            source=paths[0],
-            sources=last[0],
-            target=paths[1],
-            targets=last[1],
-            last=min(last) + 1,
-        )
+    ensure(
+        last[0] == last[1],
+        "{source} has {sources:,} lines and {target} {targets:,}: line {last:,} has no partner.",
+        source=paths[0],
+        sources=last[0],
+        target=paths[1],
+        targets=last[1],
+        last=min(last) + 1,
+    )
 
 
 def _numbered(path: Path, side: int, want: ReadOptions) -> Iterator[tuple[int, int, str]]:
     return ((number, side, text) for number, text in read_lines(path, want.on_bad_line))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReader:
@@ -116,8 +111,5 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
             alone=alone[-1],
         )
-    found += [
-        _pair_source(first, second, columns)
-        for first, second in zip(alone[::2], alone[1::2], strict=True)
-    ]
+    found += [_pair_source(*both, columns) for both in zip(alone[::2], alone[1::2], strict=True)]
     return DocumentReader(found, "line", "")

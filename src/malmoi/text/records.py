@@ -23,10 +23,10 @@ from malmoi.text.lines import (
     OnBadLine,
     open_bytes,
     read_lines,
+    read_sample,
     read_whole,
     refuse_bad_lines,
     require_real_size,
-    start_of,
     uncompressed_name,
     whole_text,
 )
@@ -105,29 +105,28 @@ Commas = csv.excel
 FIELD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t\n]*)(?:\t|\n|\Z)')
 
 
-def tab_dialect(path: Path) -> Dialect:
+def tab_dialect(sample: str) -> Dialect:
     """Detects whether a tab-separated file is quoted, by its quotes and numbers of fields."""
-    sample, _ = _sample(path)
     is_quoted = '"' in sample and not FIELD.sub("", sample) and _even(sample, QuotedTabs)
     return QuotedTabs if is_quoted else UnquotedTabs
 
 
-def comma_dialect(path: Path) -> Dialect:
+def comma_dialect(sample: str) -> Dialect:
     """Detects semicolons: they split the rows evenly and commas do not."""
-    sample, header = _sample(path)
+    header = sample.partition("\n")[0]
     if ";" not in header or ("," in header and _even(sample, Commas)):
         return Commas
     return Semicolons if _even(sample, Semicolons) else Commas
 
 
-def missing_header(path: Path, dialect: Dialect, named: Iterable[str] = ()) -> list[str] | None:
+def missing_header(sample: str, dialect: Dialect, named: Iterable[str]) -> list[str] | None:
     """column1, column2… if the first line of a table is a row; None if it names the columns.
 
     A column of `named`, which the user or a model knows, decides if it stands in the first line.
     Otherwise each column votes: a label may be the name of its column ("spam"), so that one cell
     that occurs again below proves nothing beside another that is unlike its column.
     """
-    first, *rows = _sample_rows(_sample(path)[0], dialect) or [[]]
+    first, *rows = _sample_rows(sample, dialect) or [[]]
     first = [label_name(cell) for cell in first]
     numbered = [str(number) for number in range(len(first))]  # as pandas numbers columns
     if first == numbered or not set(first).isdisjoint(named):
@@ -162,12 +161,10 @@ def _is_short_name(cell: str, texts: Sequence[str]) -> bool:
     return sum(len(text) <= len(cell) for text in texts) <= MAX_SHORTER * len(texts)
 
 
-def _sample(path: Path) -> tuple[str, str]:
-    """The first whole lines of a file, and the very first."""
-    sample, complete = start_of(path)
-    text = sample.replace("\r\n", "\n")
-    whole = text if complete else text[: text.rfind("\n") + 1]
-    return whole, whole.partition("\n")[0]
+def first_lines(path: Path) -> str:
+    _, sample, complete = read_sample(path)
+    text = sample.lstrip("\ufeff").replace("\r\n", "\n")
+    return text if complete else text[: text.rfind("\n") + 1]
 
 
 def _even(sample: str, dialect: Dialect) -> bool:
@@ -189,10 +186,7 @@ def _table_reader(lines: Iterable[str], dialect: Dialect) -> Any:
 def table_cells(
     path: Path, dialect: Dialect, bad: OnBadLine
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """The rows of a table: their first line, last line and cells.
-
-    A malformed row raises an error with its location.
-    """
+    """The rows of a table: their first line, last line and cells; a malformed one is an error."""
     reader = _table_reader((text + "\n" for _, text in read_lines(path, bad)), dialect)
     before = 0
     try:
@@ -202,10 +196,9 @@ def table_cells(
             before = reader.line_num
     except csv.Error as error:
         raise MalmoiError(
-            "{path}:{line_num} is not a valid row ({error}): fix it there, or save the file "
-            "with plain newlines.",
-            path=path,
-            line_num=reader.line_num,
+            "{place} is not a valid row ({error}): fix it there, or save the file with plain "
+            "newlines.",
+            place=f"{path}:{reader.line_num}",
             error=str(error).partition(" - ")[0],
         ) from error
 
@@ -217,16 +210,13 @@ Records = Iterator[tuple[int, Record]]  # each with its line, or its number from
 
 
 class WantedColumns(NamedTuple):
-    """Columns that are expected: one of them in the first line of a table shows that it is a
-    header.
-    """
+    """Columns that are expected: one of them in a table's first line shows that it is a header."""
 
     names: Sequence[str] = ()
     only: bool = False  # whether the other columns may be left out
 
 
 def read_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
-    """The records of a file, by its suffix; undecodable lines go to `bad`."""
     return RECORD_READERS[uncompressed_name(path).suffix](path, bad, wanted)
 
 
@@ -239,9 +229,10 @@ def table_records(
 ) -> Records:
     """The records of a table; without a dialect, it and a missing header are detected."""
     if dialect is None:
+        sample = first_lines(path)
         commas = uncompressed_name(path).suffix == ".csv"
-        dialect = comma_dialect(path) if commas else tab_dialect(path)
-        header = missing_header(path, dialect, wanted.names)
+        dialect = comma_dialect(sample) if commas else tab_dialect(sample)
+        header = missing_header(sample, dialect, wanted.names)
     rows = table_cells(path, dialect, bad)
     names = list(map(label_name, next(rows, (1, 1, []))[2] if header is None else header))
     _read_columns(f"{path}:1", names, wanted)
@@ -254,16 +245,12 @@ def table_records(
 
 def _uneven(cells: int, names: int, last: int) -> str:
     """What is wrong with a row; a quoted field may span lines, to the `last`."""
-    fields = plural(cells, "field")
-    if not last:
-        return msg("{fields} where there should be {names}", fields=fields, names=names)
-    return msg(
-        "{fields} where there should be {names} (a quote that opens here continues to line "
-        "{before})",
-        fields=fields,
-        names=names,
-        before=last,
+    wrong = msg(
+        "{fields} where there should be {names}", fields=plural(cells, "field"), names=names
     )
+    if not last:
+        return wrong
+    return msg("{wrong} (a quote that opens here continues to line {last})", wrong=wrong, last=last)
 
 
 def _read_columns(where: str, names: Sequence[str], wanted: WantedColumns) -> list[str]:
@@ -275,24 +262,16 @@ def _read_columns(where: str, names: Sequence[str], wanted: WantedColumns) -> li
 
 
 def check_header(where: str, names: Sequence[str]) -> None:
-    """Refuses two columns of one name."""
-    for name, count in Counter(filter(None, names)).items():
-        ensure(
-            count <= 1,
-            "{where} has two columns {name!r}; rename one of them.",
-            where=where,
-            name=name,
-        )
+    for name, n in Counter(filter(None, names)).items():
+        ensure(n == 1, "{where} has two columns {name!r}; rename one.", where=where, name=name)
 
 
 def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:
     """The column, if a table with these names has it."""
     if column not in names:
+        hint = nearest(column, names)
         raise MalmoiError(
-            "{data} has no column {name!r}.{hint}",
-            data=where,
-            name=column,
-            hint=nearest(column, names),
+            "{data} has no column {name!r}.{hint}", data=where, name=column, hint=hint
         )
     return column
 
@@ -359,7 +338,6 @@ def _batch_records(batches: Iterable[Any], names: list[str]) -> Records:
 
 
 def import_pyarrow(path: Path) -> Any:
-    """The package that reads Parquet and Arrow files."""
     optional_package("pyarrow.ipc", path)
     optional_package("pyarrow.parquet", path)
     return optional_package("pyarrow", path)

@@ -7,47 +7,34 @@ run reads its text more than once.
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.system.native import temporary_folder
 from malmoi.system.storage import StoredFile, fetch_file, open_url
-from malmoi.text.formats import FoundDocument, FoundLines, ReadOptions
-from malmoi.text.sources import FileSource, format_of, known_format
+from malmoi.text.formats import FoundDocuments, ReadOptions
+from malmoi.text.sources import FileSource, OtherSource, format_of, known_format
 
 KEPT_BYTES = 4 << 30
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file of an fsspec file system."""
+def _remote_file(files: Any, path: str, kind: str) -> OtherSource:
+    name = str(files.unstrip_protocol(path))
+    size = int(files.size(path) or 0)
 
-    files: Any
-    path: str
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return str(self.files.unstrip_protocol(self.path))
-
-    @cached_property
-    def size(self) -> int:
-        return int(self.files.size(self.path) or 0)
-
-    def documents(self, want: ReadOptions) -> Iterator[FoundDocument | FoundLines]:
-        copy = FileSource(COPIES.fetch(self), self.kind)
-        with explained(MalmoiError, "{name}: {error}", name=self.name):
+    def documents(want: ReadOptions) -> FoundDocuments:
+        copy = FileSource(COPIES.fetch(files, StoredFile(path, size, None), fingerprint()), kind)
+        with explained(MalmoiError, "{name}: {error}", name=name):
             yield from copy.documents(want)
 
-    def fingerprint(self) -> list[Any]:
-        return [self.name, self.size, str(self.files.ukey(self.path))]
+    def fingerprint() -> list[Any]:
+        return [name, size, str(files.ukey(path))]
+
+    return OtherSource(name, size, documents, fingerprint)
 
 
-def remote_files(given: str) -> list[RemoteFile]:
+def remote_files(given: str) -> list[OtherSource]:
     """The files of a URL: one, those of a folder, or those that match a glob."""
     files, path = open_url(given)
     with explained(Exception, "{given} cannot be opened: {error}", given=given):
@@ -56,9 +43,9 @@ def remote_files(given: str) -> list[RemoteFile]:
         else:
             found = files.find(path) if files.isdir(path) else [files.info(path)["name"]]
     if found == [path]:
-        return [RemoteFile(files, path, known_format(PurePosixPath(path)))]
+        return [_remote_file(files, path, known_format(PurePosixPath(path)))]
     kinds = {path: format_of(Path(path)) for path in sorted(found)}
-    readable = [RemoteFile(files, path, kind) for path, kind in kinds.items() if kind]
+    readable = [_remote_file(files, path, kind) for path, kind in kinds.items() if kind]
     ensure(readable, "{given} has no file that can be read.", given=given)
     return readable
 
@@ -70,14 +57,13 @@ class LocalCopies:
         self.kept: OrderedDict[tuple[str, ...], Path] = OrderedDict()
         self.lock = threading.Lock()
 
-    def fetch(self, file: RemoteFile) -> Path:
+    def fetch(self, files: Any, stored: StoredFile, fingerprint: list[Any]) -> Path:
         with self.lock:
-            key = tuple(map(str, file.fingerprint()))
+            key = tuple(map(str, fingerprint))
             if key not in self.kept:
                 parent = Path(tempfile.mkdtemp(dir=temporary_folder()))
-                stored = StoredFile(file.path, file.size, None)
-                target = parent / PurePosixPath(file.path).name
-                self.kept[key] = fetch_file(file.files, stored, target)
+                target = parent / PurePosixPath(stored.path).name
+                self.kept[key] = fetch_file(files, stored, target)
             self.kept.move_to_end(key)
             while len(self.kept) > 1 and self._bytes() > KEPT_BYTES:
                 self.kept.popitem(last=False)[1].unlink()

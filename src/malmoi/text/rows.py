@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -14,10 +15,10 @@ from malmoi.messages import msg
 from malmoi.system.storage import local_path
 from malmoi.system.untrusted import parse
 from malmoi.text.lines import (
-    COMPRESSED,
     read_lines,
     refuse_bad_lines,
     uncompressed_name,
+    unknown_format,
     whole_items,
     whole_text,
 )
@@ -83,17 +84,14 @@ class DataRow:
         return self.values
 
     def require(self, condition: object, why: str, /, **values: object) -> None:
-        """Raises a BadRow unless it holds."""
         if not condition:
             raise BadRow(self.place, why, **values)
 
     def text(self, name: str) -> str:
-        value = self[name]
-        if not isinstance(value, str):
-            raise BadRow(
-                self.place, "{name!r} must hold text, not {value!r:.40}", name=name, value=value
-            )
-        return value
+        text = self[name]
+        is_text = isinstance(text, str)
+        self.require(is_text, "{name!r} must hold text, not {value!r:.40}", name=name, value=text)
+        return str(text)
 
     def label(self, *names: str) -> str | None:
         """The first of these columns that exists, as a string, or None (a test set)."""
@@ -101,17 +99,16 @@ class DataRow:
         if name is None:
             return None
         value = self[name]
-        if value is None or str(value).strip() == "":
-            raise BadRow(self.place, "the label in {name!r} is missing", name=name)
-        if isinstance(as_list(value), list | dict):
-            raise BadRow(
-                self.place,
-                "{name!r} holds {value!r:.40}, but this task has one label per row; for "
-                "several use the kind multilabel",
-                name=name,
-                value=value,
-            )
-        return label_name(value)
+        found = "" if value is None else label_name(value)
+        self.require(found, "the label in {name!r} is missing", name=name)
+        self.require(
+            not isinstance(as_list(value), list | dict),
+            "{name!r} holds {value!r:.40}, but this task has one label per row; for "
+            "several use the kind multilabel",
+            name=name,
+            value=value,
+        )
+        return found
 
     def number(self, name: str) -> float | None:
         found = self.label(name)
@@ -165,7 +162,7 @@ class BrokenRow(DataRow):
     why: str = ""
 
     def __getitem__(self, name: str) -> Any:
-        raise BadRow(self.place, self.why)
+        return self.checked[name]
 
     @property
     def checked(self) -> Mapping[str, Any]:
@@ -175,10 +172,7 @@ class BrokenRow(DataRow):
 def _rows(name: object, records: Records) -> Iterator[DataRow]:
     for number, record in records:
         place = f"{name}:{number}"
-        if isinstance(record, str):
-            yield BrokenRow({}, place, record)
-        else:
-            yield DataRow(record, place)
+        yield BrokenRow({}, place, record) if isinstance(record, str) else DataRow(record, place)
 
 
 def json_line_rows(path: Path) -> Iterator[DataRow]:
@@ -192,24 +186,18 @@ def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[
 
 
 def json_value(path: Path) -> Any:
-    """Reads a file that is one JSON value, such as SQuAD's."""
     return parse(whole_text(path, refuse_bad_lines(path)), str(path))
 
 
 def any_rows(path: Path, named: Iterable[str] = ()) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix; a column of `named` proves that a table has a header."""
-    require_that(
-        has_rows(path),
-        "{path} has an unknown format: its name should end in one of {kinds}.",
-        path=path,
-        kinds=f"{' '.join(RECORD_READERS)}, also {' '.join(COMPRESSED)}",
-    )
+    if not has_rows(path):
+        raise unknown_format(path, RECORD_READERS)
     wanted = WantedColumns(list(named))
     return whole_items(path, _rows(path, read_records(path, refuse_bad_lines(path), wanted)))
 
 
 def has_rows(path: Path) -> bool:
-    """Whether a file of this name is a table."""
     return uncompressed_name(path).suffix in RECORD_READERS
 
 
@@ -217,7 +205,6 @@ def has_rows(path: Path) -> bool:
 
 
 def is_files(data: RowSource) -> bool:
-    """Whether the data are paths of files, not rows in memory."""
     if isinstance(data, str | Path):
         return True
     return isinstance(data, Sequence) and all(isinstance(one, str | Path) for one in data)
@@ -238,7 +225,6 @@ def file_list(data: RowSource) -> list[Path]:
 
 
 def source_name(data: RowSource) -> str:
-    """The data as an error message names it."""
     return (is_files(data) and ", ".join(map(str, file_list(data)))) or msg("the data")
 
 
@@ -253,13 +239,11 @@ def records_of(table: Any) -> list[dict[str, Any]]:
             table = table.to_dicts()
         elif hasattr(table, "to_dict"):  # pandas
             table = table.to_dict("records")
-    if isinstance(table, Mapping):
-        raise UsageError(
-            "Rows are a list of dicts or a table, not one {type} (with {table}); a "
-            "DatasetDict has its rows in its splits: data['train'].",
-            type=type(table).__name__,
-            table=", ".join(map(str, table)),
-        )
+    require_that(
+        not isinstance(table, Mapping),
+        "Rows are a list of dicts or a table; a DatasetDict has its rows in its splits: "
+        "data['train'].",
+    )
     found = []
     for row in table:
         if not isinstance(row, Mapping):
@@ -288,10 +272,8 @@ def parse_messages(given: Any) -> list[Message]:
     """A conversation as [{"role": …, "content": …}], also from JSON text or ShareGPT's names."""
     found = given
     if isinstance(given, str):
-        try:
+        with suppress(ValueError):
             found = json.loads(given)
-        except ValueError:
-            found = None
     if not isinstance(found, list) or not found:
         raise UsageError("a conversation is a list of messages, not {given!r:.60}", given=given)
     return [_message(one) for one in found]

@@ -109,7 +109,6 @@ class KiwiSplitter:
 
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
-    """Returns the splitter of this name: "rules" or "kiwi"."""
     sentence = "There is no method to split sentences called {name!r}.{hint}"
     require_known(name, ("rules", "kiwi"), sentence)
     return split_sentences if name == "rules" else KiwiSplitter()

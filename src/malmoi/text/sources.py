@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, first_line, require_known
+from malmoi.errors import MalmoiError, ensure, first_line, require_known
 from malmoi.system.packages import optional_package
 from malmoi.system.paths import require_path
 from malmoi.system.untrusted import JsonObject, read_object
@@ -24,24 +24,19 @@ from malmoi.text.formats import (
     ReadOptions,
     column_documents,
 )
-from malmoi.text.lines import COMPRESSED, open_bytes, uncompressed_name, whole_items
+from malmoi.text.lines import (
+    open_bytes,
+    shown_formats,
+    uncompressed_name,
+    unknown_format,
+    whole_items,
+)
 from malmoi.text.records import checked_column
 from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
 MAX_HASHED_BYTES = 1 << 20
 READERS = {**FORMATS, **WEB_FORMATS}
-
-
-class TextSource(Protocol):
-    """A named source of documents."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    def documents(self, want: ReadOptions) -> FoundDocuments: ...
-    def fingerprint(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +72,9 @@ class OtherSource:
     size: int
     documents: Callable[[ReadOptions], FoundDocuments]
     fingerprint: Callable[[], list[Any]]
+
+
+TextSource = FileSource | OtherSource
 
 
 def _standard_input() -> OtherSource:
@@ -146,8 +144,7 @@ def _hub_dataset(name: str) -> OtherSource:
     load_dataset = optional_package("datasets", name).load_dataset
     try:
         data = load_dataset(dataset, config or None, split=split or "train")
-    # the hub raises many kinds of errors; all mean that the data set is unavailable
-    except Exception as error:
+    except Exception as error:  # of many kinds, all of which mean that it is unavailable
         raise MalmoiError(
             "The data set {name} cannot be loaded: {error}", name=name, error=first_line(error)
         ) from error
@@ -187,16 +184,17 @@ def _on_disk(given: str) -> list[FileSource]:
         found = _in_folder(path)
     elif path.exists() or not any(sign in given for sign in "*?["):
         require_path(path)
-        found = [_file(path)]
+        found = [FileSource(path, known_format(path))]
     else:
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-        found = [_file(match) for match in sorted(matches) if match.is_file()]
-    if not found:
-        raise MalmoiError(
-            "No file matches {given!r}: text is in files of the formats {known}.",
-            given=given,
-            known=_known(),
-        )
+        files = (match for match in sorted(matches) if match.is_file())
+        found = [FileSource(file, known_format(file)) for file in files]
+    ensure(
+        found,
+        "No file matches {given!r}: text is in files of the formats {known}.",
+        given=given,
+        known=shown_formats(READERS),
+    )
     return found
 
 
@@ -210,19 +208,11 @@ def _as_spelt(path: Path) -> Path:
     return path.with_name(next(same, path.name))
 
 
-def _file(path: Path) -> FileSource:
-    return FileSource(path, known_format(path))
-
-
 def known_format(path: PurePath) -> str:
     """Of an explicitly named file: a known format, or without suffix plain text."""
     kind = format_of(Path(path))
     if kind is None and path.suffix:
-        raise UsageError(
-            "{path} has an unknown format: its name should end in one of {kinds}.",
-            path=path,
-            kinds=_known(),
-        )
+        raise unknown_format(path, READERS)
     return kind or ".txt"
 
 
@@ -230,10 +220,6 @@ def format_of(path: Path) -> str | None:
     """The suffix that determines the format, without that of the compression."""
     suffix = uncompressed_name(path).suffix
     return suffix if suffix in READERS else None
-
-
-def _known() -> str:
-    return f"{' '.join(READERS)}, also {' '.join(COMPRESSED)}"
 
 
 def _in_folder(folder: Path) -> list[FileSource]:

@@ -9,9 +9,8 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from malmoi.messages import msg
 from malmoi.system.packages import optional_package
@@ -30,17 +29,12 @@ _BEGIN_BYTES = 64  # enough to hold that
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
-@dataclass(frozen=True)
-class WarcRecord:
+class WarcRecord(NamedTuple):
     """One record: its number in the file, its fields by lower-case name, and its content."""
 
     number: int
     headers: dict[str, str]
     body: bytes
-
-    @property
-    def type(self) -> str:
-        return self.headers.get("warc-type", "")
 
     @property
     def url(self) -> str:
@@ -130,9 +124,7 @@ class _Records:
 
     def _record(self) -> WarcRecord:
         header = self._header()
-        lines = self._buffer[:header].decode("utf-8", "replace").split("\n")
-        fields = (line.partition(":") for line in lines)
-        headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+        headers = _fields(self._buffer[:header].decode("utf-8", "replace"))
         if not headers.get("warc-type"):
             raise _BadRecord("its WARC-Type is missing")
         length = headers.get("content-length", "")
@@ -252,17 +244,16 @@ def main_text(name: str, page: bytes) -> tuple[str, str]:
 def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
     """Type and bytes of a record's content; None if it is not a document."""
     kind = _media_type(record.headers.get("content-type", ""))
-    if record.type in ("conversion", "resource"):
+    type = record.headers["warc-type"]
+    if type in ("conversion", "resource"):
         return kind, record.body
-    if record.type != "response" or kind != "application/http":
+    if type != "response" or kind != "application/http":
         return None
-    parts = _BLANK_LINE.split(record.body, maxsplit=1)
-    body = parts[1] if len(parts) > 1 else b""
-    status, *lines = parts[0].decode("latin-1").splitlines() or [""]
+    head, body = [*_BLANK_LINE.split(record.body, maxsplit=1), b""][:2]
+    status, _, lines = head.decode("latin-1").partition("\n")
     if status.split()[1:2] != ["200"]:
         return None
-    fields = (line.partition(":") for line in lines)
-    headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+    headers = _fields(lines)
     kind = _media_type(headers.get("content-type", ""))
     if kind not in (*PAGE_TYPES, "text/plain"):
         return None
@@ -271,6 +262,12 @@ def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
     except (ValueError, zlib.error) as error:
         want.on_bad_line(record.number, msg("the page cannot be unpacked: {error}", error=error))
         return None
+
+
+def _fields(header: str) -> dict[str, str]:
+    """The values of a header by the lower-case names of its fields."""
+    fields = (line.partition(":") for line in header.split("\n"))
+    return {name.strip().lower(): value.strip() for name, _, value in fields}
 
 
 def _media_type(header: str) -> str:

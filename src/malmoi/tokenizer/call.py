@@ -1,39 +1,21 @@
 """Calling a tokenizer as transformers' are called: padded rows for a model, in one dict."""
 
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from malmoi.errors import UsageError, require_that
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Rows = dict[str, list[list[int]]]
-ArrayRows = dict[str, NDArray[np.int64]]
-TensorRows = dict[str, "Tensor"]
 TENSORS = (None, "np", "pt")
-
-
-class CallOptions(TypedDict, total=False):
-    """The options of a tokenizer that is called, named as transformers names them."""
-
-    padding: bool | Literal["longest", "max_length"]  # False; True: to the longest
-    truncation: bool  # False; True: to max_length, or else the model's
-    max_length: int | None
-    add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
 
 
 def pad_rows(
     rows: Rows, padding: object, limit: int | None, pad: int | None, *, left: bool
 ) -> Rows:
     """The rows, each padded to the longest or to the limit."""
-    require_that(
-        padding in (True, "longest", "max_length"),
-        "padding is True, 'longest' or 'max_length', not {padding!r}.",
-        padding=padding,
-    )
+    known = (True, "longest", "max_length")
+    require_that(padding in known, "padding is one of {known}, not {x!r}.", known=known, x=padding)
     width = limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0)
     if width is None:
         raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
@@ -49,18 +31,16 @@ def pad_rows(
     return found
 
 
-def as_arrays(rows: Rows) -> ArrayRows:
-    """The rows as arrays; they must be of one length."""
-    for some in rows.values():
-        require_that(
-            len({len(row) for row in some}) <= 1,
-            "Texts of different lengths cannot form an array: pass padding=True, and "
-            "truncation=True for long texts.",
-        )
-    return {name: np.array(some, np.int64) for name, some in rows.items()}
+def as_arrays(rows: Rows, *, torch: bool) -> dict[str, Any]:
+    """The rows as arrays, of numpy or torch; they must be of one length."""
+    require_that(
+        len(set(map(len, rows["input_ids"]))) <= 1,
+        "Texts of different lengths cannot form an array: pass padding=True, and "
+        "truncation=True for long texts.",
+    )
+    arrays = {name: np.array(some, np.int64) for name, some in rows.items()}
+    if not torch:
+        return arrays
+    from torch import from_numpy
 
-
-def as_tensors(rows: Rows) -> TensorRows:
-    import torch
-
-    return {name: torch.from_numpy(array) for name, array in as_arrays(rows).items()}
+    return {name: from_numpy(array) for name, array in arrays.items()}

@@ -10,9 +10,10 @@ still whole come from the template.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.system.confined import Refused, render_template
 from malmoi.system.limits import MAX_TEMPLATE_CHARACTERS, shown
 from malmoi.tokenizer.core import Tokenizer
@@ -51,21 +52,19 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
 
 def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str | None:
     """The tokenizer's chat template; of several the "default", or with tools the "tool_use"."""
-    given = tokenizer.chat_template
+    found: object = tokenizer.chat_template
     # tokenizer_config.json stores several as [{"name": …, "template": …}]
-    if isinstance(given, list):
-        given = {
-            str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
+    if isinstance(found, list):
+        found = {
+            str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)
         }
-    found: object = given
-    if isinstance(given, dict):
-        found = (given.get("tool_use") if tools else None) or given.get("default")
+    if isinstance(found, dict):
+        found = (found.get("tool_use") if tools else None) or found.get("default")
     if not found:
         return None
     if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
         raise MalmoiError(
-            "The chat template that came with the tokenizer must be a text of at most "
-            "{most:,} characters, not {found}.",
+            "The chat template must be a text of at most {most:,} characters, not {found}.",
             most=MAX_TEMPLATE_CHARACTERS,
             found=shown(found),
         )
@@ -89,9 +88,7 @@ def encode_chat(
 ) -> list[int]:
     """The tokens of a conversation: control tokens only from the template, messages as text."""
     chat = _plain(values) | {"messages": checked(messages)}
-    return conversation_tokens(
-        tokenizer, chat, lambda given: _rendered(tokenizer, given, reply=reply)
-    )
+    return conversation_tokens(tokenizer, chat, partial(_rendered, tokenizer, reply=reply))
 
 
 def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str:
@@ -107,24 +104,24 @@ def _rendered(tokenizer: Tokenizer, chat: dict[str, Any], *, reply: bool) -> str
     try:
         return render_template(template, tokens | asked | chat)
     except Refused as error:
-        if error.line is not None:
-            raise MalmoiError(
-                "The chat template is invalid: {error} (line {line}).", error=error, line=error.line
+        if error.line is None:
+            raise UsageError(
+                "The chat template rejects these messages: {error}.", error=error
             ) from None
-        raise UsageError(
-            "The chat template rejects these messages: {error}.", error=error
+        raise MalmoiError(
+            "The chat template is invalid: {error} (line {line}).", error=error, line=error.line
         ) from None
 
 
 def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:
     """A plain dialogue, for models without a chat template; `end` follows each answer."""
-    turns = []
+    text = ""
     for message in messages:
         role = message["role"]
         opening = "" if role == "system" else f"{role.capitalize()}: "
         closing = {"system": "\n\n", "assistant": f"{end}\n"}.get(role, "\n")
-        turns.append(opening + _text_of(message) + closing)
-    return "".join(turns) + ("Assistant:" if reply else "")
+        text += opening + _text_of(message) + closing
+    return text + ("Assistant:" if reply else "")
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
@@ -139,30 +136,25 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 def checked(messages: Messages) -> list[dict[str, Any]]:
     """The messages as plain data; raises if they are malformed."""
-    if (
-        isinstance(messages, str | bytes | Mapping)
-        or not isinstance(messages, Sequence)
-        or not messages
-    ):
-        raise UsageError(
-            'A conversation is a list of messages such as {"role": "user", "content": "Hello"}.'
-        )
+    require_that(
+        messages and isinstance(messages, Sequence) and not isinstance(messages, str | bytes),
+        'A conversation is a list of messages such as {"role": "user", "content": "Hello"}.',
+    )
     for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(
-                'Message {at} has no role; write {{"role": "user", "content": …}}, not '
-                "{message!r:.60}.",
-                at=at,
-                message=message,
-            )
-        if not isinstance(message.get("content"), str | list | None):
-            raise UsageError(
-                "The content of message {at} must be a text, not {content!r:.60}.",
-                at=at,
-                content=message["content"],
-            )
-    plain: list[dict[str, Any]] = _plain([dict(message) for message in messages])
-    return plain
+        require_that(
+            isinstance(message, Mapping) and isinstance(message.get("role"), str),
+            'Message {at} has no role; write {{"role": "user", "content": …}}, not {one!r:.60}.',
+            at=at,
+            one=message,
+        )
+        content = message.get("content")
+        require_that(
+            isinstance(content, str | list | None),
+            "The content of message {at} must be a text, not {content!r:.60}.",
+            at=at,
+            content=content,
+        )
+    return list(_plain([dict(message) for message in messages]))
 
 
 def _plain(value: Any) -> Any:
@@ -187,9 +179,8 @@ Render = Callable[[Any], str]
 def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Render) -> list[int]:
     """The tokens of `render(chat)`: control tokens only where the template wrote them.
 
-    `chat` is all untrusted input, as JSON. If no message contains a control token's name, these are
-    the tokens that transformers gives for the rendered text.
-    """
+    `chat` is all untrusted input, as JSON. Without a control token's name in it, these are the
+    tokens that transformers gives for the rendered text."""
     text = render(chat)
     guard = Guard(tokenizer, chat, text)
     marked = guard.protect(chat)
@@ -220,10 +211,9 @@ class Guard:
         self.firsts = re.compile("|".join({re.escape(name[0]) for name in self.ids}) or r"(?!)")
         self.rests = {name[at:] for name in self.ids for at in range(1, len(name))}
         self.longest = max(map(len, self.rests), default=0)
-        if self.mark is None:
-            raise UsageError(
-                "These messages contain every one of Unicode's 32 noncharacters; remove one."
-            )
+        require_that(
+            self.mark, "These messages contain every one of Unicode's 32 noncharacters; remove one."
+        )
 
     def protect(self, value: Any, key: str = "") -> Any:
         """A JSON value with marks in its strings."""
@@ -276,7 +266,6 @@ class Guard:
         return parts == theirs or not self.is_named_in(chat)
 
     def is_named_in(self, chat: Any) -> bool:
-        """Whether any text of the messages contains a control token's name."""
         return self.names is not None and any(map(self.names.search, texts_in(chat)))
 
     def _control(self, parts: list[str | int]) -> list[int]:
@@ -284,7 +273,6 @@ class Guard:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every string in a JSON value."""
     if isinstance(value, dict):
         return [text for key, one in value.items() for text in (key, *texts_in(one))]
     if isinstance(value, list):

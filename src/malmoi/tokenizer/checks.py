@@ -6,7 +6,7 @@ treats neither as an error, so both are refused here.
 """
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from operator import index
 from typing import Any
@@ -29,8 +29,7 @@ from malmoi.system.untrusted import JsonObject
 def is_refusal(error: BaseException) -> bool:
     """Whether the library raised this, rather than Ctrl-C or SystemExit.
 
-    It raises plain Exception, or for unexpected input a PanicException, which is not a subclass of
-    Exception and cannot be imported.
+    For unexpected input that is a PanicException, which is no Exception and cannot be imported.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -102,6 +101,7 @@ def encoding_explained(texts: Iterable[str], pairs: Iterable[str] = ()) -> Itera
 
 # ------------------------------------------------------------------ sizes
 
+DAMAGED_CHARSMAP = msg("{where}: its precompiled_charsmap is damaged.")
 # keys that hold the parts of a Sequence
 PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
@@ -112,8 +112,8 @@ def check_state(state: JsonObject) -> None:
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
         check_ids(vocab, state.where)
-    elif isinstance(vocab, list) and len(vocab) > MAX_VOCABULARY_TOKENS:
-        raise _too_many(state.where, len(vocab))
+    elif isinstance(vocab, list):
+        _check_size(vocab, state.where)
     model.whole("max_input_chars_per_word", default=0, high=MAX_WORD_CHARACTERS)
     for i, token in enumerate(state.list_of("added_tokens", dict, default=[])):
         added = JsonObject(token, f"{state.where}, added_tokens[{i}]")
@@ -123,49 +123,46 @@ def check_state(state: JsonObject) -> None:
                 "content", msg("a text of at most {most:,} characters", most=MAX_TOKEN_CHARACTERS)
             )
     for part in ("normalizer", "decoder"):
-        growth = _growth(state.get(part), state.where)
-        ensure(
-            growth <= MAX_TEXT_GROWTH,
-            "{where}: its {part} may make a text {growth:,} times as long; up to {most} "
-            "are allowed.",
-            where=state.where,
-            part=part,
-            growth=growth,
-            most=MAX_TEXT_GROWTH,
-        )
+        check_growth(state.where, part, _growth(state.get(part), state.where))
     _check_patterns(dict(state), state.where)
+
+
+def check_growth(where: str, part: str, growth: int) -> None:
+    ensure(
+        growth <= MAX_TEXT_GROWTH,
+        "{where}: its {part} may make a text {growth:,} times as long; up to {most} are allowed.",
+        where=where,
+        part=part,
+        growth=growth,
+        most=MAX_TEXT_GROWTH,
+    )
 
 
 def check_ids(vocab: Mapping[str, Any], where: str) -> None:
     """Requires a vocabulary's ids to be integers with few gaps."""
-    if len(vocab) > MAX_VOCABULARY_TOKENS:
-        raise _too_many(where, len(vocab))
+    _check_size(vocab, where)
     ids = vocab.values()
     if set(map(type, ids)) - {int}:
         # finds which one is wrong; slow for 250,000 tokens
         JsonObject({"vocab": vocab}, where).map_of("vocab", int)
-    ensure(
-        len(set(ids)) >= len(vocab),
-        "{where}: two tokens have the same id; a vocabulary has each id once.",
-        where=where,
-    )
-    largest = max(ids, default=-1)
-    smallest = min(ids, default=0)
-    if smallest < 0 or largest >= len(vocab) + MAX_VOCABULARY_HOLES:
-        wrong = smallest if smallest < 0 else largest
-        raise MalmoiError(
-            "{where}: a token has the id {wrong:,} in a vocabulary of {vocab:,}; it is damaged.",
+    size = len(vocab)
+    ensure(len(set(ids)) >= size, "{where}: two tokens have the same id.", where=where)
+    for id in (min(ids, default=0), max(ids, default=0)):
+        ensure(
+            0 <= id < size + MAX_VOCABULARY_HOLES,
+            "{where}: a token has the id {id:,} in a vocabulary of {size:,}; it is damaged.",
             where=where,
-            wrong=wrong,
-            vocab=len(vocab),
+            id=id,
+            size=size,
         )
 
 
-def _too_many(where: str, count: int) -> MalmoiError:
-    return MalmoiError(
+def _check_size(vocab: Sized, where: str) -> None:
+    ensure(
+        len(vocab) <= MAX_VOCABULARY_TOKENS,
         "{where} has a vocabulary of {count:,} tokens; up to {most:,} are read.",
         where=where,
-        count=count,
+        count=len(vocab),
         most=MAX_VOCABULARY_TOKENS,
     )
 
@@ -188,9 +185,7 @@ def _growth(part: Any, where: str) -> int:
         try:
             charsmap = base64.b64decode(part["precompiled_charsmap"], validate=True)
         except (KeyError, TypeError, ValueError):
-            raise MalmoiError(
-                "{where}: its precompiled_charsmap is not base64; it is damaged.", where=where
-            ) from None
+            raise MalmoiError(DAMAGED_CHARSMAP, where=where) from None
         growth *= longest_replacement(charsmap, where)
     return growth
 
@@ -204,21 +199,13 @@ def longest_replacement(data: bytes, where: str) -> int:
     """
     size = int.from_bytes(data[:4], "little")
     texts = data[4 + size :]
-    ensure(
-        not size % 4 and len(data) >= 4 + size,
-        "{where}: its precompiled_charsmap is truncated; it is damaged.",
-        where=where,
-    )
+    ensure(not size % 4 and len(data) >= 4 + size, DAMAGED_CHARSMAP, where=where)
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     leaves = units >> 31 == 1
     next_units = np.arange(len(units)) ^ units >> 10 << ((units & 512) >> 6) | 255
     beyond = np.where(leaves, (units & 0x7FFFFFFF) >= len(texts), next_units >= len(units))
-    ensure(
-        not beyond.any(),
-        "{where}: its precompiled_charsmap points outside itself; it is damaged.",
-        where=where,
-    )
-    return max(1, max(map(len, texts.split(b"\0")), default=1))
+    ensure(not beyond.any(), DAMAGED_CHARSMAP, where=where)
+    return max(1, *map(len, texts.split(b"\0")))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -228,17 +215,13 @@ def _listed(value: Any) -> list[Any]:
 def _check_patterns(part: Any, where: str) -> None:
     """Checks regular expressions anywhere in the pipeline except the vocabulary."""
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
-        if (
-            key == "Regex"
-            and isinstance(value, str)
-            and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS
-        ):
-            raise MalmoiError(
-                "{where} has a regular expression of {value:,} characters; up to {most:,} are "
-                "read.",
-                where=where,
-                value=len(value),
-                most=MAX_TOKENIZER_REGEX_CHARACTERS,
-            )
+        size = len(value) if key == "Regex" and isinstance(value, str) else 0
+        ensure(
+            size <= MAX_TOKENIZER_REGEX_CHARACTERS,
+            "{where} has a regular expression of {size:,} characters; up to {most:,} are read.",
+            where=where,
+            size=size,
+            most=MAX_TOKENIZER_REGEX_CHARACTERS,
+        )
         if key not in ("model", "added_tokens") and isinstance(value, dict | list):
             _check_patterns(value, where)

@@ -20,10 +20,10 @@ from malmoi.system.packages import optional_package
 
 def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int]:
     """The positions kept when truncating to `max_tokens`; special tokens (None) always stay."""
-    texts = [[at for at, which in enumerate(sequences) if which == text] for text in (0, 1)]
-    first, second = map(len, texts)
-    limits = truncated(first, second, max_tokens - (len(sequences) - first - second))
-    cut = {at for text, limit in zip(texts, limits, strict=True) for at in text[limit:]}
+    first, second = ([at for at, text in enumerate(sequences) if text == one] for one in (0, 1))
+    specials = sequences.count(None)
+    here, there = truncated(len(first), len(second), max_tokens - specials)
+    cut = {*first[here:], *second[there:]}
     return [at for at in range(len(sequences)) if at not in cut]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,7 @@ from malmoi.messages import msg
 from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
 from malmoi.tokenizer import hf_files, pipeline
-from malmoi.tokenizer.call import (
-    TENSORS,
-    ArrayRows,
-    CallOptions,
-    Rows,
-    TensorRows,
-    as_arrays,
-    as_tensors,
-    pad_rows,
-)
+from malmoi.tokenizer.call import TENSORS, Rows, as_arrays, pad_rows
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import (
     Offsets,
@@ -106,10 +97,7 @@ class Tokenizer:
         pieces: MarianPieces | None = None,
         where: str = "given here",
     ) -> None:
-        """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`.
-
-        `where` names it in errors.
-        """
+        """Wraps a `tokenizers.Tokenizer` and its settings; see `load`. Errors name it `where`."""
         self._where = where
         with panics_explained(msg("The tokenizer {where} cannot be used", where=where)):
             rust.no_truncation()
@@ -147,11 +135,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Reads a folder or a file of a tokenizer.
-
-        That is tokenizer.json, vocab.txt, vocab.json and merges.txt, or SentencePiece's model of an
-        XLM-R, ALBERT, LLaMA or Marian.
-        """
+        """Reads a folder or file: tokenizer.json, vocab.txt, vocab.json and merges.txt, or the
+        SentencePiece model of an XLM-R, ALBERT, LLaMA or Marian."""
         with collection_paused():
             return cls(*hf_files.read_tokenizer_files(Path(path)))
 
@@ -192,10 +177,9 @@ class Tokenizer:
 
         `specials` adds special tokens around it; `parse_special` recognises those named in it.
         """
+        options = {"specials": specials, "parse_special": parse_special}
         pairs = None if pair is None else [pair]
-        return self.encode_batch(
-            [text], pairs, max_tokens=max_tokens, specials=specials, parse_special=parse_special
-        )[0]
+        return self.encode_batch([text], pairs, max_tokens=max_tokens, **options)[0]
 
     def encode_batch(
         self,
@@ -234,7 +218,7 @@ class Tokenizer:
 
         Offsets refer to the joined parts, with each control token written by its name.
         """
-        return self._encode_secretly([parts], specials=False)
+        return self._encode_secretly([parts], [_spelt(parts, self.token)], specials=False)
 
     def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
         """Encodes a text or a pair in which only the mask token's name is a control token."""
@@ -246,29 +230,30 @@ class Tokenizer:
         space = " ?" if self.tokens_have_spaces else ""
         shown = [re.split(f"({space}{re.escape(self.token(mask))})", one) for one in given]
         parts = [[mask if i % 2 else part for i, part in enumerate(some)] for some in shown]
-        return self._encode_secretly(parts, specials=True, shown=shown)
+        return self._encode_secretly(parts, shown, specials=True)
 
     def _encode_secretly(
         self,
         sequences: Sequence[Sequence[str | int]],
+        shown: Sequence[Sequence[str]],
         *,
         specials: bool,
-        shown: Sequence[Sequence[str]] | None = None,
     ) -> Encoding:
-        """Encodes one or two texts given in parts, with control tokens under secret names."""
+        """Encodes one or two texts given in parts, with control tokens under secret names.
+
+        Offsets refer to the parts as they are `shown`.
+        """
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
         given = [_spelt(parts, self._secret) for parts in sequences]
         if self._pieces is not None:
             raise UsageError("A translation model's tokenizer encodes whole texts only.")
         # control tokens between parts keep their secret names: those have no Hangul to mark
-        first, second = [*("".join(self._marked(parts)) for parts in given), None][:2]
-        assert first is not None
-        with encoding_explained([first, second or ""]):
+        marked = ["".join(self._marked(parts)) for parts in given]
+        first, second = [*marked, None][:2]
+        with encoding_explained(marked):
             one = self._secretive.encode(first, second, add_special_tokens=specials)
-        marked = (first, second or "")
         encoding = self._encoding(one, self._offsets(one, marked, marked, None), None)
-        shown = shown or [_spelt(parts, self.token) for parts in sequences]
         places = [moved_offsets(*both) for both in zip(given, shown, strict=True)]
         offsets = [
             offset if which is None else (places[which](offset[0]), places[which](offset[1]))
@@ -290,9 +275,9 @@ class Tokenizer:
         encode = rust.encode_batch_fast if pairs is None else rust.encode_batch
         found = []
         with encoding_explained(texts, pairs or ()):
-            firsts = self._marked(texts)
-            both = firsts if pairs is None else zip(firsts, self._marked(pairs), strict=True)
-            inputs: list[Any] = list(both)
+            inputs: list[Any] = list(self._marked(texts))
+            if pairs is not None:
+                inputs = list(zip(inputs, self._marked(pairs), strict=True))
             for start in range(0, len(inputs), TEXTS_PER_CALL):
                 encoded = encode(inputs[start : start + TEXTS_PER_CALL], add_special_tokens=True)
                 found += [_row(one, max_tokens) for one in encoded]
@@ -390,42 +375,6 @@ class Tokenizer:
         own = b"" if self._pieces is None else self._pieces.source + self._pieces.target
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode() + own).hexdigest()
 
-    @overload
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        text_pair: str | Sequence[str] | None = None,
-        *,
-        return_tensors: Literal["pt"],
-        **options: Unpack[CallOptions],
-    ) -> TensorRows: ...
-    @overload
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        text_pair: str | Sequence[str] | None = None,
-        *,
-        return_tensors: Literal["np"],
-        **options: Unpack[CallOptions],
-    ) -> ArrayRows: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
-        self,
-        text: str,
-        text_pair: str | None = None,
-        *,
-        return_tensors: None = None,
-        **options: Unpack[CallOptions],
-    ) -> dict[str, list[int]]: ...
-    @overload
-    def __call__(
-        self,
-        text: Sequence[str],
-        text_pair: Sequence[str] | None = None,
-        *,
-        return_tensors: None = None,
-        **options: Unpack[CallOptions],
-    ) -> Rows: ...
     def __call__(  # noqa: PLR0913  # as transformers' tokenizers have them
         self,
         text: str | Sequence[str],
@@ -436,12 +385,11 @@ class Tokenizer:
         truncation: bool = False,
         max_length: int | None = None,
         add_special_tokens: bool = True,
-    ) -> TensorRows | ArrayRows | Rows | dict[str, list[int]]:
+    ) -> dict[str, Any]:
         """Model inputs in the format of transformers' tokenizers.
 
-        A dict of input_ids, attention_mask and, for a BERT, token_type_ids. Options: padding,
-        truncation, max_length, add_special_tokens. Unlike in `encode`, names of control tokens in
-        the text ("[MASK]") mean the tokens.
+        A dict of input_ids, attention_mask and, for a BERT, token_type_ids. Unlike in `encode`,
+        names of control tokens in the text ("[MASK]") mean the tokens.
 
         Examples:
             >>> tokenizer = malmoi.Tokenizer.load("runs/tiny-bert")
@@ -451,8 +399,8 @@ class Tokenizer:
         """
         require_that(
             return_tensors in TENSORS,
-            "return_tensors is 'pt' or 'np', not {tensors!r}.",
-            tensors=return_tensors,
+            "return_tensors is 'pt' or 'np', not {x!r}.",
+            x=return_tensors,
         )
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
@@ -468,10 +416,8 @@ class Tokenizer:
         if padding:
             left = self.settings.get("padding_side") == "left"
             rows = pad_rows(rows, padding, limit, self.specials.pad, left=left)
-        if return_tensors == "pt":
-            return as_tensors(rows)
-        if return_tensors == "np":
-            return as_arrays(rows)
+        if return_tensors is not None:
+            return as_arrays(rows, torch=return_tensors == "pt")
         return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
 
     def _model_inputs(self, encodings: Sequence[Encoding]) -> Rows:
@@ -493,7 +439,6 @@ class Tokenizer:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
     def _repr_html_(self) -> str:
-        """What it is as a small table, for notebooks."""
         specials = {role: id for role, id in vars(self.specials).items() if id is not None}
         special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
         facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]
@@ -516,7 +461,6 @@ class Tokenizer:
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
-        """Finds control tokens by their names."""
         return pipeline.names_pattern(self.control_tokens)
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
@@ -546,64 +490,42 @@ class Tokenizer:
     def _secret(self, id: int) -> str:
         name = self.token(id)
         require_that(
-            name in self._secrets,
-            "Token {id} ({name!r}) is not a control token: write it as text.",
-            id=id,
-            name=name,
+            name in self._secrets, "{name!r} is not a control token: write it as text.", name=name
         )
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
-        """Refuses bad input: non-texts, pairs of unequal number, no room for a token."""
         check_texts(texts, "texts")
         if pairs is not None:
             check_texts(pairs, "pairs")
             require_that(
                 len(pairs) == len(texts),
-                "There are {texts} texts but {pairs} pairs; give one pair for each text.",
+                "There are {texts} texts but {pairs} pairs: give one for each.",
                 texts=len(texts),
                 pairs=len(pairs),
             )
-        if max_tokens is None:
-            return
-        needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
-        require_that(
-            max_tokens >= max(needed, 1),
-            msg(
-                "max_tokens={most} leaves no room: the special tokens alone take {needed}.",
-                most=max_tokens,
-                needed=needed,
+        if max_tokens is not None:
+            frame = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
+            require_that(
+                max_tokens >= max(frame, 1),
+                "max_tokens={n}: the special tokens alone take {frame}; give at least {least}.",
+                n=max_tokens,
+                frame=frame,
+                least=max(frame, 1),
             )
-            if needed
-            else msg(
-                "max_tokens={most} leaves no room for any token; give at least 1.", most=max_tokens
-            ),
-        )
 
     def _encoding(self, one: Any, offsets: Offsets, max_tokens: int | None) -> Encoding:
         tokens = one.ids
-        structural = self.control_ids
-        columns: tuple[list[Any], ...] = (
-            tokens,
-            one.type_ids,
-            offsets,
-            [
-                bool(flag) or token in structural
-                for flag, token in zip(one.special_tokens_mask, tokens, strict=True)
-            ],
-            one.word_ids,
-        )
+        flags = zip(one.special_tokens_mask, tokens, strict=True)
+        specials = [bool(flag) or token in self.control_ids for flag, token in flags]
+        columns: list[list[Any]] = [tokens, one.type_ids, offsets, specials, one.word_ids]
         if max_tokens is None or len(tokens) <= max_tokens:
             return Encoding(*columns)
         keep = truncate_to_tokens(one.sequence_ids, max_tokens)
         return Encoding(*([column[at] for at in keep] for column in columns))
 
     def _offsets(
-        self,
-        one: Any,
-        given: tuple[str, str],
-        texts: tuple[str, str],
-        names: re.Pattern[str] | None,
+        self, one: Any, given: Sequence[str], texts: Sequence[str], names: re.Pattern[str] | None
     ) -> Offsets:
         """The characters of each token, including all parts of decomposed characters.
 
@@ -625,11 +547,8 @@ class Tokenizer:
         return found
 
     def _no_such(self, id: int) -> UsageError:
-        return UsageError(
-            "There is no token with id {id}: the vocabulary has ids 0 to {vocab_size}.",
-            id=id,
-            vocab_size=self.vocab_size - 1,
-        )
+        last = self.vocab_size - 1
+        return UsageError("There is no token with id {id}: they end at {last}.", id=id, last=last)
 
 
 def _spelt(parts: Sequence[str | int], name: Callable[[int], str]) -> list[str]:

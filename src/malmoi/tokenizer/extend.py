@@ -9,9 +9,8 @@ likeliest.
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
@@ -31,13 +30,11 @@ UNKNOWN_SHARE = 0.5  # of the new tokens may be characters that the old tokenize
 Word = tuple[str, ...]  # its pieces
 
 
-@dataclass(frozen=True)
-class ExtendedTokenizer:
+class ExtendedTokenizer(NamedTuple):
     """A tokenizer with new tokens, and the old tokens that each new one is made of."""
 
     tokenizer: Tokenizer
-    # by new id; empty for a character that no old token has
-    pieces: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    pieces: dict[int, tuple[int, ...]]  # by new id; empty for a character that no old token has
 
 
 def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
@@ -53,15 +50,11 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     merges = _learn_merges(words, SPARE_MERGES * add, prefix)
     tokens, merges = _first_tokens(merges, characters, known, add)
     ensure(tokens, "No token was added: the text has no pair of pieces that occurs twice.")
-    ids = {token: old.vocab_size + i for i, token in enumerate(tokens)}
+    ids = {token: id for id, token in enumerate(tokens, old.vocab_size)}
     _extend_model(state, merges, ids)
     made = _spelt(characters, merges)
-    pieces = {
-        id: tuple(known[piece] for piece in made[token] if piece in known)
-        for token, id in ids.items()
-    }
-    rust = Rust.from_str(json.dumps(state))
-    return ExtendedTokenizer(Tokenizer(rust, old.settings), pieces)
+    pieces = {id: tuple(known[p] for p in made[token] if p in known) for token, id in ids.items()}
+    return ExtendedTokenizer(Tokenizer(Rust.from_str(json.dumps(state)), old.settings), pieces)
 
 
 def _extend_model(state: pipeline.State, merges: list["Merge"], ids: dict[str, int]) -> None:
@@ -135,15 +128,13 @@ def _unknown_characters(words: Counter[Word], state: pipeline.State, add: int) -
     known = state["model"]["vocab"]
     counts: Counter[str] = Counter()
     for word, count in words.items():
-        for piece in word:
-            if piece not in known:
-                counts[piece] += count
+        for piece in (piece for piece in word if piece not in known):
+            counts[piece] += count
     ordered = sorted(counts, key=lambda piece: (-counts[piece], piece))
     return ordered[: int(add * UNKNOWN_SHARE)]
 
 
-@dataclass(frozen=True)
-class Merge:
+class Merge(NamedTuple):
     left: str
     right: str
     token: str

@@ -6,8 +6,8 @@ decomposed text (NFD) gets other tokens there: normalise it first.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer as Rust, models, normalizers, pre_tokenizers
 
@@ -20,8 +20,6 @@ from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import SPACE, Merges, State, Vocab
 
-T = TypeVar("T")
-
 # llama.cpp's token types
 NORMAL = 1
 UNKNOWN = 2
@@ -29,7 +27,9 @@ CONTROL = 3
 DEFINED = 4
 UNUSED = 5
 BYTE = 6
+PREFIX = "tokenizer.ggml."
 BYTE_TOKEN = re.compile("<0x..>")
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # ours: theirs
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (
     CONTRACTIONS
@@ -47,30 +47,23 @@ def _cut_at(*patterns: str) -> Any:
     return pre_tokenizers.Sequence([*splits, last])
 
 
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _single_digits() -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
+_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2])
 # tokenizer.ggml.pre: how text is split before merging
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": lambda: _cut_at(*DEFAULT),
+PRE_TOKENIZERS: dict[str, Any] = {
+    "default": _cut_at(*DEFAULT),
     "gpt-2": _gpt2,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "llama-bpe": lambda: _cut_at(LLAMA3),
-    "qwen2": lambda: _cut_at(QWEN2),
+    "smollm": _digits,
+    "starcoder": _digits,
+    "llama-bpe": _cut_at(LLAMA3),
+    "qwen2": _cut_at(QWEN2),
 }
 
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer that GGUF metadata describes, with its chat template."""
-    given = JsonObject(
-        {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, where
-    )
+    values = {key.removeprefix(PREFIX): value for key, value in metadata.items()}
+    given = JsonObject(values, where, PREFIX)
     kind = given.text("model", default=None)
     if kind not in GGUF_TOKENIZERS:
         raise MalmoiError(
@@ -79,23 +72,13 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
             kind=shown(kind),
             tokenizers=", ".join(GGUF_TOKENIZERS),
         )
-    tokens = _listed(given, "tokens", str)
+    tokens = given.list_of("tokens", str)
     vocab: Vocab = {token: id for id, token in enumerate(tokens)}
-    ensure(
-        len(vocab) >= len(tokens),
-        "{where}: a token appears twice in its vocabulary, so its id would be ambiguous.",
-        where=where,
-    )
+    once = 0 < len(tokens) == len(vocab)
+    ensure(once, "{where}: a vocabulary has tokens, and each of them once.", where=where)
     types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
-    ensure(
-        len(types) == len(tokens),
-        "{where} has {types:,} types for {tokens:,} tokens; it is damaged.",
-        where=where,
-        types=len(types),
-        tokens=len(tokens),
-    )
-    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
+    _check_count(where, "token_type", types, tokens)
+    ids = {role: given.get(f"{name}_token_id") for role, name in ROLES.items()}
     known = {role: id for role, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
     names = {role: tokens[id] for role, id in known.items()}
     with panics_explained(msg("{where}: its vocabulary cannot be used", where=where)):
@@ -116,37 +99,29 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     """GPT-2's byte-level BPE with the named pre-tokenizer."""
     cut = given.text("pre", default="default")
     if cut not in PRE_TOKENIZERS:
-        hint = nearest(cut, PRE_TOKENIZERS)
         raise MalmoiError(
             "{where} splits text by the rule {cut}, which Malmoi does not know.{hint}",
             where=given.where,
             cut=shown(cut),
-            hint=hint,
+            hint=nearest(cut, PRE_TOKENIZERS),
         )
-    lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
+    lines = [merge.partition(" ") for merge in given.list_of("merges", str)]
     rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
     # llama.cpp's ignore_merges: a word in the vocabulary is one token regardless of the merges
     if cut == "llama-bpe":
         rust.model.ignore_merges = True
-    rust.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    rust.pre_tokenizer = PRE_TOKENIZERS[cut]
     return rust
 
 
 def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     """SentencePiece BPE: spaces become ▁, unknown characters bytes, merges ordered by score."""
     tokens = list(vocab)
-    scores = _listed(given, "scores", float)
-    ensure(
-        len(scores) == len(tokens),
-        "{where} has {scores:,} scores for {tokens:,} tokens; it is damaged.",
-        where=given.where,
-        scores=len(scores),
-        tokens=len(tokens),
-    )
-    kinds = dict(zip(tokens, types, strict=True))
-    normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
-    merges = merges_by_score(normal, vocab)
-    unknown = next((token for token in tokens if kinds[token] == UNKNOWN), None)
+    scores = given.list_of("scores", float)
+    _check_count(given.where, "scores", scores, tokens)
+    about = list(zip(tokens, scores, types, strict=True))
+    merges = merges_by_score({t: score for t, score, type in about if type == NORMAL}, vocab)
+    unknown = next((token for token, _, type in about if type == UNKNOWN), None)
     front = bool(given.get("add_space_prefix", True))
     return pipeline.assembled(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
@@ -174,19 +149,18 @@ def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
 GGUF_TOKENIZERS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.model
 
 
-def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
-    if not isinstance(given.get(name), list) or not given[name]:
-        raise MalmoiError(
-            "{where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.",
-            where=given.where,
-            name=name,
-        )
-    return given.list_of(name, kind)
+def _check_count(where: str, name: str, values: Sequence[object], tokens: Sequence[str]) -> None:
+    ensure(
+        len(values) == len(tokens),
+        "{where} has {values:,} {name} for {tokens:,} tokens; it is damaged.",
+        where=where,
+        values=len(values),
+        name=name,
+        tokens=len(tokens),
+    )
 
 
 # ------------------------------------------------------------------ writing
-
-GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
 def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
@@ -203,11 +177,11 @@ def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
         types[token["id"]] = CONTROL if token["special"] else DEFINED
     if kind == "llama" and tokenizer.specials.unk is not None:
         types[tokenizer.specials.unk] = UNKNOWN
-    values = {"model": kind, "tokens": tokens, "token_type": types, **described}
+    values = {"model": kind, "tokens": tokens, "token_type": types} | described
     values |= _ids(tokenizer, kind)
     if kind == "llama":
         values["scores"] = _scores(state, tokens)
-    named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    named = {f"{PREFIX}{name}": value for name, value in values.items()}
     template = tokenizer.chat_template
     return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
 
@@ -217,7 +191,7 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
     model = state["model"]
     if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
         pre = state["pre_tokenizer"]
-        cuts = ((name, _parsed("pre_tokenizer", make())) for name, make in PRE_TOKENIZERS.items())
+        cuts = ((name, _parsed("pre_tokenizer", cut)) for name, cut in PRE_TOKENIZERS.items())
         cut = next((name for name, other in cuts if _plain(pre) == _plain(other)), None)
         if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
             return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
@@ -236,14 +210,14 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
 def _ids(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
     specials = tokenizer.specials
     marks = tokenizer.encode("").tokens
-    roles = GGUF_ROLES | ({"unk": "unknown"} if kind == "llama" else {})
-    ids = {f"{theirs}_token_id": getattr(specials, ours) for ours, theirs in roles.items()}
-    first, last = (
-        id is not None and marks[place : place + 1 or None] == [id]
-        for id, place in ((specials.bos, 0), (specials.eos, -1))
-    )
-    known = {name: id for name, id in ids.items() if id is not None}
-    return known | {"add_bos_token": first, "add_eos_token": last and len(marks) > first}
+    known = {
+        f"{theirs}_token_id": id
+        for ours, theirs in ROLES.items()
+        if (id := getattr(specials, ours)) is not None and (ours != "unk" or kind == "llama")
+    }
+    first = bool(marks) and marks[0] == specials.bos
+    last = len(marks) > first and marks[-1] == specials.eos
+    return known | {"add_bos_token": first, "add_eos_token": last}
 
 
 def _scores(state: State, tokens: list[str]) -> list[float]:

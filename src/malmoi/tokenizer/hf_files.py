@@ -34,12 +34,7 @@ from malmoi.tokenizer.pipeline import (
 from malmoi.tokenizer.sentencepiece_model import MarianPieces, read_sentencepiece
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
-WORDPIECE_CLASSES = {
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "MobileBertTokenizer",
-}
+WORDPIECE_CLASSES = {f"{name}Tokenizer" for name in ("Bert", "DistilBert", "Electra", "MobileBert")}
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend"}
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 # how a class of transformers reads a SentencePiece model, and its special tokens
@@ -66,34 +61,30 @@ def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | Non
         rust, pieces = read_marian(folder, settings)
     else:
         rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
+    config = folder / "tokenizer_config.json"
     with panics_explained(
-        msg(
-            "The special tokens that {folder} names cannot be added",
-            folder=folder / "tokenizer_config.json",
-        )
+        msg("The special tokens that {folder} names cannot be added", folder=config)
     ):
         register(rust, settings)
     return rust, settings, pieces, str(path)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a file of a tokenizer."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
     return any((folder / name).is_file() for name in names)
 
 
 def _read_folder(folder: Path, settings: Settings) -> Rust:
     names = ("tokenizer.json", "vocab.txt", *dict(BPE_FILES).values(), *SENTENCEPIECE_FILES)
-    found = next((folder / name for name in names if (folder / name).exists()), None)
-    if found is None:
-        raise MalmoiError(
-            "There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or "
-            "vocab.json and merges.txt, or a SentencePiece model ({files}, or source.spm and "
-            "target.spm with vocab.json).",
-            folder=folder,
-            files=", ".join(SENTENCEPIECE_FILES),
-        )
-    return _read_file(found, settings)
+    for path in (folder / name for name in names):
+        if path.exists():
+            return _read_file(path, settings)
+    raise MalmoiError(
+        "There is no tokenizer in {folder}: it needs tokenizer.json, vocab.txt, vocab.json and "
+        "merges.txt, or SentencePiece's {files}, or source.spm, target.spm and vocab.json.",
+        folder=folder,
+        files=", ".join(SENTENCEPIECE_FILES),
+    )
 
 
 def _read_file(path: Path, settings: Settings) -> Rust:
@@ -119,10 +110,7 @@ def _read_whole(path: Path, settings: Settings) -> Rust:
 
 def parse_rust(text: str, where: str) -> Rust:
     """A tokenizer from the text of a tokenizer.json; `where` names it in errors."""
-    state = parse_object(text, where)
-    if not isinstance(state.get("model"), dict):
-        raise MalmoiError("{where} is not a tokenizer.json: it has no 'model' part.", where=where)
-    check_state(state)
+    check_state(parse_object(text, where))
     with panics_explained(msg("{where} is not a tokenizer.json that can be used", where=where)):
         rust = Rust.from_str(text)
     ensure(rust.get_vocab_size() != 0, "{where} has an empty vocabulary.", where=where)
@@ -161,19 +149,14 @@ def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
     """Reads vocab.json, which numbers the pieces of two SentencePiece models."""
     ensure(
         not settings.get("separate_vocabs"),
-        "{folder} has a vocabulary for each language (separate_vocabs), and Malmoi has "
-        "translation models only with one for both.",
+        "{folder} has a vocabulary for each language (separate_vocabs); Malmoi needs one for both.",
         folder=folder,
     )
     names = _names(MARIAN_SPECIALS, settings)
-    vocab = read_vocab_json(folder / "vocab.json")
-    missing = next((name for name in names.values() if name not in vocab), None)
-    if missing is not None:
-        raise MalmoiError(
-            "{folder} has no {missing}, which a Marian needs.",
-            folder=folder / "vocab.json",
-            missing=missing,
-        )
+    path = folder / "vocab.json"
+    vocab = read_vocab_json(path)
+    for name in names.values():
+        ensure(name in vocab, "{path} has no {name}, which a Marian needs.", path=path, name=name)
     source, target = (read_sentencepiece(folder / name).data for name in MARIAN_FILES.values())
     with panics_explained(msg("The tokenizer {where} cannot be used", where=folder)):
         rust = pipeline.marian_pipeline(vocab, names)
@@ -190,7 +173,6 @@ def _class_beside(path: Path, settings: Settings) -> str:
 
 
 def _names(usual: dict[str, str], settings: Settings) -> dict[str, str]:
-    """The token of each role that a family has."""
     return {role: special_token_settings(settings, role) or usual[role] for role in usual}
 
 
@@ -200,20 +182,18 @@ def read_wordpiece(path: Path, settings: Settings) -> Rust:
     vocab = read_vocab_lines(path)
     names = _names(BERT_SPECIALS, settings)
     for role in ("unk", "cls", "sep"):
-        if names[role] not in vocab:
-            raise MalmoiError(
-                "{path} has no {names}, which a BERT vocabulary needs as its {role} token. If "
-                "it has another name, give it as {role}_token in a tokenizer_config.json "
-                "beside it.",
-                path=path,
-                names=names[role],
-                role=role,
-            )
-    lowercase = settings.get("do_lower_case", not looks_cased(vocab))
+        ensure(
+            names[role] in vocab,
+            "{path} has no {name}: if its {role} token has another name, give it as {role}_token "
+            "in a tokenizer_config.json beside it.",
+            path=path,
+            name=names[role],
+            role=role,
+        )
     rust = pipeline.bert_pipeline(
         vocab,
         names,
-        lowercase=lowercase,
+        lowercase=settings.get("do_lower_case", not looks_cased(vocab)),
         strip_accents=settings.get("strip_accents"),
         chinese=settings.get("tokenize_chinese_chars", True),
     )
@@ -226,10 +206,8 @@ def looks_cased(vocab: Vocab) -> bool:
 
     BERT's lowercasing also strips accents, which splits syllables into Jamo.
     """
-    words = [token for token in vocab if token[:1] not in ("[", "<")]
-    return any(word != word.lower() for word in words) or any(
-        "가" <= letter <= "힣" for letter in "".join(words)
-    )
+    words = "".join(token for token in vocab if token[:1] not in ("[", "<"))
+    return words != words.lower() or any("가" <= letter <= "힣" for letter in words)
 
 
 def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
@@ -264,29 +242,21 @@ def _make_special(rust: Rust, vocab: Vocab, names: dict[str, str], settings: Set
 
 def read_vocab_lines(path: Path) -> Vocab:
     """A vocabulary of one token per line; a duplicate is an error."""
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
     vocab: Vocab = {}
-    for number, token in enumerate(lines):
+    for number, token in enumerate(read_text(path).removesuffix("\n").split("\n")):
         if token in vocab:
-            raise MalmoiError(
-                "{path}, line {number}: {token} is already on line {vocab}; a vocabulary has "
-                "each token once.",
-                path=path,
-                number=number + 1,
-                token=shown(token),
-                vocab=vocab[token] + 1,
-            )
+            first = vocab[token] + 1
+            what = msg("{token} is already on line {first}", token=shown(token), first=first)
+            raise _wrong_line(path, number + 1, what)
         vocab[token] = number
-    ensure(vocab, "{path} is empty: a vocabulary has one token per line.", path=path)
+    ensure(vocab.keys() - {""}, "{path} is empty: it has no token.", path=path)
     return vocab
 
 
 def read_vocab_json(path: Path) -> Vocab:
     """A vocabulary as one JSON object from token to id."""
     vocab = dict(read_object(path))
-    ensure(vocab, "{path} is empty: a vocabulary has at least one token.", path=path)
+    ensure(vocab, "{path} is empty: it has no token.", path=path)
     check_ids(vocab, str(path))
     return vocab
 
@@ -299,23 +269,18 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
             continue
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
-            raise MalmoiError(
-                "{path}, line {number}: {line} is not a merge; a merge is two tokens and one "
-                "space.",
-                path=path,
-                number=number,
-                line=shown(line),
-            )
+            what = msg("{line} is not a merge: two tokens and one space", line=shown(line))
+            raise _wrong_line(path, number, what)
         for token in (left, right, left + right):
             if token not in vocab:
-                raise MalmoiError(
-                    "{path}, line {number}: {token} is not in the vocabulary beside it.",
-                    path=path,
-                    number=number,
-                    token=shown(token),
-                )
+                what = msg("{token} is not in the vocabulary beside it", token=shown(token))
+                raise _wrong_line(path, number, what)
         merges.append((left, right))
     return merges
+
+
+def _wrong_line(path: Path, number: int, what: str) -> MalmoiError:
+    return MalmoiError("{path}, line {number}: {wrong}.", path=path, number=number, wrong=what)
 
 
 def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
@@ -329,9 +294,8 @@ def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
     )
     ensure(
         name in {*known, ""},
-        "{path} belongs to a {name}, whose rules are not in these files. Save it with "
-        "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
-        "tokenizer.json, and load that.",
+        "{path} belongs to a {name}, whose rules are not in these files: load the tokenizer.json "
+        "that transformers writes (AutoTokenizer.from_pretrained(…).save_pretrained(…)).",
         path=path,
         name=name,
     )

@@ -60,7 +60,6 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _check(settings: JsonObject) -> None:
-    """Checks the types of all settings that are used."""
     for flag in FLAGS:
         settings.flag(flag, default=False)
     settings.number("model_max_length", default=0.0)
@@ -85,11 +84,9 @@ def _check(settings: JsonObject) -> None:
 
 def _check_token(values: JsonObject, key: str) -> None:
     """Requires a token to be a string, an object with its string, or null for none."""
-    found = values.get(key)
+    found = values.get(key) or ""
     content = values.object(key).text("content", default="") if isinstance(found, dict) else found
-    if content is not None and (
-        not isinstance(content, str) or len(content) > MAX_TOKEN_CHARACTERS
-    ):
+    if not isinstance(content, str) or len(content) > MAX_TOKEN_CHARACTERS:
         raise values.wrong(key, "a token: its text, or an object with its content")
 
 
@@ -134,7 +131,6 @@ def special_names(state: State, settings: Settings) -> dict[str, str]:
 
 
 def special_token_settings(settings: Settings, role: str) -> str | None:
-    """The token that tokenizer_config.json assigns to a role."""
     return content_of(settings.get(f"{role}_token"))
 
 
@@ -155,9 +151,9 @@ def _optional(path: Path) -> JsonObject:
 
 # ------------------------------------------------------------------ writing
 
-PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 # not saved: paths on another machine, and tokens that tokenizer.json has already
-DROPPED = (*PATHS, "added_tokens_decoder")
+DROPPED = {"name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file"}
+DROPPED |= {"added_tokens_decoder"}
 
 
 def write_tokenizer(
@@ -187,11 +183,8 @@ def write_tokenizer(
             if pieces:
                 (place / "tokenizer.json").unlink(missing_ok=True)
     except OSError as error:
-        raise MalmoiError(
-            "The tokenizer cannot be written to {folder}: {strerror}.",
-            folder=folder,
-            strerror=error.strerror or error,
-        ) from None
+        why = error.strerror or error
+        raise MalmoiError("{folder} cannot be written: {why}.", folder=folder, why=why) from None
 
 
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -232,12 +225,13 @@ def vocabulary_files(state: State) -> dict[str, str]:
     if model["type"] == "WordPiece":
         tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
         return {"vocab.txt": "".join(f"{token}\n" for token in tokens)}
-    if model["type"] == "WordLevel":
-        return {"vocab.json": _json(model["vocab"])}
-    if model["type"] == "BPE" and model["merges"]:
+    files = {}
+    if model["type"] == "WordLevel" or model.get("merges"):
+        files["vocab.json"] = _json(model["vocab"])
+    if model.get("merges"):
         merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
-        return {"vocab.json": _json(model["vocab"]), "merges.txt": f"#version: 0.2\n{merges}"}
-    return {}
+        files["merges.txt"] = f"#version: 0.2\n{merges}"
+    return files
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -55,7 +55,6 @@ FORWARD_LIMITS = {"cpu": BatchLimits(busy_tokens=512), "cuda": BatchLimits(128, 
 
 
 def forward_limits(device: torch.device) -> BatchLimits:
-    """Limits of a forward pass without generation on this device."""
     return per_device(FORWARD_LIMITS, device.type)
 
 

@@ -38,17 +38,9 @@ SPACE = "▁"  # SentencePiece's sign for a space
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 BERT_SPECIALS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 GPT1_SPECIALS = {"unk": "<unk>"}
-ROBERTA_SPECIALS = {
-    "bos": "<s>",
-    "eos": "</s>",
-    "unk": "<unk>",
-    "sep": "</s>",
-    "pad": "<pad>",
-    "cls": "<s>",
-    "mask": "<mask>",
-}
-ALBERT_SPECIALS = BERT_SPECIALS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 LLAMA_SPECIALS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+ROBERTA_SPECIALS = LLAMA_SPECIALS | {"sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+ALBERT_SPECIALS = BERT_SPECIALS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 MARIAN_FILES = {"source": "source.spm", "target": "target.spm"}
 MARIAN_SPECIALS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
@@ -87,9 +79,7 @@ def bert_pipeline(
 
 
 def with_frame(rust: Rust, names: dict[str, str]) -> Rust:
-    """Puts [CLS] A [SEP] B [SEP] around texts."""
-    cls = names["cls"]
-    sep = names["sep"]
+    cls, sep = names["cls"], names["sep"]
     frame(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
     return rust
 
@@ -155,10 +145,7 @@ def with_ends(rust: Rust, first: str | None, last: str | None) -> None:
 
 
 def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
-    """Adds a mask token, and puts the end-of-text token around every text as [CLS] and [SEP].
-
-    A language model's prompt gets only the one before it (`inference.prompt`).
-    """
+    """Adds a mask token, and puts the end-of-text token around every text as [CLS] and [SEP]."""
     end = names["eos"]
     frame(rust, f"{end}:0 $A:0 {end}:0", f"{end}:0 $A:0 {end}:0 $B:1 {end}:1", end)
     return names | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
@@ -176,11 +163,8 @@ def roberta_pipeline(
 ) -> Rust:
     """GPT-2's byte-level BPE with RoBERTa's <s> A </s></s> B </s>."""
     rust = gpt2_pipeline(vocab, merges, prefix_space=prefix_space)
-    sep = names["sep"]
-    cls = names["cls"]
-    rust.post_processor = processors.RobertaProcessing(
-        (sep, vocab[sep]), (cls, vocab[cls]), add_prefix_space=prefix_space
-    )
+    sep, cls = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
+    rust.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=prefix_space)
     return rust
 
 
@@ -249,26 +233,22 @@ def cuts_morphemes(state: State) -> bool:
 def composed(rust: Rust) -> Rust:
     """The same pipeline after NFC, for decomposed text (from macOS or PDFs)."""
     first = normalizers.NFC()
-    rust.normalizer = (
-        first if rust.normalizer is None else normalizers.Sequence([first, rust.normalizer])
-    )
+    rust.normalizer = normalizers.Sequence([first, rust.normalizer]) if rust.normalizer else first
     return rust
 
 
 def composes(state: State) -> bool:
-    """Whether a tokenizer composes characters (NFC)."""
     return has_type(state["normalizer"], "NFC")
 
 
 def normalizer_of(state: State) -> Any:
     """The normalizer without NFC: None, one part, or a Sequence."""
-    part = state["normalizer"]
-    if part is None or part["type"] != "Sequence":
-        return None if part == {"type": "NFC"} else part
-    others = [one for one in part["normalizers"] if one != {"type": "NFC"}]
-    if len(others) == 1:
-        return others[0]
-    return part | {"normalizers": others} if others else None
+    part = state["normalizer"] or {"type": "Sequence", "normalizers": []}
+    parts = part["normalizers"] if part["type"] == "Sequence" else [part]
+    others = [one for one in parts if one != {"type": "NFC"}]
+    if len(others) > 1:
+        return part | {"normalizers": others}
+    return others[0] if others else None
 
 
 def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
@@ -281,7 +261,7 @@ def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
 
 
 def has_type(part: Any, name: str) -> bool:
-    """Whether a part of a tokenizer.json has a component of this type, at any depth."""
+    """Whether it has a component of this type, at any depth."""
     return f'"type": "{name}"' in json.dumps(part)
 
 
@@ -300,9 +280,7 @@ def kind(state: State) -> str:
 
 
 def parse_pipeline(rust: Rust) -> State:
-    """The tokenizer.json of a tokenizer, parsed."""
-    state: State = json.loads(rust.to_str())
-    return state
+    return dict(json.loads(rust.to_str()))
 
 
 def vocabulary(state: State, rust: Rust) -> dict[str, int]:

@@ -21,11 +21,11 @@ from typing import Any, Literal, NamedTuple
 from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
 from malmoi.errors import MalmoiError, ensure
-from malmoi.system.limits import MAX_TEXT_GROWTH, MAX_VOCABULARY_TOKENS
+from malmoi.system.limits import MAX_VOCABULARY_TOKENS
 from malmoi.system.packages import optional_package
 from malmoi.system.untrusted import read_bytes
 from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.checks import longest_replacement
+from malmoi.tokenizer.checks import check_growth, longest_replacement
 from malmoi.tokenizer.chunks import MARK, Offsets
 from malmoi.tokenizer.hf_settings import Settings
 from malmoi.tokenizer.pipeline import SPACE
@@ -52,18 +52,16 @@ class SentencePieceModel(NamedTuple):
     charsmap: bytes
 
     def expect(self, kind: int) -> None:
-        if self.kind != kind:
-            names = {UNIGRAM: "Unigram", BPE: "BPE"}
-            raise MalmoiError(
-                "{path} is no {names} model, which such a tokenizer needs; it belongs to "
-                "another one.",
-                path=self.path,
-                names=names[kind],
-            )
+        name = {UNIGRAM: "Unigram", BPE: "BPE"}[kind]
+        ensure(
+            self.kind == kind,
+            "{path} is no {name} model, which such a tokenizer needs.",
+            path=self.path,
+            name=name,
+        )
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Reads a file; errors name it."""
     try:
         model = _parse(path, read_bytes(path))
     except (ValueError, IndexError, TypeError, AttributeError, struct.error):
@@ -71,12 +69,8 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
             "{path} is not a SentencePiece model, or it is damaged; copy or download it again.",
             path=path,
         ) from None
-    ensure(
-        not model.charsmap or longest_replacement(model.charsmap, str(path)) <= MAX_TEXT_GROWTH,
-        "{path} may make a text more than {most} times as long.",
-        path=path,
-        most=MAX_TEXT_GROWTH,
-    )
+    if model.charsmap:
+        check_growth(str(path), "normalizer", longest_replacement(model.charsmap, str(path)))
     return model
 
 

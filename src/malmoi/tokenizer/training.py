@@ -20,6 +20,8 @@ from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 Special = Literal["none", "mask", "pad"]
+Options = dict[str, Any]  # of a trainer
+Learned = tuple[Rust, dict[str, str]]  # a tokenizer, and the names of its special tokens
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS_BETWEEN_EVENTS = 1000  # progress events
 SPARE_MERGES = 8192  # for letters that the library counts but `alphabet` leaves out (rare Hangul)
@@ -53,17 +55,10 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     to read both ways, or pad, to translate. `morphemes="kiwi"` cuts Korean words into morphemes
     first (kiwipiepy), which no token crosses; such a wordpiece or bpe keeps spaces as "▁".
     """
-    # the least tokens, for special ones and an alphabet
-    recipes: dict[str, tuple[Callable[..., tuple[Rust, dict[str, str]]], int]] = {
-        "wordpiece": (_wordpiece, 7),
-        "bpe": (_bpe, 3),
-        "byte-bpe": (_byte_bpe, 257),
-        "char": (_char, 2),
-    }
-    require_known(kind, recipes, "There is no kind of tokenizer {name!r}.{hint}")
-    if isinstance(texts, str):
-        raise UsageError("Training takes an iterable of texts; wrap a single text in a list.")
-    learn, least = recipes[kind]
+    require_known(kind, RECIPES, "There is no kind of tokenizer {name!r}.{hint}")
+    one = isinstance(texts, str)
+    require_that(not one, "Training takes an iterable of texts; wrap a single text in a list.")
+    learn, least = RECIPES[kind]
     require_that(
         vocab >= least,
         "vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}.",
@@ -105,12 +100,8 @@ def _checked(texts: Iterable[str], context: Context) -> Iterator[str]:
     empty = True
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise UsageError(
-                "Training takes texts (str); text {number} is {type}: {text!r:.60}.",
-                number=number,
-                type=type(text).__name__,
-                text=text,
-            )
+            given = type(text).__name__
+            raise UsageError("Training takes texts; text {at} is {type}.", at=number, type=given)
         with encoding_explained([text]):
             text.isascii() or text.encode()
         empty = empty and not text.strip()
@@ -131,9 +122,7 @@ def without_runs(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _wordpiece(
-    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+def _wordpiece(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
     build = {"lowercase": lowercase, "strip_accents": False, "chinese": True}
     rust = pipeline.bert_pipeline(
         {name: at for at, name in enumerate(BERT_ORDER)}, BERT_SPECIALS, **build
@@ -151,19 +140,12 @@ def _wordpiece(
     known = set(letters)
     for token in sorted(learned["vocab"], key=learned["vocab"].__getitem__):
         bare = token.removeprefix("##")
-        if (
-            len(bare) > 1
-            and token not in BERT_ORDER
-            and known.issuperset(bare)
-            and len(tokens) < size
-        ):
+        if len(bare) > 1 and token not in BERT_ORDER and known.issuperset(bare):
             tokens.append(token)
-    return pipeline.bert_pipeline(_numbered(tokens), BERT_SPECIALS, **build), BERT_SPECIALS
+    return pipeline.bert_pipeline(_numbered(tokens[:size]), BERT_SPECIALS, **build), BERT_SPECIALS
 
 
-def _bpe(
-    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+def _bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
     rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
     pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
     trainer = trainers.BpeTrainer(
@@ -179,9 +161,7 @@ def _bpe(
     return pipeline.gpt1_pipeline(vocab, merges, lowercase=lowercase, accents=True), GPT1_SPECIALS
 
 
-def _byte_bpe(
-    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+def _byte_bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
     # marks between morphemes, if there are any, separate words as in the finished pipeline
     rust = pipeline.split_at_morphemes(pipeline.gpt2_pipeline({}, [], lowercase=lowercase))
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -193,9 +173,7 @@ def _byte_bpe(
     return pipeline.gpt2_pipeline(learned["vocab"], merges, lowercase=lowercase), GPT2_SPECIALS
 
 
-def _char(
-    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+def _char(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.lower() if lowercase else text)
@@ -203,12 +181,18 @@ def _char(
     return pipeline.char(_numbered(tokens), lowercase=lowercase), {}
 
 
-def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dict[str, str]]]:
-    require_that(
-        morphemes == "kiwi",
-        "morphemes must be kiwi or none, not {morphemes!r}.",
-        morphemes=morphemes,
-    )
+# how each kind is learnt, and its least tokens, for special ones and an alphabet
+RECIPES: dict[str, tuple[Callable[..., Learned], int]] = {
+    "wordpiece": (_wordpiece, 7),
+    "bpe": (_bpe, 3),
+    "byte-bpe": (_byte_bpe, 257),
+    "char": (_char, 2),
+}
+
+
+def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., Learned]:
+    known = morphemes == "kiwi"
+    require_that(known, "morphemes must be kiwi or none, not {name!r}.", name=morphemes)
     require_that(
         kind != "char",
         "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe.",
@@ -218,8 +202,8 @@ def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dic
 
 
 def _morphemes(
-    kind: str, texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+    kind: str, texts: Iterable[str], size: int, options: Options, *, lowercase: bool
+) -> Learned:
     options = options | {"vocab_size": size, "limit_alphabet": max(size // 4, min(size // 2, 256))}
     trainer: Any
     model: models.Model
@@ -240,8 +224,8 @@ def _morphemes(
 
 
 def _byte_morphemes(
-    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
-) -> tuple[Rust, dict[str, str]]:
+    texts: Iterable[str], size: int, options: Options, *, lowercase: bool
+) -> Learned:
     rust, names = _byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
     return pipeline.split_at_morphemes(rust), names
 
@@ -289,16 +273,13 @@ def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tup
 
 def _learned(rust: Rust, trainer: Any, texts: Iterable[str]) -> dict[str, Any]:
     rust.train_from_iterator(iter(texts), trainer)
-    model: dict[str, Any] = json.loads(rust.model.__getstate__())
-    return model
+    return dict(json.loads(rust.model.__getstate__()))
 
 
 def _words(trainer: Any) -> dict[str, int]:
-    """The word counts in a trainer's saved state."""
     state = json.loads(trainer.__getstate__())
     inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
-    words: dict[str, int] = inner["words"]
-    return words
+    return dict(inner["words"])
 
 
 def _numbered(tokens: list[str]) -> Vocab:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,12 @@ from malmoi.errors import require_that
 from malmoi.tokenizer.core import TEXTS_PER_CALL, Encoding, Tokenizer, TokenRow
 
 
-@dataclass(frozen=True)
-class WordPieces:
+class WordPieces(NamedTuple):
     """Some words as tokens: the first token of each (None if it has none), and the first word."""
 
     row: TokenRow
     firsts: tuple[int | None, ...]
-    start: int = 0
+    start: int
 
 
 def word_pieces(
@@ -33,20 +33,15 @@ def word_pieces(
 def _fitting(
     tokenizer: Tokenizer, words: Sequence[str], encoding: Encoding, length: int, start: int
 ) -> Iterator[WordPieces]:
-    if len(encoding.tokens) <= length:
-        yield _piece(words, encoding, start)
+    if len(encoding.tokens) > length and len(words) > 1:
+        half = len(words) // 2
+        for part, at in ((words[:half], start), (words[half:], start + half)):
+            yield from _fitting(tokenizer, part, tokenizer.encode(" ".join(part)), length, at)
         return
-    if len(words) < 2:
-        yield _piece(words, tokenizer.encode(" ".join(words), max_tokens=length), start)
-        return
-    half = len(words) // 2
-    for part, at in ((words[:half], start), (words[half:], start + half)):
-        yield from _fitting(tokenizer, part, tokenizer.encode(" ".join(part)), length, at)
-
-
-def _piece(words: Sequence[str], e: Encoding, start: int) -> WordPieces:
-    row = TokenRow(np.array(e.tokens, np.int32), np.array(e.segments, np.int32))
-    return WordPieces(row, tuple(first_tokens(words, e)), start)
+    if len(encoding.tokens) > length:
+        encoding = tokenizer.encode(" ".join(words), max_tokens=length)
+    row = TokenRow(np.array(encoding.tokens, np.int32), np.array(encoding.segments, np.int32))
+    yield WordPieces(row, tuple(first_tokens(words, encoding)), start)
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | None]:

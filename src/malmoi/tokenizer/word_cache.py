@@ -58,7 +58,6 @@ def make_encoder(ids: LibraryIds, kind: str, state: pipeline.State) -> TextEncod
 
 
 def encode_plainly(ids: LibraryIds, texts: Sequence[str]) -> EncodedTexts:
-    """The ids of all texts, concatenated, and the number of ids of each text."""
     return _joined(ids(list(texts)))
 
 

@@ -65,11 +65,9 @@ def sort_places(tokens: TokenArray, ends: NDArray[np.int64], vocab: int) -> Plac
     Tokens are ordered as their bytes are, so that pieces of a store are compared by their bytes.
     `ends` are the places where documents end without a token that says so.
     """
-    ensure(
-        len(tokens) + len(ends) < np.iinfo(np.int32).max,
-        "A text of {tokens:,} tokens is too long to index.",
-        tokens=len(tokens),
-    )
+    n = len(tokens)
+    fits = n + len(ends) < np.iinfo(np.int32).max
+    ensure(fits, "A text of {n:,} tokens is too long to index.", n=n)
     order = np.argsort(np.arange(vocab, dtype=tokens.dtype).view(tokens.dtype.newbyteorder(">")))
     numbers = np.empty(vocab, np.int32)
     numbers[order] = np.arange(2, vocab + 2)
@@ -155,13 +153,9 @@ class IndexedStore:
         first = bisect_left(self.places, query.tobytes(), key=piece)
         return self.places[first : bisect_right(self.places, query.tobytes(), first, key=piece)]
 
-    def document(self, place: int) -> int:
-        """The number of the document that a place is in."""
-        return int(np.searchsorted(self.store.documents, place, "right")) - 1
-
     def passage(self, tokenizer: Tokenizer, place: int, length: int) -> Passage:
         """The sentence, or sentences, that the tokens from a place on belong to."""
-        number = self.document(place)
+        number = int(np.searchsorted(self.store.documents, place, "right")) - 1
         first, last = (int(edge) for edge in self.store.documents[number : number + 2])
         begin = max(first, place - AROUND)
         tokens = self.store.tokens[begin : min(last, place + length + AROUND)]
@@ -207,12 +201,7 @@ class TextIndex:
             "--out {run}",
             run=run,
         )
-        require_that(
-            folders,
-            "{run} has no training text: it is not the folder of a malmoi pretrain run. Give "
-            "the text with --data (data=).",
-            run=run,
-        )
+        require_that(folders, "{run} has no training text: give it with --data (data=).", run=run)
         return cls(tokenizer, tuple(map(IndexedStore.open, folders)))
 
     @classmethod
@@ -226,7 +215,6 @@ class TextIndex:
 
     @property
     def size(self) -> int:
-        """Tokens of the training text."""
         return sum(len(part.places) for part in self.parts)
 
     def array(self, tokens: Sequence[int]) -> TokenArray:
@@ -260,7 +248,6 @@ class TextIndex:
         return sum(len(part.occurrences(tokens)) for part in self.parts for tokens in forms)
 
     def documents(self, *forms: TokenArray) -> int:
-        """How many documents they occur in."""
         found = 0
         for part in self.parts:
             places = np.concatenate([part.occurrences(tokens) for tokens in forms])

@@ -64,7 +64,6 @@ class Trace(Result):
     nearest: tuple[NearPassage, ...] = ()
 
     def describe(self) -> str:
-        """The novelty in a sentence."""
         size = max((size for size in self.novelty if size <= 8), default=0)
         return msg(
             "{share:.0%} of its {size}-grams are not in the training text ({tokens:,} tokens).",
@@ -74,7 +73,6 @@ class Trace(Result):
         )
 
     def tables(self) -> list[Table]:
-        """The sentences of each match, and the nearest ones."""
         rows = [
             (match.tokens, match.count, match.text, passage.marked())
             for match in self.matches
@@ -193,7 +191,6 @@ class NearestSentences:
         self.directions = _unit(vectors - self.centre)
 
     def near(self, text: str, top: int) -> tuple[NearPassage, ...]:
-        """The most similar ones."""
         similar = self.directions @ _unit(self.model.embed(text, truncate=True) - self.centre)
         chosen = [(self.passages[i], similar[i]) for i in np.argsort(-similar)[:top]]
         return tuple(NearPassage(one.text, one.document, float(share)) for one, share in chosen)
@@ -228,7 +225,6 @@ class Memorisation(Result):
     indexed: int  # tokens of the training text
 
     def describe(self) -> str:
-        """What it knows by heart, in a sentence."""
         return msg(
             "The model knows {known:.1%} of the passages of its training text by heart, and "
             "{held_out:.1%} of held-out ones.",
@@ -237,7 +233,6 @@ class Memorisation(Result):
         )
 
     def tables(self) -> list[Table]:
-        """New n-grams, and the longest copies."""
         shares = [
             (size, f"{self.written[size]:.1%}" if size in self.written else "–", f"{share:.1%}")
             for size, share in self.held_out.items()
@@ -287,7 +282,6 @@ def _windows(stores: Sequence[Store], context: int) -> list[list[int]]:
 
 
 def _mean(found: Sequence[dict[int, float]]) -> dict[int, float]:
-    """The mean over texts, by n."""
     sizes = sorted({size for one in found for size in one})
     return {size: float(np.mean([one[size] for one in found if size in one])) for size in sizes}
 
@@ -338,7 +332,6 @@ class Counted:
 
     @classmethod
     def of(cls, index: TextIndex, tokens: list[int]) -> "Counted":
-        """Of every token but the first."""
         array = index.array(tokens)
         reach = index.longest(array)
         first = 0
