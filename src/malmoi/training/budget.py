@@ -189,87 +189,68 @@ class Pace:
             batch = half
         return batch
 
+    @property
+    def _minutes(self) -> str:
+        return plural(self.budget.seconds / 60, "minute")
+
+    def _limit(self, batch: int) -> str:
+        """What ends a run with this batch."""
+        if self.updates(batch) < self._timed_updates(batch):
+            return msg("until the text is used up")
+        return msg("in your {minutes}", minutes=self._minutes)
+
     def expectation(self, batch: int) -> str:
-        """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
-        timed = self._timed_updates(batch)
-        steps = self.updates(batch)
-        took = f"{self.budget.seconds / timed:.2g}"
-        expected = plural(steps, "step")
-        if steps < timed:
-            return msg(
-                "{took} s per step: about {expected} until the text is used up.",
-                took=took,
-                expected=expected,
-            )
+        """Formats the pace: "1.7 s per step: about 105 steps in your 3 minutes"."""
         return msg(
-            "{took} s per step: about {expected} in your {minutes}.",
-            took=took,
-            expected=expected,
-            minutes=plural(self.budget.seconds / 60, "minute"),
+            "{took} s per step: about {steps} {limit}.",
+            took=f"{self.budget.seconds / self._timed_updates(batch):.2g}",
+            steps=plural(self.updates(batch), "step"),
+            limit=self._limit(batch),
         )
 
     def sentence(self, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
-        message = (
-            self._smaller_batch(requested, chosen)
-            if chosen < requested
-            else self.expectation(chosen)
-        )
+        message = self.expectation(chosen)
         now = self.updates(chosen)
-        if now >= USEFUL_UPDATES and chosen == requested:
+        if chosen < requested:
+            message = msg(
+                "{name}'s batch of {requested} would give {before} {limit}; using {chosen}: about "
+                "{now:,}.",
+                name=self.recipe.name,
+                requested=requested,
+                before=plural(self.updates(requested), "update"),
+                limit=self._limit(chosen),
+                chosen=chosen,
+                now=now,
+            )
+        elif now >= USEFUL_UPDATES:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
             return msg(
-                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
+                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more:,}.",
                 message=message,
                 smaller=smaller,
-                more=f"{self.updates(smaller):,}",
+                more=self.updates(smaller),
             )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
         return joined(" ", (message, self._advice(chosen)))
 
-    def _smaller_batch(self, requested: int, chosen: int) -> str:
-        """Says what a smaller batch than the requested one gains."""
-        before = plural(self.updates(requested), "update")
-        now = self.updates(chosen)
-        if now < self._timed_updates(chosen):
-            return msg(
-                "{name}'s batch of {requested} would give {before} until the text is used "
-                "up; using {chosen}: about {now:,}.",
-                name=self.recipe.name,
-                requested=requested,
-                before=before,
-                chosen=chosen,
-                now=now,
-            )
-        return msg(
-            "{name}'s batch of {requested} would give {before} in {minutes} here; using "
-            "{chosen}: about {now:,}.",
-            name=self.recipe.name,
-            requested=requested,
-            before=before,
-            minutes=plural(self.budget.seconds / 60, "minute"),
-            chosen=chosen,
-            now=now,
-        )
-
     def _advice(self, batch: int) -> str:
         """What to do where the time holds too few updates."""
-        minutes = plural(self.budget.seconds / 60, "minute")
         enough = math.ceil(self.budget.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
         advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
-        sized = SMALLER_RECIPES.get(self.recipe.samples, "bert")
-        if self.recipe.name == sized:
+        smaller = SMALLER_RECIPES.get(self.recipe.samples, "bert")
+        if self.recipe.name == smaller:
             return advice + "."
-        if sized not in SIZED:
-            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=sized)
         return msg(
-            "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
+            "{advice}, or let `malmoi pretrain {name}` choose a size that can learn in {minutes}."
+            if smaller in SIZED
+            else "{advice}, or the smaller recipe {name}.",
             advice=advice,
-            sized=sized,
-            minutes=minutes,
+            name=smaller,
+            minutes=self._minutes,
         )
 
 
@@ -294,66 +275,47 @@ def verdict(
     learnt = (1 - LEARNT) * guessing
     if not guessing or loss < learnt:
         return ""
+    losses = dict(training=training, loss=loss, guessing=guessing)
     if training < learnt:
         return msg(
-            "This model has memorised its text (loss {training:.2f}) and predicts other "
-            "text no better than token frequency does (loss {loss:.2f}, {guessing:.2f}). "
-            "More text would help; more training would not.",
-            training=training,
-            loss=loss,
-            guessing=guessing,
+            "This model has memorised its text (loss {training:.2f}) and predicts other text no "
+            "better than token frequency does (loss {loss:.2f}, {guessing:.2f}). More text would "
+            "help; more training would not.",
+            **losses,
         )
+    did, advice = _remedy(recipe, steps, epochs)
+    return msg(
+        "{did}: this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
+        "frequency gives {guessing:.2f}). {advice}",
+        did=did,
+        advice=advice,
+        **losses,
+    )
+
+
+def _remedy(recipe: Recipe, steps: int, epochs: float) -> tuple[str, str]:
+    """What a run that learnt nothing did, and what to do instead."""
     c = recipe.train
     updates = plural(steps, "update")
-    nothing = msg(
-        "this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
-        "frequency gives {guessing:.2f}).",
-        loss=loss,
-        guessing=guessing,
-    )
+    did = msg("After {updates}", updates=updates)
     if steps >= USEFUL_UPDATES and epochs < 1:
         budget = next(name for name in BUDGETS if getattr(c, name))
-        return msg(
-            "After {updates} on {epochs:.1%} of the text: {nothing} Train for longer "
-            "({more}), or use a smaller model.",
-            updates=updates,
-            epochs=epochs,
-            nothing=nothing,
-            more=f"--{budget} {4 * getattr(c, budget):.10g}",
-        )
+        more = f"--{budget} {4 * getattr(c, budget):.10g}"
+        did = msg("After {updates} on {epochs:.1%} of the text", updates=updates, epochs=epochs)
+        return did, msg("Train for longer ({more}), or use a smaller model.", more=more)
     if steps >= USEFUL_UPDATES:
-        return msg(
-            "After {updates}: {nothing} More training, a lower train.lr or more text may help.",
-            updates=updates,
-            nothing=nothing,
-        )
-    smaller = (
-        msg("a smaller batch (--set train.batch={batch})", batch=smallest_batch(recipe))
-        if c.batch > smallest_batch(recipe)
-        else msg("a smaller recipe")
-    )
+        return did, msg("More training, a lower train.lr or more text may help.")
     if not c.minutes:
-        return msg(
-            "After {updates}: {nothing} Train for more: --steps {updates2} or more.",
-            updates=updates,
-            nothing=nothing,
-            updates2=USEFUL_UPDATES,
-        )
+        return did, msg("Train for more: --steps {steps} or more.", steps=USEFUL_UPDATES)
+    minutes = plural(c.minutes, "minute")
+    did = msg("Only {updates} fitted into {minutes}", updates=updates, minutes=minutes)
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
-    did = msg(
-        "Only {updates} fitted into {minutes}", updates=updates, minutes=plural(c.minutes, "minute")
-    )
+    advice = "Use --minutes {enough} or a smaller recipe."
     if recipe.name in SIZED:  # size and batch were chosen for the minutes
-        return msg(
-            "{did}: {nothing} Use --minutes {enough}.", did=did, nothing=nothing, enough=enough
-        )
-    return msg(
-        "{did}: {nothing} Use --minutes {enough} or {smaller}.",
-        did=did,
-        nothing=nothing,
-        enough=enough,
-        smaller=smaller,
-    )
+        advice = "Use --minutes {enough}."
+    elif c.batch > smallest_batch(recipe):
+        advice = "Use --minutes {enough} or a smaller batch (--set train.batch={batch})."
+    return did, msg(advice, enough=enough, batch=smallest_batch(recipe))
 
 
 # of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each

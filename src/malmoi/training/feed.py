@@ -278,7 +278,7 @@ def _source(
     d = recipe.data
     if d.pairs:
         return LanguageRows(store, length, seed, words.specials, d.together)
-    if recipe.in_windows:
+    if recipe.causal:
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)

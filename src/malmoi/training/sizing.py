@@ -18,6 +18,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
+from malmoi.system.limits import format_size
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
@@ -97,6 +98,15 @@ class Speed:
         half_speed = CPU_HALF_SPEED_WIDTH if self.device == "cpu" else GPU_HALF_SPEED_WIDTH
         return self.flops * width / (width + half_speed)
 
+    def words(self) -> str:
+        return msg(
+            "{peak:,.0f} GFLOP/s measured in {kind}"
+            if self.measured
+            else "{peak:,.0f} GFLOP/s assumed",
+            peak=self.flops / 1e9,
+            kind="bf16" if self.half else "fp32",
+        )
+
 
 def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
@@ -148,12 +158,10 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     flops, problem = known_flops(execution)
     if problem:
         logger.warning(
-            "The speed of {name} could not be measured ({problem}): the size is chosen "
-            "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
-            "model.depth=… choose another.",
+            "The speed of {name} could not be measured ({problem}): the size is chosen for a "
+            "slow core. --set model.width=… and model.depth=… choose another.",
             name=name,
             problem=problem,
-            slow_core=SLOW_CORE / 1e9,
         )
     return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
 
@@ -282,7 +290,7 @@ def choose_size(
     for depth, width in shapes(given):
         too_large = _block_weights(depth, width) > MAX_WEIGHTS_PER_TOKEN * text_tokens
         if best is not None and too_large:
-            best = replace(best, reason="the largest this text supports")
+            reason = "the largest this text supports"
             break
         best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
         flops = seconds * speed.reached(width)
@@ -292,15 +300,12 @@ def choose_size(
             reason = "the largest there is"
         else:
             return best
-        best = replace(best, reason=reason)
     assert best is not None  # there are shapes
-    limit = given.get("max_epochs", USABLE_EPOCHS[kind])
-    if not limit or best.epochs <= limit:
-        return best
-    share = limit / best.epochs
-    return replace(
-        best, epochs=limit, tokens=int(best.tokens * share), minutes=best.minutes * share
-    )
+    limit = given.get("max_epochs", USABLE_EPOCHS[kind]) or math.inf
+    share = min(1.0, limit / best.epochs)
+    epochs = min(limit, best.epochs)
+    tokens = int(best.tokens * share)
+    return replace(best, reason=reason, epochs=epochs, tokens=tokens, minutes=best.minutes * share)
 
 
 def _one_size(
@@ -327,14 +332,14 @@ def _one_size(
         cost += muon_flops(depth, width) / step
     seen = int(flops / cost)
     epochs = seen / max(1, tokens)
-    limit = (
-        msg(
-            "it reads the text {epochs:.1f} times, of at most {most:g}",
-            epochs=epochs,
-            most=MAX_EPOCHS[kind],
-        )
-        if epochs > MAX_EPOCHS[kind] / 2
-        else msg("{seen:.2g} tokens per weight", seen=seen / weights)
+    most = MAX_EPOCHS[kind]
+    limit = msg(
+        "it reads the text {epochs:.1f} times, of at most {most:g}"
+        if epochs > most / 2
+        else "{seen:.2g} tokens per weight",
+        epochs=epochs,
+        most=most,
+        seen=seen / weights,
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, context, limit)
 
@@ -342,11 +347,9 @@ def _one_size(
 def muon_flops(depth: int, width: int) -> float:
     """FLOPs of Muon's update of the blocks: five iterations of 4 m²n + 2 m³ for each m × n matrix.
 
-    With few tokens in a step that is as much as the step itself.
+    With few tokens in a step that is as much as the step itself. Four are w × w, two w × 4 w.
     """
-    square = 6 * width**3
-    wide = (4 * 4 + 2) * width**3  # and tall: the MLP's
-    return 5.0 * depth * (4 * square + 2 * wide)
+    return 5.0 * depth * (4 * 6 + 2 * 18) * width**3
 
 
 def dropout_for(kind: Kind, epochs: float) -> float:
@@ -395,36 +398,37 @@ def size_recipe(
     `requested` has the user's settings, named in `overrides`: they are kept, and the others follow
     from them.
     """
+    kind = cast(Kind, requested.name)
     given = frozenset(settings_by_path(requested, overrides))
     require_that(
         "train.minutes" in given,
-        "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
-        "a recipe with a fixed size (malmoi recipes).",
-        requested=requested.name,
+        "The size of `pretrain {kind}` follows from its time: give --minutes, or use a recipe "
+        "with a fixed size (malmoi recipes).",
+        kind=kind,
     )
     require_that(
         origin.start is None,
-        "--start already has a size, which `pretrain {requested}` would choose: give the "
-        "recipe it was trained with.",
-        requested=requested.name,
+        "--start already has a size, which `pretrain {kind}` would choose: give the recipe it "
+        "was trained with.",
+        kind=kind,
     )
-    kind = cast(Kind, requested.name)
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
     words, vocab = _vocabulary(requested, given, origin, text)
     speed = measure_speed(group, requested.train)
-    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
+    valid = requested.data.valid if "data.valid" in given else held_out_share(text)
     tokens = text.tokens(words)
+    learnt = (1 - valid) * tokens
     fixed = _fixed_sizes(requested, given)
+    context = fixed.get("context", 0)
     require_that(
-        fixed.get("context", 0) <= share * tokens,
-        "model.context={context} is longer than the text to learn from, about "
-        "{share:,.0f} tokens: use more text or a shorter context.",
-        context=fixed.get("context", 0),
-        share=share * tokens,
+        context <= learnt,
+        "model.context={context} is longer than the text to learn from, about {learnt:,.0f} "
+        "tokens: use more text or a shorter context.",
+        context=context,
+        learnt=learnt,
     )
-    seconds = requested.train.minutes * 60
-    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
+    size = choose_size(kind, round(learnt), vocab, requested.train.minutes * 60, speed, fixed)
     if kind == "bert":
         size = replace(size, row=text.row_tokens(words, size.model.context))
     changes = _settings(kind, size, text, speed.device)
@@ -470,16 +474,13 @@ def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
     require_that(
         text.bytes >= MIN_TEXT_BYTES,
-        "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
-        "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
-        "a small text: malmoi pretrain gpt-char.",
+        "There are {kilobytes:.1f} kB of text, too little to learn a language from: use 10 kB or "
+        "more (fluent sentences take about 10 MB), or malmoi pretrain gpt-char.",
         kilobytes=kilobytes,
-        least=MIN_TEXT_BYTES // 1000,
     )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
-            "it and generalise little.",
+            "There are only {kilobytes:.0f} kB of text: the model will memorise much of it.",
             kilobytes=kilobytes,
         )
 
@@ -536,78 +537,56 @@ def _reasons(
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
+    d = recipe.data
+    minutes = plural(size.minutes, "minute")
     yield msg(
-        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about "
-        "{count} tokens.",
+        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about {count} "
+        "tokens.",
         about="" if text.exact else "about ",
-        bytes=_bytes(text.bytes),
+        bytes=format_size(text.bytes),
         documents=plural(text.documents, "document"),
         vocab=recipe.tokenizer.vocab,
         count=_count(tokens),
     )
-    if recipe.data.fraction < 1:
+    if d.fraction < 1:
         yield msg(
             "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
-            part=_bytes(recipe.data.fraction * text.bytes),
-            bytes=_bytes(text.bytes),
+            part=format_size(d.fraction * text.bytes),
+            bytes=format_size(text.bytes),
             minutes=plural(c.minutes, "minute"),
         )
-    kind = "bf16" if speed.half else "fp32"
-    peak = f"{speed.flops / 1e9:,.0f}"
-    known = (
-        msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
-        if speed.measured
-        else msg("{peak} GFLOP/s assumed", peak=peak)
-    )
     yield msg(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,
-        known=known,
+        known=speed.words(),
         flops=size.minutes * 60 * speed.reached(m.width),
-        minutes=plural(size.minutes, "minute"),
+        minutes=minutes,
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield msg(
         "Size: {depth} layers × {width}, {count} weights: {reason}.",
-        depth=m.depth,
-        width=m.width,
-        count=_count(weights),
-        reason=msg(size.reason),
-    )
-    regular = msg(
-        "dropout {dropout:g} and a cautious Muon decay of {muon_decay:g}",
-        dropout=m.dropout,
-        muon_decay=c.muon_decay,
+        **dict(vars(m), count=_count(weights), reason=msg(size.reason)),
     )
     yield msg(
-        "Epochs: {count} tokens, {epochs:.3g} epochs: so {regular}.",
-        count=_count(size.tokens),
-        epochs=size.epochs,
-        regular=regular,
+        "Epochs: {count} tokens, {epochs:.3g} epochs: so dropout {dropout:g} and a cautious Muon "
+        "decay of {muon_decay:g}.",
+        **dict(vars(c), count=_count(size.tokens), epochs=size.epochs, dropout=m.dropout),
     )
     steps = size.tokens // (c.batch * size.row)
-    if _short_rows(size):
-        yield msg(
-            "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}.",
-            batch=c.batch,
-            row=size.row,
-            context=m.context,
-            steps=plural(steps, "step"),
-        )
-    else:
-        yield msg(
-            "Batch: {batch} × {row} tokens, about {steps}.",
-            batch=c.batch,
-            row=size.row,
-            steps=plural(steps, "step"),
-        )
+    yield msg(
+        "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}."
+        if _short_rows(size)
+        else "Batch: {batch} × {row} tokens, about {steps}.",
+        batch=c.batch,
+        row=size.row,
+        context=m.context,
+        steps=plural(steps, "step"),
+    )
     if recipe.objective == "both":
-        d = recipe.data
-        causal, _ = kind_counts((d.causal_share, 1 - d.causal_share), c.batch)
         yield msg(
-            "Rows: {causal} of {batch} are read from left to right, the others with "
-            "masks, {length} tokens at a time.",
-            causal=causal,
+            "Rows: {causal} of {batch} are read from left to right, the others with masks, "
+            "{length} tokens at a time.",
+            causal=kind_counts((d.causal_share, 1 - d.causal_share), c.batch)[0],
             batch=c.batch,
             length=d.masked_length or m.context,
         )
@@ -616,29 +595,19 @@ def _reasons(
     yield msg(
         "Rate: Muon {muon_lr:g}, Adam {lr:g}; constant, then decaying over the last "
         "{cooldown:.0%}; the weights of the last {ema:.0%} are averaged.",
-        muon_lr=c.muon_lr,
-        lr=c.lr,
-        cooldown=c.cooldown,
-        ema=c.ema,
+        **vars(c),
     )
-    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=recipe.data.valid)
+    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=d.valid)
     if size.minutes < c.minutes:
         yield msg(
-            "Time: the run ends after about {minutes} of the {minutes2:g}, when the text "
-            "has been read {most:g} times: more would only memorise it. More text would "
-            "use the rest.",
-            minutes=plural(size.minutes, "minute"),
-            minutes2=c.minutes,
-            most=c.max_epochs,
+            "Time: the run ends after about {most} of the {minutes:g}, when the text has been "
+            "read {max_epochs:g} times: more would only memorise it. More text would use the rest.",
+            **dict(vars(c), most=minutes),
         )
     if own := ", ".join(sorted(given - {"train.minutes"})):
         yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
 
 
 def _count(number: float) -> str:

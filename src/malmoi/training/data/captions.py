@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError, ensure
+from malmoi.errors import MalmoiError, ensure, explained, require_that
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource
@@ -23,12 +23,9 @@ def open_features(path: str | Path) -> Features:
     """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
     file = Path(path).expanduser()
     ensure(file.is_file(), "There is no feature file {file}.", file=file)
-    try:
+    kinds = (ValueError, OSError, EOFError)
+    with explained(kinds, "{file} is not a .npy file of numbers: {error}", file=file):
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise MalmoiError(
-            "{file} is not a .npy file of numbers: {error}", file=file, error=error
-        ) from error
     if array.ndim == 2:
         array = array[:, None]
     ensure(
@@ -78,14 +75,13 @@ class TextPerRow(FileSource):
 
 def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
     """The row of each document of a store, by the rule that split training and validation."""
-    parts = [part for _, part in assign(["text"] * rows, share, 0)]
+    parts = [part for _, part in assign(["text"] * rows, share)]
     found = np.flatnonzero(np.array(parts) == valid)
-    ensure(
+    store.ensure(
         len(found) == len(store),
-        "{folder} holds {store:,} texts where {found:,} rows have features; remove it to "
-        "rebuild it.",
-        folder=store.folder,
-        store=len(store),
+        "{folder} holds {texts:,} texts where {found:,} rows have features; remove it to rebuild "
+        "it.",
+        texts=len(store),
         found=len(found),
     )
     return found
@@ -103,19 +99,16 @@ class CaptionBatches:
     seed: int
 
     def __post_init__(self) -> None:
-        ensure(
-            len(self.store), "{folder} has no text to make samples of.", folder=self.store.folder
-        )
+        self.store.ensure(len(self.store), "{folder} has no text to make samples of.")
         lengths = np.diff(self.store.documents)
-        if lengths.max() > self.room:
-            row = int(self.rows[lengths.argmax()])
-            raise UsageError(
-                "The text of row {row} has {max} tokens, but after the features there is room "
-                "for {room}: set a larger model.context.",
-                row=row + 1,
-                max=int(lengths.max()),
-                room=self.room,
-            )
+        require_that(
+            lengths.max() <= self.room,
+            "The text of row {row} has {max} tokens, but after the features there is room for "
+            "{room}: set a larger model.context.",
+            row=int(self.rows[lengths.argmax()]) + 1,
+            max=int(lengths.max()),
+            room=self.room,
+        )
 
     def at(self, first: int, size: int) -> ArrayBatch:
         chosen = permute_epochs(first + np.arange(size), len(self.store), self.seed, 12)

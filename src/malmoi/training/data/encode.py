@@ -48,7 +48,6 @@ class EncodePlan:
     out: Path
     sentences: Splitter | None
     valid: float
-    seed: int
     end: int | None
     fraction: float
 
@@ -64,7 +63,7 @@ class EncodePlan:
         """What determines the stores' content, part by part, so that a change can be named."""
         split: Any = self.sentences
         name = split and (getattr(split, "name", "") or f"{split.__module__}.{split.__qualname__}")
-        settings = [name, self.valid, self.seed, self.end]
+        settings = [name, self.valid, 0, self.end]  # 0 was a seed, and old stores are still good
         settings += [self.fraction] * (self.fraction < 1)
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         found = {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
@@ -87,7 +86,7 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     of documents held out for validation; `end` is appended to every document; only a `fraction` of
     the training text is encoded. A killed build resumes where it stopped.
     """
-    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
+    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, end, fraction)
     made = plan.made()
     how = "reused"
     with folder_lock(plan.out, wait=True):
@@ -195,9 +194,9 @@ def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
     texts = (document.text for document in require_documents([plan.reader]))
-    split = draw(assign(texts, plan.valid, plan.seed), plan.fraction, plan.seed)
+    split = draw(assign(texts, plan.valid), plan.fraction)
     for text, valid in islice(split, skip, None):
-        pieces = plan.sentences(text) if plan.sentences else cut(text)
+        pieces = (plan.sentences or cut)(text)
         batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
         size += batch[-1].bytes
         if size >= JOURNAL_BYTES:
@@ -278,7 +277,7 @@ DRAW = 14  # the purpose of a permutation's key
 MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
-def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str, bool]]:
+def assign(texts: Iterable[str], share: float, seed: int = 0) -> Iterator[tuple[str, bool]]:
     """Pairs every document's text with whether it is for validation, by a hash of its number.
 
     At least one of several validates, and the first always trains. If only the last could validate
@@ -308,15 +307,13 @@ def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str,
         yield held, number > 0 and (chosen or not validated)
 
 
-def draw(
-    documents: Iterable[tuple[str, bool]], fraction: float, seed: int
-) -> Iterator[tuple[str, bool]]:
+def draw(documents: Iterable[tuple[str, bool]], fraction: float) -> Iterator[tuple[str, bool]]:
     """An even part of the training text: some short documents, and a stretch of each long one.
 
     What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
     """
     for number, (text, valid) in enumerate(documents):
-        key = permutation_key(seed, number, DRAW) if fraction < 1 else 0
+        key = permutation_key(0, number, DRAW) if fraction < 1 else 0
         if valid or fraction >= 1:
             yield text, valid
         elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:

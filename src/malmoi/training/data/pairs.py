@@ -14,12 +14,12 @@ tokens.
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, ensure, require_that
+from malmoi.errors import MalmoiError, require_that
 from malmoi.tokenizer.core import Specials
 from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.permute import (
@@ -58,13 +58,10 @@ class Pairs:
         self._others = self.store if self.others is None else self.others
         self._sentences = _sentences(self.store)
         self._other_sentences = _sentences(self._others)
-        ensure(
+        self.store.ensure(
             self.next != "nsp" or self._others is not self.store or len(self.store) >= 2,
-            "Next-sentence prediction needs two documents, but {folder} has {store}: "
-            "separate them by blank lines (and --set data.documents=blank), or train "
-            "without it (mlm or mlm+sop).",
-            folder=self.store.folder,
-            store=len(self.store),
+            "Next-sentence prediction needs two documents, but {folder} has one: separate them by "
+            "blank lines (--set data.documents=blank), or train without it (mlm or mlm+sop).",
         )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
@@ -97,6 +94,8 @@ class Pairs:
             turned |= b.length == 0  # a document of one token: nothing follows it
             b = b.where(turned, self._random(document, target - a.length, draws[3:5]))
         a, b = truncate(a, b, self.room, draws[5:7])
+        if self.next == "sop":
+            a, b = a.where(turned, b), b.where(turned, a)
         return self._assemble(a, b, turned)
 
     def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
@@ -137,7 +136,7 @@ class Pairs:
     def _assemble(
         self, a: "Spans", b: "Spans | None", turned: NDArray[np.bool_]
     ) -> dict[str, PairInts]:
-        """Adds the special tokens around the spans; pairs are swapped here, after truncation."""
+        """Adds the special tokens around the spans."""
         lengths = a.length + 2 + (b.length + 1 if b is not None else 0)
         tokens = np.zeros((len(lengths), int(lengths.max())), np.int64)
         segments = np.zeros_like(tokens)
@@ -154,8 +153,6 @@ class Pairs:
             tokens[row, at:end] = source[start:stop]
             tokens[row, end] = self._sep
             segments[row, at : end + 1] = 1
-        if self.next == "sop" and b is not None:
-            _swap(tokens, segments, a.length, b.length, turned)
         labels = turned.astype(np.int64)
         return {"tokens": tokens, "segments": segments, "lengths": lengths, "labels": labels}
 
@@ -201,31 +198,12 @@ def _coins(tossed: PairInts, normal: Floats) -> PairInts:
     return np.clip(heads, 0, tossed)
 
 
-def _swap(
-    tokens: PairInts, segments: PairInts, a: PairInts, b: PairInts, turned: NDArray[np.bool_]
-) -> None:
-    """Swaps A and B in the rows that are turned."""
-    for row in np.flatnonzero(turned).tolist():
-        length_a = int(a[row])
-        length_b = int(b[row])
-        text = tokens[row, 1 : length_a + length_b + 3]
-        text[:] = np.concatenate([text[length_a + 1 :], text[: length_a + 1]])
-        segments[row, 1 : length_b + 2] = 0
-        segments[row, length_b + 2 : length_a + length_b + 3] = 1
-
-
 def _sentences(store: Store) -> PairInts:
-    if store.sentences is None:
-        raise MalmoiError(
-            "{folder} was built without sentences, which pairs need; build it with them.",
-            folder=store.folder,
-        )
-    ensure(
-        len(store),
-        "{folder} has no document to make samples from: give more text.",
-        folder=store.folder,
-    )
-    return store.sentences
+    starts = store.sentences
+    sentence = "{folder} was built without sentences, which pairs need; build it with them."
+    store.ensure(starts is not None, sentence)
+    store.ensure(len(store), "{folder} has no document to make samples from: give more text.")
+    return cast(PairInts, starts)
 
 
 def frame_of(specials: Specials) -> tuple[int, int]:
@@ -239,7 +217,7 @@ def frame_of(specials: Specials) -> tuple[int, int]:
 def pair_sides(store: Store) -> PairInts:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
-    if starts is None or len(starts) != 2 * len(store.documents) - 1:
+    if starts is None or len(starts) != 2 * len(store) + 1:
         raise MalmoiError(
             "{folder} does not hold sentence pairs; remove it to rebuild it.", folder=store.folder
         )
@@ -261,12 +239,8 @@ class PairUnits:
         # pairs that are longer than a unit are left out
         self.sides = sides[lengths < self.length]
         self.left_out = len(sides) - len(self.sides)
-        ensure(
-            len(self.sides),
-            "{folder} has no pair of at most {length} tokens per side.",
-            folder=self.store.folder,
-            length=self.length,
-        )
+        sentence = "{folder} has no pair of at most {length} tokens per side."
+        self.store.ensure(len(self.sides), sentence, length=self.length)
         # tokens of each pair's longer side, with the end
         self._longest: PairInts = np.diff(self.sides).max(1) + 1
         self._cuts = self._unit_starts()
@@ -362,7 +336,7 @@ class LanguageRows:
 
     def __post_init__(self) -> None:
         self.sides = pair_sides(self.store)
-        ensure(len(self), "{folder} has no sentence pairs.", folder=self.store.folder)
+        self.store.ensure(len(self), "{folder} has no sentence pairs.")
 
     def __len__(self) -> int:
         return len(self.sides)

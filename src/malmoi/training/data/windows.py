@@ -37,20 +37,16 @@ class Windows:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens)
-        ensure(
-            tokens >= self.context + 1,
-            "The text in {folder} has {tokens:,} tokens, fewer than one context of "
-            "{context:,} and the token after it: give more text or a context of at most "
-            "{tokens2:,}.",
-            folder=self.store.folder,
+        self.store.ensure(
+            tokens > self.context,
+            "The text in {folder} has {tokens:,} tokens, fewer than one context of {context:,} "
+            "and the token after it: give more text or a shorter context.",
             tokens=tokens,
             context=self.context,
-            tokens2=max(tokens - 1, 0),
         )
-        ensure(
+        self.store.ensure(
             not self.documents or self.store.end is not None,
             "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
-            folder=self.store.folder,
         )
         # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
         self.count = max(1, (tokens - 1) // self.context - 1)
@@ -117,11 +113,10 @@ class Stretches:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens) - 1
-        ensure(
+        self.store.ensure(
             tokens >= self.rows * self.context,
-            "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with "
-            "segments of {context:,}: set a smaller train.batch.",
-            folder=self.store.folder,
+            "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with segments of "
+            "{context:,}: set a smaller train.batch.",
             tokens=tokens + 1,
             rows=self.rows,
             context=self.context,
@@ -163,14 +158,9 @@ class Mixture:
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
         require_that(
-            len(sources) == len(weights) and sources,
-            "A mixture needs one weight for each source: {sources} and {weights} were given.",
+            len(sources) == len(weights) and all(0 < weight < np.inf for weight in weights),
+            "{sources} sources need one weight for each, all of them positive, not {weights}.",
             sources=len(sources),
-            weights=len(weights),
-        )
-        require_that(
-            all(0 < weight < float("inf") for weight in weights),
-            "The weights {weights} of a mixture must all be positive numbers.",
             weights=list(weights),
         )
         self.sources = list(sources)
