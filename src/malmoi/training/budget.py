@@ -1,9 +1,4 @@
-"""What a run costs: estimated before it starts, and its pace while it runs.
-
-The clock of a budget in minutes, its number of updates, a batch that fits: B is a batch's
-sequences; an update takes `optimizer + B × sequence` seconds on this machine. Weights, tokens,
-memory and time are estimated before the text is read.
-"""
+"""What a run costs: estimated before it starts, and its pace while it runs."""
 
 import math
 import time
@@ -79,11 +74,10 @@ def steps_per_sample(c: TrainConfig) -> float:
 
 
 class WorkClock:
-    """Seconds of work that count against a budget in minutes.
+    """Seconds of work that count against a budget in minutes; `share` is how much of each counts.
 
-    The first step is free: it compiles, fills caches and reads the first batches. A lap absurdly
-    longer than others of its kind counts as a usual one, because nothing was computed while the
-    machine slept. `share` is how much of a second counts.
+    The first step is free: it compiles and fills caches. A lap absurdly longer than others of its
+    kind counts as a usual one, because nothing was computed while the machine slept.
     """
 
     def __init__(
@@ -269,8 +263,7 @@ def verdict(
 ) -> str:
     """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
 
-    `training` is the loss on the text that it learned from, if that is another; `epochs` is how
-    often it read that text.
+    `training` is the loss on the text that it learned from, `epochs` how often it read that.
     """
     learnt = (1 - LEARNT) * guessing
     if not guessing or loss < learnt:

@@ -1,7 +1,4 @@
-"""The data of each step: a pure function of the step and the samples used, prefetched.
-
-The samples of a run's phases and of its validation are made from its token stores.
-"""
+"""The data of each step: a pure function of the step and the samples used, prefetched."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -108,10 +105,7 @@ class PhaseFeed:
 
 
 def kind_counts(shares: Sequence[float], size: int) -> list[int]:
-    """Sequences of each kind in a step of `size`: by its share, and one at least if there is room.
-
-    The last kind has the rest.
-    """
+    """Sequences of each kind in a step, by share; one at least if there is room."""
     counts: list[int] = []
     for left, share in zip(reversed(range(len(shares))), shares, strict=True):
         room = size - sum(counts)
@@ -156,10 +150,7 @@ def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:
 
 
 def batch_sizes(c: TrainConfig, seen: int, samples: float, world: int) -> Iterator[int]:
-    """Yields sequences per step of a run of `samples`, from sample `seen` on.
-
-    GPT-3's batch grows linearly with the tokens seen (Brown et al. 2020 appendix B).
-    """
+    """Sequences of each step; GPT-3's grow with the tokens seen (Brown et al. 2020 appendix B)."""
     start = c.batch_start or c.batch
     ramp = c.batch_ramp * samples
     while True:

@@ -1,7 +1,6 @@
 """The training loop: steps until a budget is used, with a log, evaluations and saved states.
 
-Pre-training, fine-tuning and distillation are a `Loop` each: a feed, an objective, a budget, and
-what they evaluate.
+Pre-training, fine-tuning and distillation are a `Loop` each.
 """
 
 import math
@@ -395,10 +394,7 @@ class Loop(ABC):
         return self.state.step == 1 or self.state.step % every == 0
 
     def _agree(self) -> tuple[int, bool]:
-        """Synchronises the clock; returns what stops any process, and whether to save.
-
-        That is a signal, EARLY_STOP, or 0.
-        """
+        """Synchronises the clock; a signal of any process, EARLY_STOP or 0; whether to save."""
         late = time.monotonic() - self._saved_at > self.seconds_between_saves
         number = self._signals.number or (EARLY_STOP if stop_requested() else 0)
         if self.group.world == 1:

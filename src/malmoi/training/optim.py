@@ -20,7 +20,7 @@ def make_optimizers(
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1). A capturable AdamW
-    keeps its rate on the GPU, so that a captured step can be replayed with another rate.
+    has its rate on the GPU, so that a captured step can be replayed with another.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
 
@@ -67,10 +67,7 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates are orthogonalised before they are applied (Jordan et al. 2024).
-
-    Matrices of one shape go through the Newton–Schulz iteration together, as one batch of products.
-    """
+    """Momentum, orthogonalised before it is applied, a shape at once (Jordan et al. 2024)."""
 
     def __init__(
         self,
@@ -119,11 +116,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautious: bool) -> None:
-    """Shrinks the weights by this share.
-
-    Cautious decay shrinks only those that the update moves towards zero too (Chen et al. 2025, eq.
-    4).
-    """
+    """Shrinks weights; cautiously, those that the update shrinks too (Chen et al. 2025 eq. 4)."""
     if not cautious:
         torch._foreach_mul_(weights, 1 - share)
         return
@@ -151,10 +144,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class WeightAverage:
-    """A running mean of a network's weights over the last part of a run (Izmailov et al. 2018).
-
-    The caller keeps the count of averaged steps.
-    """
+    """A running mean of weights over the last part of a run (Izmailov et al. 2018)."""
 
     def __init__(self, network: nn.Module) -> None:
         named = dict(network.named_parameters())

@@ -1,8 +1,7 @@
-"""Distributed training; on one device every method here is a no-op.
+"""Distributed training by `torchrun`; on one device every method here is a no-op.
 
-Started by `torchrun`: DDP replicates the network, FSDP2 (`fully_shard`) shards its weights,
-gradients and optimizer state over all processes, or over those of a machine (hybrid). With
-`train.tensor` some processes compute each layer together, by torch's plans for its products.
+DDP replicates the network, FSDP2 shards its weights, gradients and optimizer state over all
+processes, or over a machine's (hybrid); `train.tensor` shares each layer's products.
 """
 
 import math
@@ -257,10 +256,7 @@ def _share_products(block: Any, c: ModelConfig, mesh: Any) -> None:
 
 
 def row_order(name: str, c: ModelConfig, pieces: int) -> Tensor | None:
-    """The rows of a weight that is several in one, so that each piece has some of every one.
-
-    Queries, keys and values are one product, and so are a gate and what it opens.
-    """
+    """The rows of a weight that is several (queries, keys, values; a gate) in each piece."""
     if ".attend.qkv." in name:
         sizes = [n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]
     elif c.gated and ".mlp.up." in name:
@@ -301,11 +297,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def gradient_sync(call: nn.Module, *, last: bool) -> Iterator[None]:
-    """Delays DDP's gradient all-reduce until the last pass of a step.
-
-    FSDP2 reduces with every pass: otherwise it would keep full gradients between passes, which
-    defeats its saving of memory.
-    """
+    """Delays DDP's all-reduce to a step's last pass; FSDP2 cannot keep full gradients."""
     if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
         with call.no_sync():
             yield

@@ -55,9 +55,7 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
 
     `recipe` is a name, a recipe.json or a Recipe; `tokenizer` an existing vocabulary, `start` a
-    model to start from; `overwrite` discards the run in the folder and starts over; `distillation`
-    is a teacher with the same vocabulary. Overrides are fields of the recipe (`minutes=3`,
-    `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    model to start from; `overwrite` starts over. Overrides are fields of the recipe (`minutes=3`).
     """
     chosen = resolve_recipe(recipe, overrides)
     named = recipe if isinstance(recipe, str) else ""

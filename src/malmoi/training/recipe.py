@@ -186,9 +186,8 @@ def warmup_steps(c: TrainConfig, expected: int) -> float:
 def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
     """The learning rate's share of its peak at this step: warm-up, then the schedule.
 
-    The warm-up is a share of the budget with a minimum of steps. `expected` updates fit into the
-    budget (0: not known). If that estimate was too high, the used share of the budget ends the
-    warm-up instead of the count of steps.
+    `expected` updates fit into the budget (0: not known). If that estimate was too high, the used
+    share of the budget ends the warm-up instead of the count of steps.
     """
     steps = warmup_steps(c, expected)
     if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end

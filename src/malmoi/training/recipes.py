@@ -163,8 +163,8 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
     """Brown et al. 2020 §2.3 and appendix B; table 2.1 gives lr and batch.
 
     Warm-up over 375M tokens, cosine to 10 % at 260B, then flat to 300B. The batch grows over the
-    first 4 to 12B tokens "depending on the model size": here 4B for batches of 0.5M tokens, 12B for
-    3.2M, and in proportion between.
+    first 4B tokens for batches of 0.5M tokens, 12B for 3.2M, in proportion between: only the ends
+    are given.
     """
     batch = batch_tokens // context
     return TrainConfig(

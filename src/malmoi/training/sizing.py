@@ -1,9 +1,7 @@
 """The size of `pretrain gpt|bert|both`: measure the text and the machine, choose, say why.
 
 `choose_size` takes, of shapes from small to large, the first that sees neither too many tokens per
-weight nor the text too often. The limits were measured: `SMALL_GPT` and others, docs/lab.md the
-tables they come from. N weights, D tokens a run processes, T tokens of the text, C floating-point
-operations of the budget.
+weight nor the text too often. N weights, D tokens of a run, T of the text, C FLOPs of the budget.
 """
 
 import math
@@ -146,10 +144,7 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
 
 
 def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
-    """FLOP/s of a matrix product over all devices of the run.
-
-    If nothing can be measured, those of a slow core, with a warning.
-    """
+    """FLOP/s of a matrix product over all devices; of a slow core if none can be measured."""
     execution = choose_execution(group.device, c)
     kind = group.device.type
     name = next(
@@ -243,8 +238,7 @@ def heads_for(width: int) -> int:
 def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
     """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90.
 
-    Characters beyond a byte's worth need tokens of their own, inside and at the start of words:
-    Korean has twice the vocabulary (docs/lab.md).
+    Characters beyond a byte's worth need their own: twice for Korean (docs/lab.md).
     """
     wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * max(0, frequent_characters(sample) - 256)
     return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
@@ -282,10 +276,7 @@ def batch_tokens(tokens: int, device: str) -> int:
 def choose_size(
     kind: Kind, text_tokens: int, vocab: int, seconds: float, speed: Speed, given: Mapping[str, Any]
 ) -> SizeChoice:
-    """The smallest shape that sees few enough tokens per weight and reads the text seldom enough.
-
-    If none does, the largest that the text supports.
-    """
+    """The smallest shape that sees few enough tokens per weight, seldom enough, or the largest."""
     best: SizeChoice | None = None
     for depth, width in shapes(given):
         too_large = _block_weights(depth, width) > MAX_WEIGHTS_PER_TOKEN * text_tokens
@@ -355,8 +346,7 @@ def muon_flops(depth: int, width: int) -> float:
 def dropout_for(kind: Kind, epochs: float) -> float:
     """Dropout by how often the text is read: 0 for once, 0.06 for four epochs, 0.1 for nine.
 
-    At most 0.2, for text that is read far too often. A BERT sees other masks every time: 0.05 at
-    most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md). For both, epochs count half.
+    At most 0.2; a BERT sees other masks every time: 0.05 at most. For both, epochs count half.
     """
     limit = MAX_EPOCHS["gpt"]
     epochs = epochs / 2 if kind == "both" else epochs
@@ -393,11 +383,7 @@ class SizedRecipe:
 def size_recipe(
     requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
-    """The recipe for this text, these minutes and this machine.
-
-    `requested` has the user's settings, named in `overrides`: they are kept, and the others follow
-    from them.
-    """
+    """The recipe for this text, time and machine; the settings in `overrides` are kept."""
     kind = cast(Kind, requested.name)
     given = frozenset(settings_by_path(requested, overrides))
     require_that(
@@ -517,10 +503,7 @@ def _short_rows(size: SizeChoice) -> bool:
 
 
 def _masked_length(kind: Kind, context: int) -> int:
-    """Tokens of the masked rows of `both`, which divide the context: short ones teach more.
-
-    docs/lab.md has 128 next to the whole context of 512.
-    """
+    """Tokens of the masked rows of `both`, which divide the context: short ones teach more."""
     if kind != "both" or context <= MASKED_ROW:
         return 0
     shorter = range(MASKED_ROW, MASKED_ROW // 2 - 1, -1)

@@ -1,9 +1,7 @@
 """The state of a run in train_state/step-N/, so that it can be killed at any moment.
 
-Every process writes the rows of the weights and of the optimizer that only it holds, as plain
-safetensors; `state.json` has a checksum of each file and of itself. Any number of processes can
-read it back.
-Nothing is unpickled.
+Every process writes the rows that only it holds, as safetensors; `state.json` has a checksum of
+each file and of itself. Any number of processes can read it back; nothing is unpickled.
 """
 
 import json
@@ -43,10 +41,7 @@ class CorruptState(MalmoiError):
 
 @dataclass
 class RunState:
-    """The progress of a run: with the tensors beside it, everything that its next step depends on.
-
-    Fields that a saved state does not have, since it is older than they are, take their defaults.
-    """
+    """What the next step depends on besides tensors; what an old state lacks has defaults."""
 
     step: int = 0
     samples_seen: list[int] = field(default_factory=list)  # in each phase
@@ -187,10 +182,7 @@ def load_state(
     average: Mapping[str, Tensor] | None = None,
     tensor: int = 1,
 ) -> None:
-    """Loads a saved state's tensors into the network, its optimizers and the weight average.
-
-    The number of processes that wrote it does not matter, nor how many compute a layer together.
-    """
+    """Loads a state's tensors, by however many processes it was written."""
     saved = _read(folder)
     files = [SavedFile(_open(folder / name)) for name in saved.files]
     known = saved.shapes
@@ -268,10 +260,9 @@ def _load_optimizer(
 
 
 def _like(p: Tensor, local: Tensor) -> Tensor:
-    """Gives a local tensor its parameter's form: plain, or sharded over processes.
+    """Gives a local tensor its parameter's form: sharded, or plain with its strides.
 
-    A plain one gets its parameter's strides: weights read from a GPT-2 folder are transposed views,
-    and a fused optimizer iterates over weight, gradient and moments without checking their strides.
+    Weights of a GPT-2 folder are transposed views, and a fused optimizer does not check strides.
     """
     if not hasattr(p, "device_mesh"):
         return torch.empty_like(p, dtype=local.dtype).copy_(local)

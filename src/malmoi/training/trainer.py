@@ -81,10 +81,7 @@ class Trainer(Loop):
         return self.config.micro or self.group.min(fits)  # all processes must make the same passes
 
     def _one_graph(self) -> bool:
-        """Whether all blocks are compiled as one graph.
-
-        That suits windows of text, which have one shape; FSDP2 needs the blocks apart.
-        """
+        """Whether all blocks are one graph: windows have one shape; FSDP2 needs them apart."""
         recipe = self.recipe
         group = self.run.group
         long = not self.budget.seconds or self.budget.seconds >= MIN_SECONDS_FOR_ONE_GRAPH
@@ -170,8 +167,7 @@ class Trainer(Loop):
     def prepare(self) -> None:
         """Measures a step to decide whether compiling pays and how many updates the minutes hold.
 
-        Its effects are undone by reloading the saved state; a resumed run keeps the earlier
-        decisions.
+        The saved state undoes its effects; a resumed run keeps the earlier decisions.
         """
         s = self.state
         cpu = self.group.device.type == "cpu"
@@ -314,10 +310,7 @@ class Trainer(Loop):
             self.log.line(warning)
 
     def _validate(self) -> dict[str, float]:
-        """Validates the phase on the same batches every time, and generates a sample.
-
-        Uses the averaged weights if there are any, and then reports the loss of the others too.
-        """
+        """Validates the averaged weights, or the network's, on the same batches; samples."""
         if not self.run.valid:
             return {}
         self.network.eval()

@@ -82,9 +82,8 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
 ) -> Stores:
     """Encodes `reader` into out/train and out/valid, or reuses stores made from the same input.
 
-    `sentences` splits a document for the objectives that need sentence starts; `valid` is the share
-    of documents held out for validation; `end` is appended to every document; only a `fraction` of
-    the training text is encoded. A killed build resumes where it stopped.
+    `sentences` splits a document where sentence starts are needed; `end` is appended to each. A
+    killed build resumes where it stopped.
     """
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, end, fraction)
     made = plan.made()
@@ -308,10 +307,7 @@ def assign(texts: Iterable[str], share: float, seed: int = 0) -> Iterator[tuple[
 
 
 def draw(documents: Iterable[tuple[str, bool]], fraction: float) -> Iterator[tuple[str, bool]]:
-    """An even part of the training text: some short documents, and a stretch of each long one.
-
-    What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
-    """
+    """All that validates; of the training text some short documents, a stretch of each long."""
     for number, (text, valid) in enumerate(documents):
         key = permutation_key(0, number, DRAW) if fraction < 1 else 0
         if valid or fraction >= 1:

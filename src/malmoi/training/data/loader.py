@@ -1,7 +1,6 @@
 """Batches by number: the samples from number n on are a pure function of n.
 
-BERT's masking: 80 % of the predicted tokens become [MASK], 10 % a random token. B sequences,
-T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
+B sequences, T tokens of the longest (rounded up), N tokens when packed, M predicted slots.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ IGNORE_LABEL = -100  # of what is not predicted, in every loss
 class Masking:
     """How to corrupt tokens: the shares of the recipe, and properties of the vocabulary.
 
-    `special` marks the special ids, which are never chosen and never inserted. `starts` marks the
-    ids that start a word and enables whole-word masking.
+    `special` ids are never chosen and never inserted; `starts` marks ids that start a word.
     """
 
     mask_id: int
@@ -65,8 +63,7 @@ class Masking:
 def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
     """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
 
-    round(rate × maskable) tokens of each sequence are chosen, at least one: an exact number, as in
-    google's code.
+    An exact number of tokens is chosen in each sequence, at least one, as in google's code.
     """
     shape = tokens.shape
     flat = tokens.reshape(-1, shape[-1])
@@ -98,8 +95,8 @@ def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
 def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools:
     """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
 
-    W is the largest number of words in a row. The greedy choice runs in rounds over all rows: take
-    the words before the first that does not fit, drop that one.
+    The greedy choice takes, over all rows, the words before the first that does not fit, drops
+    that.
     """
     heads = maskable & (starts | ~np.roll(maskable, 1, axis=1))
     word = np.cumsum(heads, axis=1) - 1
@@ -209,10 +206,9 @@ class BertBatches:
 
 @dataclass(frozen=True)
 class MaskedWindows:
-    """Masked windows, each masked token predicted from the position *before* it.
+    """Windows cut into `parts` rows, each masked token predicted from the position *before* it.
 
-    tokens [B, context]; a model that reads both ways shares its head with next-token prediction
-    (Charpentier & Samuel 2024 §2.1). Each window is cut into `parts` rows.
+    So a model that reads both ways has one head for both (Charpentier & Samuel 2024 §2.1).
     """
 
     source: SampleSource

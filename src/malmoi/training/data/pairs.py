@@ -1,14 +1,10 @@
 """Samples of two texts: BERT's segments, and translations for a decoder or an MLM (TLM).
 
-BERT's are whole sentences, by the rule of google's create_pretraining_data. Every batch is computed
-with array operations from (seed, sample numbers); no state is kept between batches.
-`store.sentences` and `store.documents` are sorted, so lookups are O(log n).
-
-Batches of translations are made by their number of tokens, each of pairs of similar length: an
-epoch sorts its pairs by length, shuffled among equals, and cuts them into units of at most `length`
-tokens a side. Batches are runs of `group` units, in random order. A unit is a pure function of its
-number, as every sample is. B samples or pairs, T tokens of the longest (of the target), S source
-tokens.
+BERT's are whole sentences, by the rule of google's create_pretraining_data; starts are sorted, so
+lookups are O(log n). Translations come in batches of so many tokens, pairs of similar length
+together: an epoch sorts its pairs by length, shuffled among equals, and cuts them into units of at
+most `length` tokens a side; batches are runs of `group` units, in random order. Every sample is a
+pure function of its number. B samples, T tokens of the longest target, S of the longest source.
 """
 
 from collections.abc import Iterator
@@ -40,9 +36,8 @@ Next = Literal["nsp", "sop"] | None
 class Pairs:
     """[CLS] A [SEP] B [SEP], or with `next=None` the single [CLS] A [SEP].
 
-    nsp: label 1 is a B from a random other document (BERT: is_random_next), 0 the text that follows
-    A. sop: label 1 is A and B swapped (ALBERT), 0 in order. Random Bs come from `others` if given,
-    because a validation store may hold a single document.
+    Label 1 of nsp is a B from a random other document, of sop A and B swapped; 0: B follows A.
+    Random Bs come from `others` if given, because a validation store may hold a single document.
     """
 
     store: Store
@@ -323,9 +318,8 @@ class TranslationBatches:
 class LanguageRows:
     """Rows for a masked language model of two languages (Lample & Conneau 2019 §3).
 
-    A share of the rows is a pair, [CLS] A [SEP] [CLS] B [SEP], whose masks can be filled from the
-    other language (TLM); the others are one of its sides (MLM). Segments are the languages, and
-    positions start again with B.
+    A share is a pair, [CLS] A [SEP] [CLS] B [SEP], whose masks the other language can fill (TLM);
+    the others are one side. Segments are the languages, and positions start again with B.
     """
 
     store: Store

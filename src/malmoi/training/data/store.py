@@ -153,10 +153,7 @@ class Appender:
         sentences: NDArray[np.int64] | None,
         text_bytes: int,
     ) -> None:
-        """Appends documents by their tokens, and the token counts of documents and sentences.
-
-        They count only once the journal includes them.
-        """
+        """Appends documents by tokens and lengths; they count once the journal includes them."""
         self._files["tokens"].write(tokens.astype(self.dtype, copy=False).tobytes())
         self._files["documents"].write(self._starts(documents))
         self.counts.documents += len(documents)

@@ -1,10 +1,8 @@
 """Language model samples: windows of the token store without replacement, and mixtures of stores.
 
-A mixture takes sources in fixed proportions: sample number → (source, its sample), in O(1). Its
-samples come in blocks of 1,024. Weights are integer parts of 2^20, so a cycle of 1,024 blocks holds
-each source exactly as often as its weight says; within a cycle, systematic sampling gives each
-block its quotas; within a block the order is permuted. Each source is read in its own order,
-without replacement within its epochs.
+A mixture maps a sample's number to (source, its sample) in O(1). Samples come in blocks of 1,024.
+Weights are integer parts of 2^20, so a cycle of 1,024 blocks holds each source exactly as often as
+its weight says; systematic sampling gives each block its quotas, and permutes within it.
 """
 
 from collections.abc import Sequence
@@ -24,8 +22,7 @@ from malmoi.training.data.store import Store
 class Windows:
     """Windows of context + 1 tokens (inputs, and labels shifted by one); `len` is an epoch.
 
-    `shuffled` reorders the documents of the text every epoch before windows are cut, so that a
-    window never joins the same neighbours twice.
+    `shuffled` reorders the documents every epoch, so that a window never joins the same ones twice.
     """
 
     store: Store
@@ -103,8 +100,7 @@ class Windows:
 class Stretches:
     """Windows in reading order: each of `rows` rows reads its own stretch of the text.
 
-    Sample i is segment i // rows of stretch i mod rows, so that a row of one batch continues in the
-    same row of the next (Dai et al. 2019 §3.2).
+    Sample i is segment i // rows of stretch i mod rows (Dai et al. 2019 §3.2).
     """
 
     store: Store
@@ -221,9 +217,8 @@ def _units(weights: NDArray[np.float64]) -> MixtureInts:
 def _quotas(units: MixtureInts) -> MixtureInts:
     """quotas [block, source]: each row adds up to 1,024, each column to its units.
 
-    Every block holds the integer part of its share; the remainders lie end to end on a line, and
-    block b takes those that the points o, o + 1024, … fall into, with o running through 0 … 1023 in
-    an even order.
+    A block holds the integer part of its share; remainders lie end to end on a line, and block b
+    takes those that the points o, o + 1024, … fall into, with o through 0 … 1023 in an even order.
     """
     edges = np.concatenate([[0], np.cumsum(units % SAMPLES_PER_BLOCK)])
     # 633 ≈ 1024 / golden ratio; odd, so every offset occurs once

@@ -51,10 +51,7 @@ class ForwardPass:
     def _of_electra(
         cls, network: Network, batch: TensorBatch, inputs: TensorBatch
     ) -> "ForwardPass":
-        """Runs the network on text whose masks the generator filled.
-
-        Clark et al. 2020 eq. 1 and §3.1: no gradient flows through the sampling.
-        """
+        """Text whose masks the generator filled, without gradient (Clark et al. 2020 §3.1)."""
         generator = cast(Generator, network.heads["generator"])
         tokens, slots, labels = batch["tokens"], batch["mlm_slots"], batch["mlm_labels"]
         masked = generator.trunk(tokens, **inputs)
@@ -125,10 +122,7 @@ class Objective:
     def __call__(
         self, done: ForwardPass, counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss to minimise, and each term's mean loss.
-
-        `counts` are the labels of the whole step; a pass may hold labels of some terms only.
-        """
+        """The loss to minimise, and each term's mean; `counts` are the step's labels."""
         terms = [term for term in self.terms if term.labels in done.batch]
         means = [term.total(done) / counts[term.labels] for term in terms]
         loss = torch.stack(
@@ -157,8 +151,7 @@ def real_tokens(batch: TensorBatch) -> Tensor:
 def lm(smoothing: float = 0.0, weights: str = "") -> Objective:
     """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one.
 
-    Labels are smoothed in training only (Vaswani et al. 2017 §5.4). `weights` names the batch's
-    weights of its labels.
+    Smoothed in training only (Vaswani et al. 2017 §5.4); `weights` names weights in the batch.
     """
 
     def total(done: ForwardPass) -> Tensor:
@@ -197,10 +190,7 @@ def mlm(head_name: str = "mlm") -> Objective:
 
 
 def both(causal_share: float = 0.5) -> Objective:
-    """Next tokens of causal rows and masked tokens of bidirectional rows through one head.
-
-    Charpentier & Samuel 2024 §2: each loss is weighted by its share of the rows.
-    """
+    """Next and masked tokens, each by its share of the rows (Charpentier & Samuel 2024 §2)."""
     return causal_share * lm() + (1 - causal_share) * mlm("lm")
 
 
@@ -266,10 +256,9 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE.
+    """Σ −log softmax(features Wᵀ + b)[label] over labels that are not IGNORE, by their weights.
 
-    `weights`, one per label, multiply its loss. With `smoothing` ε the label has the probability
-    1 − ε, and all tokens share ε (Szegedy et al. 2016 §7).
+    With `smoothing` ε a label has the probability 1 − ε, and all share ε (Szegedy et al. 2016 §7).
     """
     x = features.flatten(0, -2)
     y = labels.flatten()

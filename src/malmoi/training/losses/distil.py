@@ -41,10 +41,7 @@ class Distiller(NamedTuple):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The teacher, the temperature and the weight of its loss; of several, the mean is learnt.
-
-    A teacher is not part of the student: it is not trained, and nothing of it is saved.
-    """
+    """The teachers, untrained and unsaved, the temperature, and the weights of their losses."""
 
     teacher: Network
     soft: float = 0.5
@@ -95,8 +92,7 @@ def distillation_loss(
 ) -> Objective:
     """T² · KL(teacher ‖ student) wherever there is a label.
 
-    With `cosine`, and equal widths, also 1 − cos of the last hidden states, averaged over the
-    tokens.
+    With `cosine`, and equal widths, also the mean of 1 − cos of the last hidden states.
     """
     head, labels, apart = distiller
 

@@ -158,8 +158,7 @@ def cosine_loss(tokens: str) -> Objective:
 def ranking_loss(tokens: str) -> Objective:
     """−log P(positive | anchor) among all texts of the batch (Henderson et al. 2017 §4.4).
 
-    Positives with the same label are the same text, and no negatives of one another. The same
-    sentence as its own positive differs by dropout alone (SimCSE, Gao et al. 2021 eq. 1).
+    Positives with the same label are the same text, and no negatives of one another.
     """
 
     def total(done: ForwardPass) -> Tensor:
