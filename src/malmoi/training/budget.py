@@ -221,12 +221,11 @@ class Pace:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
-            return msg(
-                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more:,}.",
-                message=message,
-                smaller=smaller,
-                more=self.updates(smaller),
+            more = self.updates(smaller)
+            sentence = (
+                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more:,}."
             )
+            return msg(sentence, message=message, smaller=smaller, more=more)
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
         return joined(" ", (message, self._advice(chosen)))
@@ -303,12 +302,12 @@ def _remedy(recipe: Recipe, steps: int, epochs: float) -> tuple[str, str]:
     minutes = plural(c.minutes, "minute")
     did = msg("Only {updates} fitted into {minutes}", updates=updates, minutes=minutes)
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
-    advice = "Use --minutes {enough} or a smaller recipe."
+    sentence = "Use --minutes {enough} or a smaller recipe."
     if recipe.name in SIZED:  # size and batch were chosen for the minutes
-        advice = "Use --minutes {enough}."
+        sentence = "Use --minutes {enough}."
     elif c.batch > smallest_batch(recipe):
-        advice = "Use --minutes {enough} or a smaller batch (--set train.batch={batch})."
-    return did, msg(advice, enough=enough, batch=smallest_batch(recipe))
+        sentence = "Use --minutes {enough} or a smaller batch (--set train.batch={batch})."
+    return did, msg(sentence, enough=enough, batch=smallest_batch(recipe))
 
 
 # of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each

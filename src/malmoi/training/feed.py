@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.messages import StatusLog
 from malmoi.model import Bounds
 from malmoi.tokenizer import Tokenizer
@@ -127,11 +127,10 @@ def _real_tokens(batch: ArrayBatch) -> int:
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
     cuda = device.type == "cuda"
-    sources = {name: torch.from_numpy(array) for name, array in batch.items()}
-    tensors: Tensors = {
-        name: (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
-        for name, source in sources.items()
-    }
+    tensors: Tensors = {}
+    for name, array in batch.items():
+        source = torch.from_numpy(array)
+        tensors[name] = (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
     if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
@@ -201,10 +200,9 @@ def _feed(
         return _translations(recipe, stores[0], words, length)
     if recipe.model.memory:
         return _contiguous(recipe, stores[0], length, valid=others is not None)
-    parts = [
-        _source(recipe, store, words, length, others[i] if others else None)
-        for i, store in enumerate(stores)
-    ]
+    alone: list[Store | None] = [None] * len(stores)
+    pairs = zip(stores, others or alone, strict=True)
+    parts = [_source(recipe, store, words, length, other) for store, other in pairs]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     pad = words.specials.pad or 0
     if recipe.causal:
@@ -237,15 +235,15 @@ def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) ->
 
 
 def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
-    end = _end_of(words)
+    end = words.specials.eos
+    require_that(end is not None, "This tokenizer has no end-of-text token: a decoder needs one.")
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
-        logger.warning(
-            "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
-            left_out=units.left_out,
-            length=length - 1,
-        )
-    return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
+        sentence = "{left_out:,} pairs with more than {length} tokens on one side are skipped."
+        logger.warning(sentence, left_out=units.left_out, length=length - 1)
+    return PhaseFeed(
+        TranslationBatches(units, end or 0, words.specials.pad or 0), length, len(units)
+    )
 
 
 def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
@@ -254,12 +252,6 @@ def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
         return feed
     units = replace(feed.samples.units, group=batch)
     return replace(feed, samples=replace(feed.samples, units=units), epoch=len(units))
-
-
-def _end_of(words: Tokenizer) -> int:
-    if words.specials.eos is None:
-        raise UsageError("This tokenizer has no end-of-text token, which a decoder needs.")
-    return words.specials.eos
 
 
 def _source(
@@ -273,9 +265,8 @@ def _source(
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)
-    return Pairs(
-        store, length, seed, specials=words.specials, next=following, short=d.short, others=others
-    )
+    kind = dict(specials=words.specials, next=following, short=d.short, others=others)
+    return Pairs(store, length, seed, **kind)
 
 
 # ------------------------------------------------------------------ sample prompts

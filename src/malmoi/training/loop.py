@@ -367,9 +367,8 @@ class Loop(ABC):
         if signal and not done:
             self.saver.wait()
             self.settle()
-            self.log.line(
-                "Stopped at step {step:,} and saved; run the same command to resume.", step=step
-            )
+            sentence = "Stopped at step {step:,} and saved; run the same command to resume."
+            self.log.line(sentence, step=step)
             raise Stopped(signal)
         if done and self.state.row_steps:
             self._row()
@@ -413,8 +412,7 @@ class Loop(ABC):
         phases = [phase for phase, _ in self._pending]
         names = list(self._pending[0][1])
         flat = torch.stack([losses[name].float() for _, losses in self._pending for name in names])
-        values = (self.group.sum(flat) / self.group.world).tolist()
-        rows = [values[i : i + len(names)] for i in range(0, len(values), len(names))]
+        rows = (self.group.sum(flat) / self.group.world).view(len(phases), -1).tolist()
         self._pending = []
         first = not self.clock.started
         self.clock.lap()
@@ -424,10 +422,8 @@ class Loop(ABC):
             if self.is_bad(row[0], phase):
                 raise BadLoss(row[0])
             s.row_steps += 1
-            s.row_losses = {
-                name: s.row_losses.get(name, 0.0) + value
-                for name, value in zip(names, row, strict=True)
-            }
+            for name, value in zip(names, row, strict=True):
+                s.row_losses[name] = s.row_losses.get(name, 0.0) + value
         self.log.progress(self.event(rows[-1][0], phases[-1]))
         if first:
             self.clock.skip()  # the event measured the peak speed first
@@ -506,10 +502,8 @@ class Loop(ABC):
         if self.state.step:
             self.log.line("Resuming from step {step:,}.", step=self.state.step)
         elif begun:
-            self.log.line(
-                "There is no complete state in {state_root}: the run starts over.",
-                state_root=self.state_root,
-            )
+            sentence = "There is no complete state in {state_root}: the run starts over."
+            self.log.line(sentence, state_root=self.state_root)
 
     def restore(self) -> None:
         """Restores the newest intact state, if there is one."""

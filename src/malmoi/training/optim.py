@@ -23,13 +23,9 @@ def make_optimizers(
     has its rate on the GPU, so that a captured step can be replayed with another.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-
-    def by_muon(name: str, p: nn.Parameter) -> bool:
-        inside = name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
-        return c.optimizer == "muon" and inside and p.dim() == 2
-
-    matrices = [p for name, p in named if by_muon(name, p)]
-    rest = [p for name, p in named if not by_muon(name, p)]
+    blocks = ("trunk.blocks.", "trunk.encoder.blocks.") if c.optimizer == "muon" else ()
+    matrices = [p for name, p in named if name.startswith(blocks) and p.dim() == 2]
+    rest = [p for name, p in named if not (name.startswith(blocks) and p.dim() == 2)]
     groups = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ HUNG = (
     "Process {rank} stopped because another process of this run does not answer (MALMOI_TIMEOUT "
     "has the seconds to wait); torchrun --max-restarts 3 would go on from the last save."
 )
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,12 @@ class ProcessGroup:
             return self
         return replace(self, channel=dist.new_group(backend="gloo", timeout=SAVING))
 
-    def broadcast(self, value: int) -> int:
+    def broadcast(self, value: T) -> T:
         """The first process's value, on all processes."""
-        tensor = torch.tensor([value], device=self.device)
+        held = [value]
         if self.world > 1:
-            dist.broadcast(tensor, 0)
-        return int(tensor.item())
-
-    def broadcast_text(self, text: str) -> str:
-        """The first process's text, on all processes."""
-        if self.world == 1:
-            return text
-        size = self.broadcast(len(text.encode()))
-        sent = list(text.encode()) if self.first else [0] * size
-        buffer = torch.tensor(sent, dtype=torch.uint8, device=self.device)
-        dist.broadcast(buffer, 0)
-        return bytes(buffer.tolist()).decode()
+            dist.broadcast_object_list(held, 0, device=self.device)
+        return held[0]
 
     def expect_steps(self) -> None:
         """From now on a process that is silent for long is taken for hung; before, one may encode
@@ -191,15 +182,11 @@ def wrap_model(
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     here = os.environ.get("LOCAL_WORLD_SIZE", group.world) if mode == "hybrid" else group.world
-    sizes = {
-        "copies": group.world // int(here),
-        "shards": int(here) // group.tensor,
-        "tensor": group.tensor,
-    }
-    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shards")
-    mesh = init_device_mesh(
-        group.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
-    )
+    copies, shards = group.world // int(here), int(here) // group.tensor
+    sizes = {"copies": copies, "shards": shards, "tensor": group.tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
+    names = tuple(sizes)
+    mesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=names)
     data = mesh[tuple(name for name in names if name != "tensor")]
     for block in network.blocks:
         if group.tensor > 1:
@@ -270,15 +257,14 @@ def row_order(name: str, c: ModelConfig, pieces: int) -> Tensor | None:
 def clip_shared_gradients(network: nn.Module, most: float, group: ProcessGroup) -> None:
     """Scales gradients on several meshes to a norm of `most` at most; each part counts once."""
     grads: list[Any] = [p.grad for p in network.parameters() if p.grad is not None]
-    squares = [local_part(g).float().square().sum() / _copies(g, group) for g in grads]
+    parts = [math.prod(pieces for _, pieces, _ in cuts(grad)) for grad in grads]
+    squares = [
+        local_part(grad).float().square().sum() * count / group.world
+        for grad, count in zip(grads, parts, strict=True)
+    ]
     norm = group.sum(torch.stack(squares).sum()).sqrt()
     for grad in grads:
         local_part(grad).mul_((most / (norm + 1e-6)).clamp(max=1))
-
-
-def _copies(tensor: Any, group: ProcessGroup) -> int:
-    """Processes that hold the same part of a tensor."""
-    return group.world // math.prod(pieces for _, pieces, _ in cuts(tensor))
 
 
 def cuts(tensor: Any) -> list[tuple[int, int, int]]:

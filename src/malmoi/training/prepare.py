@@ -130,11 +130,9 @@ class RunSources:
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
         if data.features:
-            require_that(
-                len(self.sources) == 1 and Path(self.sources[0]).is_file(),
-                "Features need one text file with a line for each row, not {sources}.",
-                sources=", ".join(self.sources),
-            )
+            one = len(self.sources) == 1 and Path(self.sources[0]).is_file()
+            sentence = "Features need one text file with a line for each row, not {sources}."
+            require_that(one, sentence, sources=", ".join(self.sources))
             rows = len(open_features(data.features))
             return [DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")]
         if data.pairs:
@@ -142,12 +140,9 @@ class RunSources:
         kinds = dict(documents=data.documents, text=data.text)
         if not data.weights:
             return [read_documents(self.sources, **kinds)]
-        require_that(
-            len(data.weights) == len(self.sources),
-            "data.weights has {weights} numbers for {sources} sources; give one for each.",
-            weights=len(data.weights),
-            sources=len(self.sources),
-        )
+        weights, sources = len(data.weights), len(self.sources)
+        sentence = "data.weights has {weights} numbers for {sources} sources; give one for each."
+        require_that(weights == sources, sentence, weights=weights, sources=sources)
         return [read_documents([source], **kinds) for source in self.sources]
 
 
@@ -157,11 +152,9 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     group = replace(group, tensor=recipe.train.tensor if group.world > 1 else 1)
     check_request(recipe, group)
     if group.first:
-        require_that(
-            (out / "recipe.json").is_file() or not any(out.glob("*.safetensors")),
-            "{out} holds a model that was not pre-trained here: choose another folder.",
-            out=out,
-        )
+        ours = (out / "recipe.json").is_file() or not any(out.glob("*.safetensors"))
+        sentence = "{out} holds a model that was not pre-trained here: choose another folder."
+        require_that(ours, sentence, out=out)
         _prepare_tokenizer(recipe, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
@@ -205,12 +198,8 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
         recipe=recipe.name,
     )
-    require_that(
-        c.batch % group.parts == 0,
-        "train.batch={batch} does not divide over {world} processes: use a multiple.",
-        batch=c.batch,
-        world=group.parts,
-    )
+    sentence = "train.batch={batch} does not divide over {world} processes: use a multiple."
+    require_that(c.batch % group.parts == 0, sentence, batch=c.batch, world=group.parts)
 
 
 # ------------------------------------------------------------------ tokenizer
@@ -244,9 +233,7 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
-    logger.info(
-        "Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab
-    )
+    logger.info("Training a {kind} tokenizer of up to {vocab:,} tokens …", **vars(c))
     whole = ((document.text, False) for document in require_documents(readers))
     texts = (text for text, _ in draw(whole, recipe.data.fraction))
     special = SPECIAL.get(recipe.samples, "none")
@@ -276,18 +263,12 @@ def _check_start(
     require_that(not missing, sentence, start=start, missing=missing)
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
-    require_that(
-        words.vocab_size <= vocab,
-        "The tokenizer has {size:,} tokens, but {start} only {vocab:,}.",
-        size=words.vocab_size,
-        start=start,
-        vocab=vocab,
-    )
-    require_that(
-        own is None or own.fingerprint() == words.fingerprint(),
-        "{start} was trained with its own tokenizer: omit --tokenizer.",
-        start=start,
-    )
+    size = words.vocab_size
+    sentence = "The tokenizer has {size:,} tokens, but {start} only {vocab:,}."
+    require_that(size <= vocab, sentence, size=size, start=start, vocab=vocab)
+    same = own is None or own.fingerprint() == words.fingerprint()
+    sentence = "{start} was trained with its own tokenizer: omit --tokenizer."
+    require_that(same, sentence, start=start)
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:

@@ -283,23 +283,17 @@ class Recipe(Config):
     def _check_phases(self) -> None:
         lengths = self.data.lengths or (self.model.context,)
         shares = self.data.shares or (1.0,)
-        _require(
-            len(lengths) == len(shares),
-            "data.lengths has {lengths} phases and data.shares {shares}: give both, or neither.",
-            lengths=len(lengths),
-            shares=len(shares),
-        )
+        counts = dict(lengths=len(lengths), shares=len(shares))
+        sentence = "data.lengths has {lengths} phases and data.shares {shares}: give both or none."
+        _require(len(lengths) == len(shares), sentence, **counts)
         total = sum(shares)
-        _require(
-            abs(total - 1) < 1e-6, "data.shares must add up to 1, not {shares:g}.", shares=total
+        sentence = "data.shares must add up to 1, not {shares:g}."
+        _require(abs(total - 1) < 1e-6, sentence, shares=total)
+        longest, context = max(lengths), self.model.context
+        sentence = (
+            "data.lengths needs {longest} tokens, more than the model's context of {context}."
         )
-        _require(
-            max(lengths) <= self.model.context,
-            "data.lengths needs {lengths} tokens, more than the model's context of {context}; "
-            "data.lengths=[] and data.shares=[] use the context.",
-            lengths=max(lengths),
-            context=self.model.context,
-        )
+        _require(longest <= context, sentence, longest=longest, context=context)
 
     def _check_objective(self) -> None:
         m = self.model
@@ -330,18 +324,12 @@ class Recipe(Config):
     def _check_masking(self) -> None:
         d = self.data
         row = max(length for length, _ in self.phases)
-        _require(
-            all(length % (d.masked_length or length) == 0 for length, _ in self.phases),
-            "data.masked_length={masked_length} does not divide the {row} tokens of a row.",
-            masked_length=d.masked_length,
-            row=row,
-        )
-        _require(
-            d.mask_token + d.mask_random <= 1,
-            "data.mask_token={token} and data.mask_random={random} are more than 1 together.",
-            token=d.mask_token,
-            random=d.mask_random,
-        )
+        divides = all(length % (d.masked_length or length) == 0 for length, _ in self.phases)
+        sentence = "data.masked_length={length} does not divide the {row} tokens of a row."
+        _require(divides, sentence, length=d.masked_length, row=row)
+        token, random = d.mask_token, d.mask_random
+        sentence = "data.mask_token={token} and data.mask_random={random} are more than 1 together."
+        _require(token + random <= 1, sentence, token=token, random=random)
 
     def _check_pairs(self) -> None:
         """Translations, or texts of two languages."""

@@ -386,18 +386,10 @@ def size_recipe(
     """The recipe for this text, time and machine; the settings in `overrides` are kept."""
     kind = cast(Kind, requested.name)
     given = frozenset(settings_by_path(requested, overrides))
-    require_that(
-        "train.minutes" in given,
-        "The size of `pretrain {kind}` follows from its time: give --minutes, or use a recipe "
-        "with a fixed size (malmoi recipes).",
-        kind=kind,
-    )
-    require_that(
-        origin.start is None,
-        "--start already has a size, which `pretrain {kind}` would choose: give the recipe it "
-        "was trained with.",
-        kind=kind,
-    )
+    sentence = "The size of `pretrain {kind}` follows from its time: give --minutes."
+    require_that("train.minutes" in given, sentence, kind=kind)
+    sentence = "--start already has a size: give the recipe it was trained with, not {kind}."
+    require_that(origin.start is None, sentence, kind=kind)
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
     words, vocab = _vocabulary(requested, given, origin, text)
@@ -465,10 +457,8 @@ def check_enough_text(text: TextSize) -> None:
         kilobytes=kilobytes,
     )
     if text.bytes < LITTLE_TEXT_BYTES:
-        logger.warning(
-            "There are only {kilobytes:.0f} kB of text: the model will memorise much of it.",
-            kilobytes=kilobytes,
-        )
+        sentence = "There are only {kilobytes:.0f} kB of text: the model will memorise much of it."
+        logger.warning(sentence, kilobytes=kilobytes)
 
 
 def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:
@@ -532,12 +522,8 @@ def _reasons(
         count=_count(tokens),
     )
     if d.fraction < 1:
-        yield msg(
-            "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
-            part=format_size(d.fraction * text.bytes),
-            bytes=format_size(text.bytes),
-            minutes=plural(c.minutes, "minute"),
-        )
+        part = format_size(d.fraction * text.bytes)
+        yield msg("Encoding: {part}, drawn evenly: the time is not enough for more.", part=part)
     yield msg(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,

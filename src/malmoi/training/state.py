@@ -110,12 +110,9 @@ class StateParts(NamedTuple):
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], group: ProcessGroup) -> Self:
         own = {name: t for name, t in tensors.items() if _is_written_here(t, group)}
-        return cls(
-            {name: local_part(t).detach() for name, t in own.items()},
-            {name: _start(t)[0] for name, t in own.items()},
-            {name: _start(t)[1] for name, t in own.items()},
-            {name: list(t.shape) for name, t in tensors.items()},
-        )
+        local = {name: local_part(t).detach() for name, t in own.items()}
+        rows, columns = ({name: _start(t)[i] for name, t in own.items()} for i in (0, 1))
+        return cls(local, rows, columns, {name: list(t.shape) for name, t in tensors.items()})
 
     @property
     def size(self) -> int:
@@ -189,13 +186,9 @@ def load_state(
     named = dict(network.named_parameters())
 
     def fetch(name: str, like: Tensor) -> Tensor:
-        ensure(
-            known.get(name) == list(like.shape),
-            "{folder} holds another model: {name} has the shape {known}.",
-            folder=folder,
-            name=name,
-            known=known.get(name),
-        )
+        shape = known.get(name)
+        sentence = "{folder} holds another model: {name} has the shape {shape}."
+        ensure(shape == list(like.shape), sentence, folder=folder, name=name, shape=shape)
         now, then = (row_order(name, network.config, n) for n in (tensor, saved.tensor))
         if now is None or then is None or tensor == saved.tensor or not like.dim():
             return _gather(name, _start(like), local_part(like), files)
@@ -247,14 +240,11 @@ def _load_optimizer(
         for p in group["params"]:
             prefix = f"optimizer{i}.{names[id(p)]}."
             for key in [k for k in known if k.startswith(prefix)]:
-                scalar = known[key] != list(p.shape)
-                if scalar and known[key]:
-                    raise CorruptState(
-                        "{key} is saved with the shape {known}, for a weight of {shape}.",
-                        key=key,
-                        known=known[key],
-                        shape=list(p.shape),
-                    )
+                saved, shape = known[key], list(p.shape)
+                scalar = saved != shape
+                if scalar and saved:
+                    sentence = "{key} is saved with the shape {saved}, for a weight of {shape}."
+                    raise CorruptState(sentence, key=key, saved=saved, shape=shape)
                 value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
 
@@ -299,13 +289,9 @@ def _gather(name: str, start: tuple[int, int], like: Tensor, files: list[SavedFi
             sides = list(zip(begins, part.get_shape(), start, made.shape, strict=False))
             shared = [(max(b, s), min(b + n, s + m)) for b, n, s, m in sides]
             if all(low < high for low, high in shared):
-                there, here = (
-                    tuple(
-                        slice(low - side[at], high - side[at])
-                        for (low, high), side in zip(shared, sides, strict=True)
-                    )
-                    for at in (0, 2)
-                )
+                pairs = list(zip(shared, sides, strict=True))
+                there = tuple(slice(low - b, high - b) for (low, high), (b, *_) in pairs)
+                here = tuple(slice(low - s, high - s) for (low, high), (_, _, s, _) in pairs)
                 made[here] = part[there]
     return made
 
@@ -370,12 +356,8 @@ def _number(folder: Path) -> int:
 def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     """Reads state.json with checked types; `verify` also checks the files it describes."""
     path = folder / "state.json"
-    with explained(
-        MalmoiError,
-        "{folder} is damaged: its state.json is invalid ({error})",
-        raises=CorruptState,
-        folder=folder,
-    ):
+    sentence = "{folder} is damaged: its state.json is invalid ({error})"
+    with explained(MalmoiError, sentence, raises=CorruptState, folder=folder):
         values = read_object(path)
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
@@ -384,12 +366,8 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     if saved is None:
-        raise MalmoiError(
-            "{folder} was written by another version (format {written}, not {format}).",
-            folder=folder,
-            written=written,
-            format=STATE_FORMAT,
-        )
+        sentence = "{folder} was written by another version (format {written})."
+        raise MalmoiError(sentence, folder=folder, written=written)
     if verify:
         _verify(folder, saved)
     return saved
@@ -429,19 +407,15 @@ def _verify(folder: Path, saved: _Saved) -> None:
     for name, checksum in saved.files.items():
         ours = Path(name).name == name and (folder / name).is_file()
         if not ours or _checksum(folder / name) != checksum:
-            raise CorruptState(
-                "{folder} is damaged: {name} does not match its checksum.",
-                folder=folder,
-                name=name[:80],
-            )
+            sentence = "{folder} is damaged: {name} does not match its checksum."
+            raise CorruptState(sentence, folder=folder, name=name[:80])
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
     if held != saved.shapes.keys() or saved.state.step != _number(folder):
-        raise CorruptState(
-            "{folder} is damaged: its state.json does not match its files.", folder=folder
-        )
+        sentence = "{folder} is damaged: its state.json does not match its files."
+        raise CorruptState(sentence, folder=folder)
 
 
 def _open(path: Path) -> Any:

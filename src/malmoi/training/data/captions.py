@@ -56,21 +56,12 @@ class TextPerRow(FileSource):
             if not text.strip():
                 self._refuse(number, "empty")
             yield FoundDocument(text.strip(), number)
-        ensure(
-            number == self.rows,
-            "{path} has {number:,} lines, but there are features for {rows:,} texts.",
-            path=self.path,
-            number=number,
-            rows=self.rows,
-        )
+        sentence = "{path} has {number:,} lines, but there are features for {rows:,} texts."
+        ensure(number == self.rows, sentence, **vars(self), number=number)
 
     def _refuse(self, number: int, why: str) -> None:
-        raise MalmoiError(
-            "{path}:{number} is {why}; every row of features needs its text.",
-            path=self.path,
-            number=number,
-            why=why,
-        )
+        sentence = "{path}:{number} is {why}; every row of features needs its text."
+        raise MalmoiError(sentence, path=self.path, number=number, why=why)
 
 
 def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:

@@ -38,16 +38,13 @@ class Masking:
     def of(cls, tokenizer: Tokenizer, data: DataConfig) -> "Masking":
         """Masking for this vocabulary; a WordPiece token starts a word unless it begins with ##."""
         if tokenizer.specials.mask is None:
-            raise MalmoiError(
-                "This tokenizer has no [MASK], which masked training needs: use a WordPiece one."
-            )
+            raise MalmoiError("This tokenizer has no [MASK] to train with: use a WordPiece one.")
         special = np.zeros(tokenizer.vocab_size, bool)
         special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
         starts = None
         if data.whole_word:
-            starts = np.array(
-                [not tokenizer.token(id).startswith("##") for id in range(tokenizer.vocab_size)]
-            )
+            words = [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
+            starts = np.array([not word.startswith("##") for word in words])
         return cls(tokenizer.specials.mask, special, data, starts)
 
     @cached_property
@@ -160,9 +157,8 @@ class BertBatches:
         keep = np.arange(samples["tokens"].shape[1]) < samples["lengths"][:, None]
         tokens = np.where(keep, samples["tokens"], self.pad)
         maskable = keep & ~self.masking.special[tokens]
-        corrupted, labels = mask(
-            tokens, maskable, Draws(permutation_key(self.seed, 5), indices), self.masking
-        )
+        draws = Draws(permutation_key(self.seed, 5), indices)
+        corrupted, labels = mask(tokens, maskable, draws, self.masking)
         form = self._packed if self.packed else self._padded
         return {**form(corrupted, labels, keep, samples), "nsp_labels": samples["labels"]}
 
@@ -191,6 +187,7 @@ class BertBatches:
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
         limit = int(self.masking.data.mask_rate * (size - 2 * len(tokens))) + len(tokens)
+        predicted = _tail(labels[keep], size, IGNORE_LABEL)[0]
         return {
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
@@ -198,9 +195,7 @@ class BertBatches:
             "documents": _tail(rows[keep], size, len(tokens)),
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
-            **_slots(
-                _tail(labels[keep], size, IGNORE_LABEL)[0], round_up(max(limit, 1), WIDTH_MULTIPLE)
-            ),
+            **_slots(predicted, round_up(max(limit, 1), WIDTH_MULTIPLE)),
         }
 
 

@@ -168,9 +168,8 @@ class Spans:
 
     def where(self, condition: NDArray[np.bool_], other: "Spans") -> "Spans":
         """`other` where the condition holds."""
-        return Spans(
-            np.where(condition, other.start, self.start), np.where(condition, other.stop, self.stop)
-        )
+        start = np.where(condition, other.start, self.start)
+        return Spans(start, np.where(condition, other.stop, self.stop))
 
 
 def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans]:
@@ -203,9 +202,7 @@ def _sentences(store: Store) -> PairInts:
 
 def frame_of(specials: Specials) -> tuple[int, int]:
     if specials.cls is None or specials.sep is None:
-        raise MalmoiError(
-            "This tokenizer has no [CLS] and [SEP], which BERT's samples need: use a WordPiece one."
-        )
+        raise MalmoiError("This tokenizer has no [CLS] and [SEP] for BERT: use a WordPiece one.")
     return specials.cls, specials.sep
 
 
@@ -251,9 +248,8 @@ class PairUnits:
         while start < len(widths):
             cuts.append(start)
             # widths grow: the n-th pair from here makes n × its own width
-            fits = widths[start : start + self.length] * np.arange(
-                1, 1 + min(self.length, len(widths) - start)
-            )
+            here = widths[start : start + self.length]
+            fits = here * np.arange(1, 1 + len(here))
             start += max(1, int(np.searchsorted(fits, self.length, side="right")))
         return np.array(cuts)
 

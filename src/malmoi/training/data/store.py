@@ -65,11 +65,8 @@ class Store:
 def read_about(folder: Path) -> dict[str, Any]:
     """Reads store.json and checks the fields that opening the arrays needs."""
     path = folder / "store.json"
-    ensure(
-        path.is_file(),
-        "The token store {folder} is not there, or half-written; build it again.",
-        folder=folder,
-    )
+    sentence = "The token store {folder} is not there, or half-written; build it again."
+    ensure(path.is_file(), sentence, folder=folder)
     sentence = "{path} does not describe a token store ({error}); build it again."
     with explained(MalmoiError, sentence, path=path):
         about = read_object(path)
@@ -82,13 +79,8 @@ def read_about(folder: Path) -> dict[str, Any]:
             about.whole("sentences", default=None)
             about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
             about.map_of("made", str)
-    ensure(
-        known,
-        "{path} has another version (format {format}, not {wanted}); build it again.",
-        path=path,
-        format=shown(about.get("format")),
-        wanted=STORE_FORMAT,
-    )
+    sentence = "{path} has another version (format {format}); build it again."
+    ensure(known, sentence, path=path, format=shown(about.get("format")))
     return {"sentences": None, "end": None, **about}
 
 
@@ -96,13 +88,8 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
     path = folder / f"{name}.bin"
     size = path.stat().st_size if path.is_file() else 0
     wanted = count * dtype.itemsize
-    ensure(
-        size == wanted,
-        "{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again.",
-        path=path,
-        size=size,
-        wanted=wanted,
-    )
+    sentence = "{path} is damaged: {size:,} bytes and not {wanted:,}; build it again."
+    ensure(size == wanted, sentence, path=path, size=size, wanted=wanted)
     if count == 0:
         return np.zeros(0, dtype)
     # slicing a plain array costs a third of slicing a memmap

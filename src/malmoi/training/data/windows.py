@@ -127,12 +127,8 @@ class Stretches:
         """Returns tokens [B, context + 1], the first row, and the number of its segment."""
         segment = first // self.rows % self.segments
         row = first % self.rows
-        ensure(
-            row + size <= self.rows,
-            "A batch of {size} rows does not fit into {rows} stretches.",
-            size=size,
-            rows=self.rows,
-        )
+        sentence = "A batch of {size} rows does not fit into {rows} stretches."
+        ensure(row + size <= self.rows, sentence, size=size, rows=self.rows)
         begins = (row + np.arange(size)) * self.stretch + segment * self.context
         tokens = np.stack([self.store.tokens[b : b + self.context + 1] for b in begins.tolist()])
         return {"tokens": tokens.astype(np.int64), "stretch": np.array([row, segment])}

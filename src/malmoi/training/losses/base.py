@@ -73,9 +73,8 @@ class ForwardPass:
         return states.flatten(0, 1)[self.batch["mlm_slots"]]
 
     def scores(self, head: str) -> Tensor:
-        return self.network.read(
-            head, self.hidden, self.batch.get("keep"), None, self.batch.get("firsts")
-        )
+        keep, firsts = self.batch.get("keep"), self.batch.get("firsts")
+        return self.network.read(head, self.hidden, keep, None, firsts)
 
 
 @dataclass(frozen=True)
@@ -123,15 +122,14 @@ class Objective:
         self, done: ForwardPass, counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to minimise, and each term's mean; `counts` are the step's labels."""
-        terms = [term for term in self.terms if term.labels in done.batch]
-        means = [term.total(done) / counts[term.labels] for term in terms]
-        loss = torch.stack(
-            [term.weight * mean for term, mean in zip(terms, means, strict=True)]
-        ).sum()
+        weighted: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
-        for term, mean in zip(terms, means, strict=True):
-            metrics[term.metric_name] = metrics.get(term.metric_name, 0) + mean.detach()
-        return loss, metrics
+        for term in self.terms:
+            if term.labels in done.batch:
+                mean = term.total(done) / counts[term.labels]
+                weighted.append(term.weight * mean)
+                metrics[term.metric_name] = metrics.get(term.metric_name, 0) + mean.detach()
+        return torch.stack(weighted).sum(), metrics
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,10 +196,8 @@ def nsp() -> Objective:
     """Devlin et al. §3.1, task 2: does B follow A? With swapped segments, ALBERT's order task."""
 
     def total(done: ForwardPass) -> Tensor:
-        labels = done.batch["nsp_labels"]
-        return F.cross_entropy(
-            done.scores("nsp").float(), labels, ignore_index=IGNORE_LABEL, reduction="sum"
-        )
+        scores, labels = done.scores("nsp").float(), done.batch["nsp_labels"]
+        return F.cross_entropy(scores, labels, ignore_index=IGNORE_LABEL, reduction="sum")
 
     return Objective((Term("nsp", "nsp_labels", total),))
 

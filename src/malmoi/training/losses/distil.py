@@ -5,8 +5,6 @@ B examples, T tokens, K choices, N classes, D width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -55,16 +53,10 @@ class Distillation:
         return (self.teacher, *self.others)
 
     def __post_init__(self) -> None:
-        require_that(
-            0 < self.soft <= 1,
-            "soft is a share of the loss: above 0 and at most 1, not {soft:g}.",
-            soft=self.soft,
-        )
-        require_that(
-            self.temperature > 0,
-            "The temperature must be positive, not {temperature:g}.",
-            temperature=self.temperature,
-        )
+        sentence = "soft is a share of the loss: above 0 and at most 1, not {soft:g}."
+        require_that(0 < self.soft <= 1, sentence, soft=self.soft)
+        sentence = "The temperature must be positive, not {temperature:g}."
+        require_that(self.temperature > 0, sentence, temperature=self.temperature)
         for teacher in self.teachers:
             teacher.eval().requires_grad_(requires_grad=False)
 
@@ -74,17 +66,12 @@ class Distillation:
 
     def add_to_text(self, hard: Objective) -> Objective:
         """`add_to` for each term of an objective on text: next tokens, masked ones, or both."""
-        several = len(hard.terms) > 1
-        soft = [
-            term.weight
-            * distillation_loss(
-                self,
-                text_distiller(term.head, term.labels),
-                f"{term.metric_name}_distil" if several else "distil",
-            )
-            for term in hard.terms
-        ]
-        return (1 - self.soft) * hard + self.soft * reduce(add, soft)
+        total = (1 - self.soft) * hard
+        for term in hard.terms:
+            name = f"{term.metric_name}_distil" if len(hard.terms) > 1 else "distil"
+            soft = distillation_loss(self, text_distiller(term.head, term.labels), name)
+            total += self.soft * (term.weight * soft)
+        return total
 
 
 def distillation_loss(
@@ -138,9 +125,8 @@ def compare_scores(
     def total(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         with torch.no_grad():
             target = read(taught)
-        return (
-            apart(read(done), target, temperature) * (done.batch["labels"] != IGNORE_LABEL)
-        ).sum()
+        found = apart(read(done), target, temperature)
+        return (found * (done.batch["labels"] != IGNORE_LABEL)).sum()
 
     return total
 
@@ -171,9 +157,8 @@ def _vocabulary_divergence(
         def piece(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
                 target = theirs.scores(y)
-            return (
-                divergence(ours.scores(x), target, temperature) * (labels != IGNORE_LABEL)
-            ).sum()
+            found = divergence(ours.scores(x), target, temperature)
+            return (found * (labels != IGNORE_LABEL)).sum()
 
         rows = max(1, per_device(MAX_SCORES, x.device.type) // ours.weight.size(0))
         pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)
