@@ -169,10 +169,11 @@ class Pace:
         """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
         first = self.recipe.phases[0][0]
         here = batch / self.world * self.sequence
-        each = [
-            (self.optimizer + here * length / first, share) for length, share in self.recipe.phases
-        ]
-        return sum(share * self.budget.seconds / max(took, 1e-9) for took, share in each)
+        updates = 0.0
+        for length, share in self.recipe.phases:
+            took = self.optimizer + here * length / first
+            updates += share * self.budget.seconds / max(took, 1e-9)
+        return updates
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
@@ -222,10 +223,8 @@ class Pace:
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
             more = self.updates(smaller)
-            sentence = (
-                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more:,}."
-            )
-            return msg(sentence, message=message, smaller=smaller, more=more)
+            sentence = "{message} A batch of {batch} (--set train.batch={batch}): about {more:,}."
+            return msg(sentence, message=message, batch=smaller, more=more)
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
         return joined(" ", (message, self._advice(chosen)))
@@ -356,9 +355,8 @@ def estimate_run(
     per_token = flops_per_token(recipe.model, count, int(recipe.mean_length))
     steps, tokens, seconds = budget_of(recipe, per_token, EXPECTED_UTILISATION * rate)
     longest = max(length for length, _ in recipe.phases)
-    micro = recipe.train.micro or first_micro(
-        recipe.model, longest, recipe.train.batch, execution.device
-    )
+    c = recipe.train
+    micro = c.micro or first_micro(recipe.model, longest, c.batch, execution.device)
     made = Estimate(
         parameters=count,
         steps=steps,
@@ -419,10 +417,10 @@ def optimizer_bytes(
     network: Network, recipe: Recipe, size: Callable[[torch.Tensor], int] = torch.Tensor.numel
 ) -> int:
     """Two fp32 moments per weight, one with Muon; `size` is the share of weights held here."""
-    matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
-    return 8 * sum(map(size, network.parameters())) - (
-        4 * matrices if recipe.train.optimizer == "muon" else 0
-    )
+    both = 8 * sum(map(size, network.parameters()))
+    if recipe.train.optimizer != "muon":
+        return both
+    return both - 4 * sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
 
 
 def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:

@@ -110,9 +110,8 @@ def measured_flops(execution: Execution) -> float:
         return this_machine().flops
     # a processor without matrix units reaches its peak at a smaller size
     cpu = 1024 if execution.half else 512
-    return matmul_rate(
-        execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads()
-    )
+    size = 8192 if execution.device.type == "cuda" else cpu
+    return matmul_rate(execution, size, torch.get_num_threads())
 
 
 def known_flops(execution: Execution) -> tuple[float, str]:
@@ -136,14 +135,8 @@ def thread_count(
     cores = this_machine().cores
     on_cpu = device.type == "cpu"
     if on_cpu and recorded > cores:
-        say(
-            msg(
-                "This run began with {recorded} threads and continues with {cores}: results "
-                "may differ in the last digits.",
-                recorded=recorded,
-                cores=cores,
-            )
-        )
+        sentence = "This run began with {recorded} threads, now {cores}: last digits may differ."
+        say(msg(sentence, recorded=recorded, cores=cores))
     limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
     tuner = ThreadTuner(limit, say, fixed=not on_cpu)
     tuner.count = min(used, limit) or tuner.count

@@ -241,9 +241,8 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
     if units.left_out:
         sentence = "{left_out:,} pairs with more than {length} tokens on one side are skipped."
         logger.warning(sentence, left_out=units.left_out, length=length - 1)
-    return PhaseFeed(
-        TranslationBatches(units, end or 0, words.specials.pad or 0), length, len(units)
-    )
+    batches = TranslationBatches(units, end or 0, words.specials.pad or 0)
+    return PhaseFeed(batches, length, len(units))
 
 
 def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:

@@ -208,7 +208,7 @@ class Loop(ABC):
         release_compiled(self.network)
 
     def _share(self) -> float:
-        """How much of a second counts: all of it, or less while other programs take their share."""
+        """How much of a second counts: less while other programs take their share."""
         return max(1 / self.config.stretch, 1 - self.threads.others)
 
     def _take_steps(self, batches: Generator[StepBatch]) -> None:
@@ -329,9 +329,8 @@ class Loop(ABC):
         )
 
     def compile(self) -> None:
-        compile_for(
-            self.execution, self.network, dynamic=self.varied_shapes, whole=self.compiles_whole
-        )
+        shapes = dict(dynamic=self.varied_shapes, whole=self.compiles_whole)
+        compile_for(self.execution, self.network, **shapes)
 
     def announce(self, work: str) -> None:
         """Announces slow work before it starts: the first pass compiles."""

@@ -33,10 +33,8 @@ def make_optimizers(
     groups = [g for g in groups if g["params"]]
     for group in groups if capturable else ():
         group["lr"] = torch.tensor(c.lr, device=rest[0].device)
-    betas = (c.betas[0], c.betas[1])
-    adam = lean(torch.optim.AdamW)(
-        groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable
-    )
+    how: Any = dict(betas=(c.betas[0], c.betas[1]), fused=True, capturable=capturable)
+    adam = lean(torch.optim.AdamW)(groups, lr=c.lr, eps=c.eps, **how)
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
@@ -98,9 +96,8 @@ class Muon(torch.optim.Optimizer):
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
-            _decay(
-                weights, updates, group["lr"] * group["weight_decay"], cautious=group["cautious"]
-            )
+            share = group["lr"] * group["weight_decay"]
+            _decay(weights, updates, share, cautious=group["cautious"])
         torch._foreach_add_(weights, updates, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:

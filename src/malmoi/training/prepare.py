@@ -187,17 +187,12 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
     """Rejects, before the text is encoded, what would otherwise fail only afterwards."""
     c = recipe.train
     check_trackers(c.trackers)
-    require_that(
-        group.world == 1 or c.parallel == "ddp" or c.optimizer != "muon",
-        "Muon needs whole matrices, which train.parallel={parallel} shards: use ddp, or "
-        "train.optimizer=adamw.",
-        parallel=c.parallel,
-    )
-    require_that(
-        not recipe.model.feature_count or recipe.data.features,
-        "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
-        recipe=recipe.name,
-    )
+    whole = group.world == 1 or c.parallel == "ddp"
+    sentence = "Muon needs whole matrices: use train.parallel=ddp, or train.optimizer=adamw."
+    require_that(whole or c.optimizer != "muon", sentence)
+    given = not recipe.model.feature_count or recipe.data.features
+    sentence = "{name} is trained on features: give their file with --set data.features=FILE.npy."
+    require_that(given, sentence, name=recipe.name)
     sentence = "train.batch={batch} does not divide over {world} processes: use a multiple."
     require_that(c.batch % group.parts == 0, sentence, batch=c.batch, world=group.parts)
 

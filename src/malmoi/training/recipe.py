@@ -88,9 +88,7 @@ class TrainConfig(Config):
     muon_decay: float | None = setting(None, "Weight decay of Muon's matrices.", shown="as decay")
     cautious_decay: bool = setting(False, "Muon decays only where the update shrinks a weight too.")
     clip: float = setting(1.0, "Maximum gradient norm; 0: off.")
-    label_smoothing: float = setting(
-        0.0, "A label's probability that all tokens share.", ge=0, lt=1
-    )
+    label_smoothing: float = setting(0.0, "A label's probability shared by all tokens.", ge=0, lt=1)
     schedule: str = setting("linear", "linear, cosine, wsd, constant, inverse_sqrt, or a plugin's.")
     warmup: float = setting(0.01, "Warm-up, as a share of the budget.")
     warmup_steps: int = setting(100, "Warm-up of at least this many steps.")
@@ -290,9 +288,7 @@ class Recipe(Config):
         sentence = "data.shares must add up to 1, not {shares:g}."
         _require(abs(total - 1) < 1e-6, sentence, shares=total)
         longest, context = max(lengths), self.model.context
-        sentence = (
-            "data.lengths needs {longest} tokens, more than the model's context of {context}."
-        )
+        sentence = "data.lengths has {longest} tokens, more than the model's context of {context}."
         _require(longest <= context, sentence, longest=longest, context=context)
 
     def _check_objective(self) -> None:
@@ -314,12 +310,8 @@ class Recipe(Config):
             "a recurrent model reads a row from end to end: set data.document_mask=false.",
         )
         seen = self.objective in ("lm", "both") and any("causal" not in p for p in m.attention)
-        _require(
-            not seen,
-            "a model whose tokens see later ones cannot learn to predict them (attention "
-            "{attention}).",
-            attention=m.attention,
-        )
+        sentence = "tokens that see later ones cannot learn to predict them ({attention})."
+        _require(not seen, sentence, attention=m.attention)
 
     def _check_masking(self) -> None:
         d = self.data

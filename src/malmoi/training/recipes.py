@@ -290,9 +290,8 @@ def fast_gpt(base: Recipe) -> Recipe:
     """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-init outputs, Muon, WSD."""
     model = replace(base.model, **MODERN_GPT)
     train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
-    return replace(
-        base, name=f"{base.name}-fast", about=f"{fast_gpt.__doc__}", model=model, train=train
-    )
+    name, about = f"{base.name}-fast", f"{fast_gpt.__doc__}"
+    return replace(base, name=name, about=about, model=model, train=train)
 
 
 def fast_bert(base: Recipe) -> Recipe:

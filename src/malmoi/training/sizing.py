@@ -147,9 +147,8 @@ def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
     """FLOP/s of a matrix product over all devices; of a slow core if none can be measured."""
     execution = choose_execution(group.device, c)
     kind = group.device.type
-    name = next(
-        (a.name for a in this_machine().accelerators if a.kind == kind), msg("the processor")
-    )
+    names = [one.name for one in this_machine().accelerators if one.kind == kind]
+    name = names[0] if names else msg("the processor")
     flops, problem = known_flops(execution)
     if problem:
         logger.warning(

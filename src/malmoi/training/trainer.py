@@ -270,12 +270,9 @@ class Trainer(Loop):
         names = ("seconds", "expected", "compiled", "threads", "threads_used")
         kept = {name: getattr(s, name) for name in names}
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
-        self.log.line(
-            "The loss reached {loss:g} at step {step:,}: back to step {back:,}, without that data.",
-            loss=loss,
-            step=s.step,
-            back=self.state.step,
-        )
+        back = self.state.step
+        sentence = "The loss reached {loss:g} at step {step:,}: back to step {back:,}, skipping it."
+        self.log.line(sentence, loss=loss, step=s.step, back=back)
 
     # ------------------------------------------------------------------ validation
 

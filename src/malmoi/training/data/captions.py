@@ -28,14 +28,10 @@ def open_features(path: str | Path) -> Features:
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.ndim == 2:
         array = array[:, None]
-    ensure(
-        array.ndim == 3 and array.dtype.kind in "fiu" and array.size,
-        "{file} holds {dtype} of the shape {shape}; features are numbers of the shape "
-        "[texts, vectors, width] or [texts, width].",
-        file=file,
-        dtype=array.dtype,
-        shape=list(array.shape),
-    )
+    numbers = array.ndim == 3 and array.dtype.kind in "fiu" and array.size
+    found = f"{array.dtype} of the shape {list(array.shape)}"
+    sentence = "{file} holds {found}; features are numbers, [texts, vectors, width]."
+    ensure(numbers, sentence, file=file, found=found)
     ensure(np.isfinite(array).all(), "{file} holds NaN or infinite values.", file=file)
     return array
 
@@ -68,13 +64,9 @@ def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArr
     """The row of each document of a store, by the rule that split training and validation."""
     parts = [part for _, part in assign(["text"] * rows, share)]
     found = np.flatnonzero(np.array(parts) == valid)
-    store.ensure(
-        len(found) == len(store),
-        "{folder} holds {texts:,} texts where {found:,} rows have features; remove it to rebuild "
-        "it.",
-        texts=len(store),
-        found=len(found),
-    )
+    texts, here = len(store), len(found)
+    sentence = "{folder} holds {texts:,} texts for {here:,} rows of features; remove it to rebuild."
+    store.ensure(texts == here, sentence, texts=texts, here=here)
     return found
 
 
@@ -92,14 +84,9 @@ class CaptionBatches:
     def __post_init__(self) -> None:
         self.store.ensure(len(self.store), "{folder} has no text to make samples of.")
         lengths = np.diff(self.store.documents)
-        require_that(
-            lengths.max() <= self.room,
-            "The text of row {row} has {max} tokens, but after the features there is room for "
-            "{room}: set a larger model.context.",
-            row=int(self.rows[lengths.argmax()]) + 1,
-            max=int(lengths.max()),
-            room=self.room,
-        )
+        row, longest = int(self.rows[lengths.argmax()]) + 1, int(lengths.max())
+        sentence = "Row {row} has {longest} tokens; there is room for {room}: set model.context."
+        require_that(longest <= self.room, sentence, row=row, longest=longest, room=self.room)
 
     def at(self, first: int, size: int) -> ArrayBatch:
         chosen = permute_epochs(first + np.arange(size), len(self.store), self.seed, 12)

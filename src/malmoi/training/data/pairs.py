@@ -60,11 +60,8 @@ class Pairs:
         )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
-        require_that(
-            self.room >= 2,
-            "A context of {context} leaves no room for text between the special tokens.",
-            context=self.context,
-        )
+        sentence = "A context of {context} leaves no room for text between the special tokens."
+        require_that(self.room >= 2, sentence, context=self.context)
         self.count = max(1, len(self.store.tokens) // self.room)
 
     def __len__(self) -> int:
@@ -209,10 +206,9 @@ def frame_of(specials: Specials) -> tuple[int, int]:
 def pair_sides(store: Store) -> PairInts:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
-    if starts is None or len(starts) != 2 * len(store) + 1:
-        raise MalmoiError(
-            "{folder} does not hold sentence pairs; remove it to rebuild it.", folder=store.folder
-        )
+    sentence = "{folder} does not hold sentence pairs; remove it to rebuild it."
+    store.ensure(starts is not None and len(starts) == 2 * len(store) + 1, sentence)
+    starts = cast(PairInts, starts)
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 

@@ -149,19 +149,14 @@ class Mixture:
     """One source made of several, drawn in proportion to `weights` (any positive numbers)."""
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
-        require_that(
-            len(sources) == len(weights) and all(0 < weight < np.inf for weight in weights),
-            "{sources} sources need one weight for each, all of them positive, not {weights}.",
-            sources=len(sources),
-            weights=list(weights),
-        )
+        count, fit = len(sources), all(0 < weight < np.inf for weight in weights)
+        sentence = "{count} sources need one weight for each, all of them positive, not {weights}."
+        require_that(count == len(weights) and fit, sentence, count=count, weights=list(weights))
         self.sources = list(sources)
         self.seed = seed
         self.units = _units(np.array(weights, float))
         quotas = _quotas(self.units)
-        self._edges = np.concatenate(
-            [np.zeros((SAMPLES_PER_BLOCK, 1), np.int64), np.cumsum(quotas, axis=1)], axis=1
-        )
+        self._edges = np.pad(np.cumsum(quotas, axis=1), ((0, 0), (1, 0)))
         self._before = np.cumsum(quotas, axis=0) - quotas
 
     def __len__(self) -> int:
