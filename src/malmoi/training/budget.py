@@ -169,11 +169,9 @@ class Pace:
         """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
         first = self.recipe.phases[0][0]
         here = batch / self.world * self.sequence
-        updates = 0.0
-        for length, share in self.recipe.phases:
-            took = self.optimizer + here * length / first
-            updates += share * self.budget.seconds / max(took, 1e-9)
-        return updates
+        took = {length: self.optimizer + here * length / first for length, _ in self.recipe.phases}
+        seconds = self.budget.seconds
+        return sum(share * seconds / max(took[n], 1e-9) for n, share in self.recipe.phases)
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
@@ -222,9 +220,12 @@ class Pace:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
-            more = self.updates(smaller)
-            sentence = "{message} A batch of {batch} (--set train.batch={batch}): about {more:,}."
-            return msg(sentence, message=message, batch=smaller, more=more)
+            return msg(
+                "{message} A batch of {batch} (--set train.batch={batch}): about {more:,}.",
+                message=message,
+                batch=smaller,
+                more=self.updates(smaller),
+            )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
         return joined(" ", (message, self._advice(chosen)))

@@ -135,8 +135,13 @@ def thread_count(
     cores = this_machine().cores
     on_cpu = device.type == "cpu"
     if on_cpu and recorded > cores:
-        sentence = "This run began with {recorded} threads, now {cores}: last digits may differ."
-        say(msg(sentence, recorded=recorded, cores=cores))
+        say(
+            msg(
+                "This run began with {recorded} threads, now {cores}: last digits may differ.",
+                recorded=recorded,
+                cores=cores,
+            )
+        )
     limit = min(recorded or torch.get_num_threads(), cores) if on_cpu else torch.get_num_threads()
     tuner = ThreadTuner(limit, say, fixed=not on_cpu)
     tuner.count = min(used, limit) or tuner.count

@@ -239,8 +239,11 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
     require_that(end is not None, "This tokenizer has no end-of-text token: a decoder needs one.")
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
-        sentence = "{left_out:,} pairs with more than {length} tokens on one side are skipped."
-        logger.warning(sentence, left_out=units.left_out, length=length - 1)
+        logger.warning(
+            "{left_out:,} pairs with more than {length} tokens on one side are skipped.",
+            left_out=units.left_out,
+            length=length - 1,
+        )
     batches = TranslationBatches(units, end or 0, words.specials.pad or 0)
     return PhaseFeed(batches, length, len(units))
 

@@ -142,9 +142,11 @@ class RunLog:
     def require_folder(self) -> None:
         """Stops a run whose folder was removed: what it would write there, nobody could resume."""
         gone = self._written and not self.path.is_file()
-        there = not self.first or (not gone and self.path.parent.is_dir())
-        sentence = "{parent} was removed while the run was writing to it; start the run again."
-        ensure(there, sentence, parent=self.path.parent)
+        ensure(
+            not self.first or (not gone and self.path.parent.is_dir()),
+            "{parent} was removed while the run was writing to it; start the run again.",
+            parent=self.path.parent,
+        )
 
     def write_row(self, **values: Any) -> None:
         """Adds a row, unless the run had written it before it was interrupted."""

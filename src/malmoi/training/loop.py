@@ -317,8 +317,7 @@ class Loop(ABC):
 
     def shrink(self, error: RuntimeError) -> None:
         """Out of memory: halves the micro-batch, if the objective does not compare its rows."""
-        divisible = all(term.divisible for term in self.loss_module.objective.terms)
-        if self.micro == 1 or not divisible:
+        if self.micro == 1 or not all(term.divisible for term in self.loss_module.objective.terms):
             raise error
         self.micro //= 2
         self.network.zero_grad()
@@ -366,8 +365,9 @@ class Loop(ABC):
         if signal and not done:
             self.saver.wait()
             self.settle()
-            sentence = "Stopped at step {step:,} and saved; run the same command to resume."
-            self.log.line(sentence, step=step)
+            self.log.line(
+                "Stopped at step {step:,} and saved; run the same command to resume.", step=step
+            )
             raise Stopped(signal)
         if done and self.state.row_steps:
             self._row()
@@ -501,8 +501,10 @@ class Loop(ABC):
         if self.state.step:
             self.log.line("Resuming from step {step:,}.", step=self.state.step)
         elif begun:
-            sentence = "There is no complete state in {state_root}: the run starts over."
-            self.log.line(sentence, state_root=self.state_root)
+            self.log.line(
+                "There is no complete state in {state_root}: the run starts over.",
+                state_root=self.state_root,
+            )
 
     def restore(self) -> None:
         """Restores the newest intact state, if there is one."""

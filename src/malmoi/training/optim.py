@@ -91,8 +91,7 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        stacked = orthogonal(torch.stack(list(nesterov))).to(params[0].dtype)
-        updates = list(stacked.unbind())
+        updates = list(orthogonal(torch.stack(list(nesterov))).to(params[0].dtype).unbind())
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:

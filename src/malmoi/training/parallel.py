@@ -214,9 +214,13 @@ def check_parallel(c: ModelConfig, group: ProcessGroup, mode: str) -> None:
         "train.tensor is for layers whose heads are alike and read one text: not for LSTMs, "
         "encoder-decoders, embedding residuals, or positions and patterns of single heads.",
     )
-    n, heads, width = group.tensor, c.key_heads, c.mlp_width
-    sentence = "train.tensor={n} does not divide the {heads} heads of keys, or the MLP's {width}."
-    require_that(heads % n == 0 and width % n == 0, sentence, n=n, heads=heads, width=width)
+    require_that(
+        c.key_heads % group.tensor == 0 and c.mlp_width % group.tensor == 0,
+        "train.tensor={n} does not divide the {heads} heads of keys, or the MLP's {width}.",
+        n=group.tensor,
+        heads=c.key_heads,
+        width=c.mlp_width,
+    )
 
 
 def _share_products(block: Any, c: ModelConfig, mesh: Any) -> None:

@@ -130,9 +130,11 @@ class RunSources:
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
         if data.features:
-            one = len(self.sources) == 1 and Path(self.sources[0]).is_file()
-            sentence = "Features need one text file with a line for each row, not {sources}."
-            require_that(one, sentence, sources=", ".join(self.sources))
+            require_that(
+                len(self.sources) == 1 and Path(self.sources[0]).is_file(),
+                "Features need one text file with a line for each row, not {sources}.",
+                sources=", ".join(self.sources),
+            )
             rows = len(open_features(data.features))
             return [DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")]
         if data.pairs:
@@ -140,9 +142,12 @@ class RunSources:
         kinds = dict(documents=data.documents, text=data.text)
         if not data.weights:
             return [read_documents(self.sources, **kinds)]
-        weights, sources = len(data.weights), len(self.sources)
-        sentence = "data.weights has {weights} numbers for {sources} sources; give one for each."
-        require_that(weights == sources, sentence, weights=weights, sources=sources)
+        require_that(
+            len(data.weights) == len(self.sources),
+            "data.weights has {weights} numbers for {sources} sources; give one for each.",
+            weights=len(data.weights),
+            sources=len(self.sources),
+        )
         return [read_documents([source], **kinds) for source in self.sources]
 
 
@@ -152,9 +157,11 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     group = replace(group, tensor=recipe.train.tensor if group.world > 1 else 1)
     check_request(recipe, group)
     if group.first:
-        ours = (out / "recipe.json").is_file() or not any(out.glob("*.safetensors"))
-        sentence = "{out} holds a model that was not pre-trained here: choose another folder."
-        require_that(ours, sentence, out=out)
+        require_that(
+            (out / "recipe.json").is_file() or not any(out.glob("*.safetensors")),
+            "{out} holds a model that was not pre-trained here: choose another folder.",
+            out=out,
+        )
         _prepare_tokenizer(recipe, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
@@ -187,14 +194,21 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
     """Rejects, before the text is encoded, what would otherwise fail only afterwards."""
     c = recipe.train
     check_trackers(c.trackers)
-    whole = group.world == 1 or c.parallel == "ddp"
-    sentence = "Muon needs whole matrices: use train.parallel=ddp, or train.optimizer=adamw."
-    require_that(whole or c.optimizer != "muon", sentence)
-    given = not recipe.model.feature_count or recipe.data.features
-    sentence = "{name} is trained on features: give their file with --set data.features=FILE.npy."
-    require_that(given, sentence, name=recipe.name)
-    sentence = "train.batch={batch} does not divide over {world} processes: use a multiple."
-    require_that(c.batch % group.parts == 0, sentence, batch=c.batch, world=group.parts)
+    require_that(
+        group.world == 1 or c.parallel == "ddp" or c.optimizer != "muon",
+        "Muon needs whole matrices: use train.parallel=ddp, or train.optimizer=adamw.",
+    )
+    require_that(
+        not recipe.model.feature_count or recipe.data.features,
+        "{name} is trained on features: give their file with --set data.features=FILE.npy.",
+        name=recipe.name,
+    )
+    require_that(
+        c.batch % group.parts == 0,
+        "train.batch={batch} does not divide over {world} processes: use a multiple.",
+        batch=c.batch,
+        world=group.parts,
+    )
 
 
 # ------------------------------------------------------------------ tokenizer
@@ -254,16 +268,23 @@ def _check_start(
     checkpoint: Checkpoint, words: Tokenizer, start: str | Path, heads: Sequence[str]
 ) -> None:
     missing = ", ".join(head for head in heads if head not in checkpoint.network.heads)
-    sentence = "{start} has no {missing} head, which the objective trains."
-    require_that(not missing, sentence, start=start, missing=missing)
+    require_that(
+        not missing,
+        "{start} has no {missing} head, which the objective trains.",
+        start=start,
+        missing=missing,
+    )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
-    size = words.vocab_size
-    sentence = "The tokenizer has {size:,} tokens, but {start} only {vocab:,}."
-    require_that(size <= vocab, sentence, size=size, start=start, vocab=vocab)
+    require_that(
+        words.vocab_size <= vocab,
+        "The tokenizer has {size:,} tokens, but {start} only {vocab:,}.",
+        size=words.vocab_size,
+        start=start,
+        vocab=vocab,
+    )
     same = own is None or own.fingerprint() == words.fingerprint()
-    sentence = "{start} was trained with its own tokenizer: omit --tokenizer."
-    require_that(same, sentence, start=start)
+    require_that(same, "{start} was trained with its own tokenizer: omit --tokenizer.", start=start)
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -311,8 +332,11 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         shares = dict(valid=recipe.data.valid, fraction=recipe.data.fraction)
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
-            sentence = "The token store in {where} was {how}; training continues with the new one."
-            logger.info(sentence, where=where, how=done.how)
+            logger.info(
+                "The token store in {where} was {how}; training continues with the new one.",
+                where=where,
+                how=done.how,
+            )
         for sentence in _about(reader):
             logger.info(sentence)
 
@@ -347,7 +371,6 @@ def _describe(
     size = msg("{parameters:,} weights", parameters=count_parameters(network))
     size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
     steps = plural(budget.steps, "step") if budget.steps else plural(recipe.train.minutes, "minute")
-    lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
     logger.info(
         "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step"
         if recipe.data.packed
@@ -356,7 +379,7 @@ def _describe(
         size=size,
         steps=steps,
         batch=recipe.train.batch,
-        lengths=lengths,
+        lengths=joined(msg(" then "), (str(length) for length, _ in recipe.phases)),
     )
     if recipe.objective in ("lm", "mlm"):
         logger.info(

@@ -159,17 +159,17 @@ def explain_size(
 
 def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, begun: bool) -> None:
     """Says how long a budget that nobody gave takes here; refuses one of more than a day."""
-    device = str(group.device)
-    _, made = estimate_run(recipe, tokenizer=origin.tokenizer, start=origin.start, device=device)
+    _, made = estimate_run(
+        recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device)
+    )
     minutes = made.seconds / group.world / 60
     budget = next(name for name in BUDGETS if getattr(recipe.train, name))
-    paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
     require_that(
         minutes <= 1440,
         "This would take about {days} here. Give --minutes, --steps or --tokens, or {paper} for "
         "the paper's budget.",
         days=plural(round(minutes / 1440), "day"),
-        paper=paper,
+        paper=f"--set train.{budget}={getattr(recipe.train, budget)}",
     )
     if minutes > LONG_MINUTES and group.first and not begun:
         logger.info(

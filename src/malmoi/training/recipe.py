@@ -161,18 +161,9 @@ def wsd(progress: float, c: TrainConfig) -> float:
     return 1 - (1 - c.floor) * max(0.0, 1 - (1 - progress) / c.cooldown)
 
 
-def constant_rate(progress: float, c: TrainConfig) -> float:
-    return 1.0
-
-
-def inverse_sqrt(step: int, warmup: float) -> float:
-    """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
-    return min(step / warmup, math.sqrt(warmup / step))
-
-
 SCHEDULES: Registry[Schedule] = Registry(
     "schedule",
-    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": constant_rate},
+    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": lambda *_: 1.0},
 )
 
 
@@ -191,7 +182,9 @@ def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> fl
     if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end
         # post-norm does not bear the whole rate after a warm-up that a small budget shortened
         peak = math.sqrt(steps / c.warmup_steps) if c.warmup_steps else 1.0
-        return peak * inverse_sqrt(step + 1, max(1.0, steps))
+        steps = max(1.0, steps)
+        # Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up
+        return peak * min((step + 1) / steps, math.sqrt(steps / (step + 1)))
     share = steps / expected if expected else 0.0
     warm = min(
         1.0,
@@ -281,15 +274,22 @@ class Recipe(Config):
     def _check_phases(self) -> None:
         lengths = self.data.lengths or (self.model.context,)
         shares = self.data.shares or (1.0,)
-        counts = dict(lengths=len(lengths), shares=len(shares))
-        sentence = "data.lengths has {lengths} phases and data.shares {shares}: give both or none."
-        _require(len(lengths) == len(shares), sentence, **counts)
+        _require(
+            len(lengths) == len(shares),
+            "data.lengths has {lengths} phases and data.shares {shares}: give both or none.",
+            lengths=len(lengths),
+            shares=len(shares),
+        )
         total = sum(shares)
-        sentence = "data.shares must add up to 1, not {shares:g}."
-        _require(abs(total - 1) < 1e-6, sentence, shares=total)
-        longest, context = max(lengths), self.model.context
-        sentence = "data.lengths has {longest} tokens, more than the model's context of {context}."
-        _require(longest <= context, sentence, longest=longest, context=context)
+        _require(
+            abs(total - 1) < 1e-6, "data.shares must add up to 1, not {shares:g}.", shares=total
+        )
+        _require(
+            max(lengths) <= self.model.context,
+            "data.lengths has {longest} tokens, more than the model's context of {context}.",
+            longest=max(lengths),
+            context=self.model.context,
+        )
 
     def _check_objective(self) -> None:
         m = self.model
@@ -310,28 +310,41 @@ class Recipe(Config):
             "a recurrent model reads a row from end to end: set data.document_mask=false.",
         )
         seen = self.objective in ("lm", "both") and any("causal" not in p for p in m.attention)
-        sentence = "tokens that see later ones cannot learn to predict them ({attention})."
-        _require(not seen, sentence, attention=m.attention)
+        _require(
+            not seen,
+            "tokens that see later ones cannot learn to predict them ({attention}).",
+            attention=m.attention,
+        )
 
     def _check_masking(self) -> None:
         d = self.data
-        row = max(length for length, _ in self.phases)
-        divides = all(length % (d.masked_length or length) == 0 for length, _ in self.phases)
-        sentence = "data.masked_length={length} does not divide the {row} tokens of a row."
-        _require(divides, sentence, length=d.masked_length, row=row)
-        token, random = d.mask_token, d.mask_random
-        sentence = "data.mask_token={token} and data.mask_random={random} are more than 1 together."
-        _require(token + random <= 1, sentence, token=token, random=random)
+        _require(
+            all(length % (d.masked_length or length) == 0 for length, _ in self.phases),
+            "data.masked_length={length} does not divide the {row} tokens of a row.",
+            length=d.masked_length,
+            row=max(length for length, _ in self.phases),
+        )
+        _require(
+            d.mask_token + d.mask_random <= 1,
+            "data.mask_token={token} and data.mask_random={random} are more than 1 together.",
+            token=d.mask_token,
+            random=d.mask_random,
+        )
 
     def _check_pairs(self) -> None:
         """Translations, or texts of two languages."""
         name = self.objective
         if not self.data.pairs:
-            sentence = "the objective translation learns from pairs: set data.pairs=true."
-            _require(name != "translation", sentence)
+            _require(
+                name != "translation",
+                "the objective translation learns from pairs: set data.pairs=true.",
+            )
             return
-        sentence = "pairs are for the objectives translation and mlm, not {objective}."
-        _require(name in ("translation", "mlm"), sentence, objective=name)
+        _require(
+            name in ("translation", "mlm"),
+            "pairs are for the objectives translation and mlm, not {objective}.",
+            objective=name,
+        )
         _require(
             name == "translation" or self.model.segments == 2,
             "an MLM of pairs has an embedding for each language: set model.segments=2.",

@@ -110,10 +110,14 @@ def transformer_recipe(name: str) -> Recipe:
         ema=0.1 if small else 0.05,
         compile=False,  # batches have many shapes
     )
-    about = "translation by an encoder and a decoder (Vaswani et al. 2017)"
-    data = DataConfig(pairs=True, lengths=(512,), shares=(1.0,))
-    words = _byte_bpe(model.vocab)
-    return _recipe(name, about, train, objective="translation", tokenizer=words, data=data)
+    return _recipe(
+        name,
+        "translation by an encoder and a decoder (Vaswani et al. 2017)",
+        train,
+        objective="translation",
+        tokenizer=_byte_bpe(model.vocab),
+        data=DataConfig(pairs=True, lengths=(512,), shares=(1.0,)),
+    )
 
 
 def transformer_tiny() -> Recipe:
@@ -191,14 +195,14 @@ def gpt2_recipe(name: str, lr: float) -> Recipe:
 
 
 def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
-    about = "LM with alternating dense and banded layers (Brown et al. 2020)"
-    return _recipe(name, about, _gpt3_training(lr, batch_tokens, 2048))
+    train = _gpt3_training(lr, batch_tokens, 2048)
+    return _recipe(name, "LM with alternating dense and banded layers (Brown et al. 2020)", train)
 
 
 def lstm_recipe(name: str) -> Recipe:
     """An LSTM language model of Zaremba et al. 2014's medium size; Adam instead of their SGD."""
-    settings: dict[str, Any] = dict(betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False)
     about = "LM by a recurrent network (Zaremba et al. 2014; Adam)"
+    settings: dict[str, Any] = dict(betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False)
     train = TrainConfig(steps=100_000, lr=1e-3, **settings)
     return _recipe(name, about, train, tokenizer=_byte_bpe(10_000))
 

@@ -385,10 +385,16 @@ def size_recipe(
     """The recipe for this text, time and machine; the settings in `overrides` are kept."""
     kind = cast(Kind, requested.name)
     given = frozenset(settings_by_path(requested, overrides))
-    sentence = "The size of `pretrain {kind}` follows from its time: give --minutes."
-    require_that("train.minutes" in given, sentence, kind=kind)
-    sentence = "--start already has a size: give the recipe it was trained with, not {kind}."
-    require_that(origin.start is None, sentence, kind=kind)
+    require_that(
+        "train.minutes" in given,
+        "The size of `pretrain {kind}` follows from its time: give --minutes.",
+        kind=kind,
+    )
+    require_that(
+        origin.start is None,
+        "--start already has a size: give the recipe it was trained with, not {kind}.",
+        kind=kind,
+    )
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
     words, vocab = _vocabulary(requested, given, origin, text)
@@ -456,8 +462,10 @@ def check_enough_text(text: TextSize) -> None:
         kilobytes=kilobytes,
     )
     if text.bytes < LITTLE_TEXT_BYTES:
-        sentence = "There are only {kilobytes:.0f} kB of text: the model will memorise much of it."
-        logger.warning(sentence, kilobytes=kilobytes)
+        logger.warning(
+            "There are only {kilobytes:.0f} kB of text: the model will memorise much of it.",
+            kilobytes=kilobytes,
+        )
 
 
 def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict[str, Any]:

@@ -187,8 +187,13 @@ def load_state(
 
     def fetch(name: str, like: Tensor) -> Tensor:
         shape = known.get(name)
-        sentence = "{folder} holds another model: {name} has the shape {shape}."
-        ensure(shape == list(like.shape), sentence, folder=folder, name=name, shape=shape)
+        ensure(
+            shape == list(like.shape),
+            "{folder} holds another model: {name} has the shape {shape}.",
+            folder=folder,
+            name=name,
+            shape=shape,
+        )
         now, then = (row_order(name, network.config, n) for n in (tensor, saved.tensor))
         if now is None or then is None or tensor == saved.tensor or not like.dim():
             return _gather(name, _start(like), local_part(like), files)
@@ -241,11 +246,14 @@ def _load_optimizer(
             prefix = f"optimizer{i}.{names[id(p)]}."
             for key in [k for k in known if k.startswith(prefix)]:
                 saved, shape = known[key], list(p.shape)
-                scalar = saved != shape
-                if scalar and saved:
-                    sentence = "{key} is saved with the shape {saved}, for a weight of {shape}."
-                    raise CorruptState(sentence, key=key, saved=saved, shape=shape)
-                value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
+                if saved and saved != shape:
+                    raise CorruptState(
+                        "{key} is saved with the shape {saved}, for a weight of {shape}.",
+                        key=key,
+                        saved=saved,
+                        shape=shape,
+                    )
+                value = _like(p, fetch(key, p)) if saved == shape else fetch(key, torch.zeros(()))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
 
 
@@ -356,8 +364,12 @@ def _number(folder: Path) -> int:
 def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     """Reads state.json with checked types; `verify` also checks the files it describes."""
     path = folder / "state.json"
-    sentence = "{folder} is damaged: its state.json is invalid ({error})"
-    with explained(MalmoiError, sentence, raises=CorruptState, folder=folder):
+    with explained(
+        MalmoiError,
+        "{folder} is damaged: its state.json is invalid ({error})",
+        raises=CorruptState,
+        folder=folder,
+    ):
         values = read_object(path)
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
@@ -366,8 +378,11 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved(values) if written == STATE_FORMAT else None
     if saved is None:
-        sentence = "{folder} was written by another version (format {written})."
-        raise MalmoiError(sentence, folder=folder, written=written)
+        raise MalmoiError(
+            "{folder} was written by another version (format {written}).",
+            folder=folder,
+            written=written,
+        )
     if verify:
         _verify(folder, saved)
     return saved
@@ -407,15 +422,19 @@ def _verify(folder: Path, saved: _Saved) -> None:
     for name, checksum in saved.files.items():
         ours = Path(name).name == name and (folder / name).is_file()
         if not ours or _checksum(folder / name) != checksum:
-            sentence = "{folder} is damaged: {name} does not match its checksum."
-            raise CorruptState(sentence, folder=folder, name=name[:80])
+            raise CorruptState(
+                "{folder} is damaged: {name} does not match its checksum.",
+                folder=folder,
+                name=name[:80],
+            )
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
     if held != saved.shapes.keys() or saved.state.step != _number(folder):
-        sentence = "{folder} is damaged: its state.json does not match its files."
-        raise CorruptState(sentence, folder=folder)
+        raise CorruptState(
+            "{folder} is damaged: its state.json does not match its files.", folder=folder
+        )
 
 
 def _open(path: Path) -> Any:

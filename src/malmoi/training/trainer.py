@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -120,16 +121,14 @@ class Trainer(Loop):
 
     def _phase_number(self) -> int:
         progress = self.progress
-        edge = 0.0
-        for i, (_, share) in enumerate(self.recipe.phases):
-            edge += share
-            if progress < edge - 1e-12:
-                return i
-        return len(self.feeds) - 1
+        ends = enumerate(accumulate(share for _, share in self.recipe.phases))
+        return next((i for i, end in ends if progress < end - 1e-12), len(self.feeds) - 1)
 
     def shrink(self, error: RuntimeError) -> None:
-        sentence = "One sequence does not fit into memory: set train.gradient_checkpointing=true."
-        ensure(self.micro > 1, sentence)
+        ensure(
+            self.micro > 1,
+            "One sequence does not fit into memory: set train.gradient_checkpointing=true.",
+        )
         ensure(
             self.group.world == 1,
             "{micro} sequences in one pass do not fit into the memory of process {rank}'s GPU: set "
@@ -270,9 +269,12 @@ class Trainer(Loop):
         names = ("seconds", "expected", "compiled", "threads", "threads_used")
         kept = {name: getattr(s, name) for name in names}
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
-        back = self.state.step
-        sentence = "The loss reached {loss:g} at step {step:,}: back to step {back:,}, skipping it."
-        self.log.line(sentence, loss=loss, step=s.step, back=back)
+        self.log.line(
+            "The loss reached {loss:g} at step {step:,}: back to step {back:,}, skipping it.",
+            loss=loss,
+            step=s.step,
+            back=self.state.step,
+        )
 
     # ------------------------------------------------------------------ validation
 
@@ -384,8 +386,11 @@ class Trainer(Loop):
         s = self.state
         phases = len(self.feeds)
         folder = self.state_root / f"step-{s.step}"
-        sentence = "{folder} has other phases than this run: remove it to resume from one before."
-        ensure(len(s.samples_seen) == phases and s.phase in range(phases), sentence, folder=folder)
+        ensure(
+            len(s.samples_seen) == phases and s.phase in range(phases),
+            "{folder} has other phases than this run: remove it to resume from one before.",
+            folder=folder,
+        )
         # a resumed or rolled back run has not reached later snapshots yet
         drops = self.config.snapshots and self.group.first
         for folder in (self.out / "snapshots").glob("[0-9]*") if drops else ():

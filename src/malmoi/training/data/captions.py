@@ -28,10 +28,12 @@ def open_features(path: str | Path) -> Features:
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.ndim == 2:
         array = array[:, None]
-    numbers = array.ndim == 3 and array.dtype.kind in "fiu" and array.size
-    found = f"{array.dtype} of the shape {list(array.shape)}"
-    sentence = "{file} holds {found}; features are numbers, [texts, vectors, width]."
-    ensure(numbers, sentence, file=file, found=found)
+    ensure(
+        array.ndim == 3 and array.dtype.kind in "fiu" and array.size,
+        "{file} holds {found}; features are numbers, [texts, vectors, width].",
+        file=file,
+        found=f"{array.dtype} of the shape {list(array.shape)}",
+    )
     ensure(np.isfinite(array).all(), "{file} holds NaN or infinite values.", file=file)
     return array
 
@@ -52,21 +54,32 @@ class TextPerRow(FileSource):
             if not text.strip():
                 self._refuse(number, "empty")
             yield FoundDocument(text.strip(), number)
-        sentence = "{path} has {number:,} lines, but there are features for {rows:,} texts."
-        ensure(number == self.rows, sentence, **vars(self), number=number)
+        ensure(
+            number == self.rows,
+            "{path} has {number:,} lines, but there are features for {rows:,} texts.",
+            **vars(self),
+            number=number,
+        )
 
     def _refuse(self, number: int, why: str) -> None:
-        sentence = "{path}:{number} is {why}; every row of features needs its text."
-        raise MalmoiError(sentence, path=self.path, number=number, why=why)
+        raise MalmoiError(
+            "{path}:{number} is {why}; every row of features needs its text.",
+            path=self.path,
+            number=number,
+            why=why,
+        )
 
 
 def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
     """The row of each document of a store, by the rule that split training and validation."""
     parts = [part for _, part in assign(["text"] * rows, share)]
     found = np.flatnonzero(np.array(parts) == valid)
-    texts, here = len(store), len(found)
-    sentence = "{folder} holds {texts:,} texts for {here:,} rows of features; remove it to rebuild."
-    store.ensure(texts == here, sentence, texts=texts, here=here)
+    store.ensure(
+        len(found) == len(store),
+        "{folder} holds {texts:,} texts for {here:,} rows of features; remove it to rebuild.",
+        texts=len(store),
+        here=len(found),
+    )
     return found
 
 
@@ -85,8 +98,13 @@ class CaptionBatches:
         self.store.ensure(len(self.store), "{folder} has no text to make samples of.")
         lengths = np.diff(self.store.documents)
         row, longest = int(self.rows[lengths.argmax()]) + 1, int(lengths.max())
-        sentence = "Row {row} has {longest} tokens; there is room for {room}: set model.context."
-        require_that(longest <= self.room, sentence, row=row, longest=longest, room=self.room)
+        require_that(
+            longest <= self.room,
+            "Row {row} has {longest} tokens; there is room for {room}: set model.context.",
+            row=row,
+            longest=longest,
+            room=self.room,
+        )
 
     def at(self, first: int, size: int) -> ArrayBatch:
         chosen = permute_epochs(first + np.arange(size), len(self.store), self.seed, 12)

@@ -21,7 +21,7 @@ from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
 from malmoi.training.data.permute import permutation_key
-from malmoi.training.data.store import STORE_FORMAT, Appender, Store, StoreCounts, dtype_for, holds
+from malmoi.training.data.store import STORE_FORMAT, Appender, Store, StoreCounts, holds
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
@@ -53,11 +53,11 @@ class EncodePlan:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return dtype_for(self.tokenizer.vocab_size)
+        """The smallest type that holds every id."""
+        return np.dtype(np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32)
 
     def appender(self, part: str, counts: StoreCounts) -> Appender:
-        sentences = self.sentences is not None
-        return Appender(self.out / part, self.dtype, counts, sentences=sentences)
+        return Appender(self.out / part, self.dtype, counts, sentences=self.sentences is not None)
 
     def made(self) -> dict[str, str]:
         """What determines the stores' content, part by part, so that a change can be named."""

@@ -180,8 +180,7 @@ class BertBatches:
     def _packed(
         self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
     ) -> ArrayBatch:
-        lengths = samples["lengths"]
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        bounds = np.concatenate([[0], np.cumsum(samples["lengths"])])
         size = round_up(int(bounds[-1]), PACKED_MULTIPLE)
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)

@@ -60,8 +60,11 @@ class Pairs:
         )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
-        sentence = "A context of {context} leaves no room for text between the special tokens."
-        require_that(self.room >= 2, sentence, context=self.context)
+        require_that(
+            self.room >= 2,
+            "A context of {context} leaves no room for text between the special tokens.",
+            context=self.context,
+        )
         self.count = max(1, len(self.store.tokens) // self.room)
 
     def __len__(self) -> int:
@@ -73,8 +76,7 @@ class Pairs:
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
         # all the room, or for a share of `short` a random length from 2 up
         lengths = 2 + (draws[0] / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
-        shortened = np.minimum(lengths, self.room)
-        target = np.where(draws[0] < self.short, shortened, self.room)
+        target = np.where(draws[0] < self.short, np.minimum(lengths, self.room), self.room)
         first, last, document = self._chunk(numbers, target)
         if self.next is None:
             start = self._sentences[first]
@@ -191,8 +193,10 @@ def _coins(tossed: PairInts, normal: Floats) -> PairInts:
 
 def _sentences(store: Store) -> PairInts:
     starts = store.sentences
-    sentence = "{folder} was built without sentences, which pairs need; build it with them."
-    store.ensure(starts is not None, sentence)
+    store.ensure(
+        starts is not None,
+        "{folder} was built without sentences, which pairs need; build it with them.",
+    )
     store.ensure(len(store), "{folder} has no document to make samples from: give more text.")
     return cast(PairInts, starts)
 
@@ -206,8 +210,10 @@ def frame_of(specials: Specials) -> tuple[int, int]:
 def pair_sides(store: Store) -> PairInts:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
-    sentence = "{folder} does not hold sentence pairs; remove it to rebuild it."
-    store.ensure(starts is not None and len(starts) == 2 * len(store) + 1, sentence)
+    store.ensure(
+        starts is not None and len(starts) == 2 * len(store) + 1,
+        "{folder} does not hold sentence pairs; remove it to rebuild it.",
+    )
     starts = cast(PairInts, starts)
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
@@ -223,12 +229,14 @@ class PairUnits:
 
     def __post_init__(self) -> None:
         sides = pair_sides(self.store)
-        lengths = np.diff(sides).max(1, initial=0)
         # pairs that are longer than a unit are left out
-        self.sides = sides[lengths < self.length]
+        self.sides = sides[np.diff(sides).max(1, initial=0) < self.length]
         self.left_out = len(sides) - len(self.sides)
-        sentence = "{folder} has no pair of at most {length} tokens per side."
-        self.store.ensure(len(self.sides), sentence, length=self.length)
+        self.store.ensure(
+            len(self.sides),
+            "{folder} has no pair of at most {length} tokens per side.",
+            length=self.length,
+        )
         # tokens of each pair's longer side, with the end
         self._longest: PairInts = np.diff(self.sides).max(1) + 1
         self._cuts = self._unit_starts()

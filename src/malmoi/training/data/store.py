@@ -21,11 +21,6 @@ from malmoi.system.untrusted import JsonObject, read_object
 STORE_FORMAT = 1
 
 
-def dtype_for(vocab: int) -> np.dtype[Any]:
-    """The smallest type that holds every id."""
-    return np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
-
-
 @dataclass(frozen=True)
 class Store:
     """A memory-mapped corpus of tokens; opening one takes constant time."""
@@ -65,10 +60,14 @@ class Store:
 def read_about(folder: Path) -> dict[str, Any]:
     """Reads store.json and checks the fields that opening the arrays needs."""
     path = folder / "store.json"
-    sentence = "The token store {folder} is not there, or half-written; build it again."
-    ensure(path.is_file(), sentence, folder=folder)
-    sentence = "{path} does not describe a token store ({error}); build it again."
-    with explained(MalmoiError, sentence, path=path):
+    ensure(
+        path.is_file(),
+        "The token store {folder} is not there, or half-written; build it again.",
+        folder=folder,
+    )
+    with explained(
+        MalmoiError, "{path} does not describe a token store ({error}); build it again.", path=path
+    ):
         about = read_object(path)
         known = about.get("format") == STORE_FORMAT
         if known:
@@ -79,8 +78,12 @@ def read_about(folder: Path) -> dict[str, Any]:
             about.whole("sentences", default=None)
             about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
             about.map_of("made", str)
-    sentence = "{path} has another version (format {format}); build it again."
-    ensure(known, sentence, path=path, format=shown(about.get("format")))
+    ensure(
+        known,
+        "{path} has another version (format {format}); build it again.",
+        path=path,
+        format=shown(about.get("format")),
+    )
     return {"sentences": None, "end": None, **about}
 
 
@@ -88,8 +91,13 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
     path = folder / f"{name}.bin"
     size = path.stat().st_size if path.is_file() else 0
     wanted = count * dtype.itemsize
-    sentence = "{path} is damaged: {size:,} bytes and not {wanted:,}; build it again."
-    ensure(size == wanted, sentence, path=path, size=size, wanted=wanted)
+    ensure(
+        size == wanted,
+        "{path} is damaged: {size:,} bytes and not {wanted:,}; build it again.",
+        path=path,
+        size=size,
+        wanted=wanted,
+    )
     if count == 0:
         return np.zeros(0, dtype)
     # slicing a plain array costs a third of slicing a memmap

@@ -62,10 +62,9 @@ class Windows:
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
         """Returns tokens [B, context + 1] and optionally documents, numbered within each window."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
-        starts = self.starts(numbers)
-        tokens = np.empty((len(starts), self.context + 1), np.int64)
-        epochs = (numbers // self.count).tolist()
-        for row, start, epoch in zip(tokens, starts.tolist(), epochs, strict=True):
+        tokens = np.empty((len(numbers), self.context + 1), np.int64)
+        starts, epochs = self.starts(numbers).tolist(), (numbers // self.count).tolist()
+        for row, start, epoch in zip(tokens, starts, epochs, strict=True):
             if self.shuffled:
                 self._fill(row, start, epoch)
             else:
@@ -127,8 +126,12 @@ class Stretches:
         """Returns tokens [B, context + 1], the first row, and the number of its segment."""
         segment = first // self.rows % self.segments
         row = first % self.rows
-        sentence = "A batch of {size} rows does not fit into {rows} stretches."
-        ensure(row + size <= self.rows, sentence, size=size, rows=self.rows)
+        ensure(
+            row + size <= self.rows,
+            "A batch of {size} rows does not fit into {rows} stretches.",
+            size=size,
+            rows=self.rows,
+        )
         begins = (row + np.arange(size)) * self.stretch + segment * self.context
         tokens = np.stack([self.store.tokens[b : b + self.context + 1] for b in begins.tolist()])
         return {"tokens": tokens.astype(np.int64), "stretch": np.array([row, segment])}
@@ -149,9 +152,12 @@ class Mixture:
     """One source made of several, drawn in proportion to `weights` (any positive numbers)."""
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
-        count, fit = len(sources), all(0 < weight < np.inf for weight in weights)
-        sentence = "{count} sources need one weight for each, all of them positive, not {weights}."
-        require_that(count == len(weights) and fit, sentence, count=count, weights=list(weights))
+        require_that(
+            len(sources) == len(weights) and all(0 < weight < np.inf for weight in weights),
+            "{count} sources need one weight for each, all of them positive, not {weights}.",
+            count=len(sources),
+            weights=list(weights),
+        )
         self.sources = list(sources)
         self.seed = seed
         self.units = _units(np.array(weights, float))

@@ -285,19 +285,16 @@ def _forward_only(
     how: Any = dict(ignore_index=IGNORE_LABEL, reduction="none", label_smoothing=shape.smoothing)
     size = _rows(x, weight)
     for rows, labels, share in zip(x.split(size), y.split(size), kept.split(size), strict=True):
-        losses = F.cross_entropy(_logits(rows, weight, bias, shape.cap), labels, **how)
+        logits = F.linear(rows, weight).float()
+        logits = logits if bias is None else logits + bias
+        logits = shape.cap * torch.tanh(logits / shape.cap) if shape.cap else logits
+        losses = F.cross_entropy(logits, labels, **how)
         total = total + (losses * share).sum()
     return total
 
 
 def _rows(x: Tensor, weight: Tensor) -> int:
     return max(1, per_device(MAX_LOGITS, x.device.type) // weight.size(0))
-
-
-def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tensor:
-    logits = F.linear(x, weight).float()
-    logits = logits if bias is None else logits + bias
-    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

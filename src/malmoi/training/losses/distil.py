@@ -53,10 +53,16 @@ class Distillation:
         return (self.teacher, *self.others)
 
     def __post_init__(self) -> None:
-        sentence = "soft is a share of the loss: above 0 and at most 1, not {soft:g}."
-        require_that(0 < self.soft <= 1, sentence, soft=self.soft)
-        sentence = "The temperature must be positive, not {temperature:g}."
-        require_that(self.temperature > 0, sentence, temperature=self.temperature)
+        require_that(
+            0 < self.soft <= 1,
+            "soft is a share of the loss: above 0 and at most 1, not {soft:g}.",
+            soft=self.soft,
+        )
+        require_that(
+            self.temperature > 0,
+            "The temperature must be positive, not {temperature:g}.",
+            temperature=self.temperature,
+        )
         for teacher in self.teachers:
             teacher.eval().requires_grad_(requires_grad=False)
 
