@@ -529,8 +529,11 @@ def _reasons(
         count=_count(tokens),
     )
     if d.fraction < 1:
-        part = format_size(d.fraction * text.bytes)
-        yield msg("Encoding: {part}, drawn evenly: the time is not enough for more.", part=part)
+        yield msg(
+            "Encoding: {part} of the text, drawn evenly: {minutes} can read no more.",
+            part=format_size(d.fraction * text.bytes),
+            minutes=plural(c.minutes, "minute"),
+        )
     yield msg(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,
