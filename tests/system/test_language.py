@@ -95,17 +95,9 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def named_sentences() -> Iterator[str]:
-    """The templates that have a name of their own before they are passed to a door."""
-    for node in nodes():
-        if isinstance(node, ast.Assign) and is_text(node.value):
-            names = {getattr(one, "id", "") for one in node.targets}
-            yield from [node.value.value] if "sentence" in names else []  # type: ignore[attr-defined]
-
-
 def said() -> set[str]:
     """Every text and template that is passed to a door, except for punctuation between values."""
-    found = set(named_sentences())
+    found = set()
     for name, call in calls():
         for argument in call.args if name in DOORS else ():
             chosen = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else []
