@@ -67,7 +67,7 @@ class PretrainOptions(TypedDict, total=False):
     clip: float
     """Maximum gradient norm; 0: off."""
     label_smoothing: float
-    """A label's probability that all tokens share."""
+    """A label's probability shared by all tokens."""
     schedule: str
     """linear, cosine, wsd, constant, inverse_sqrt, or a plugin's."""
     warmup: float
