@@ -267,7 +267,7 @@ def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
 def _check_start(
     checkpoint: Checkpoint, words: Tokenizer, start: str | Path, heads: Sequence[str]
 ) -> None:
-    missing = ", ".join(head for head in heads if head not in checkpoint.network.heads)
+    missing = next((head for head in heads if head not in checkpoint.network.heads), "")
     require_that(
         not missing,
         "{start} has no {missing} head, which the objective trains.",
