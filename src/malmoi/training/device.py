@@ -137,7 +137,8 @@ def thread_count(
     if on_cpu and recorded > cores:
         say(
             msg(
-                "This run began with {recorded} threads and continues with {cores}: last digits may differ.",
+                "This run began with {recorded} threads and continues with {cores}: last digits "
+                "may differ.",
                 recorded=recorded,
                 cores=cores,
             )
