@@ -197,7 +197,7 @@ def test_a_part_of_the_text_is_drawn_evenly() -> None:
     short = [(f"document {i} " + "word " * (i % 9), i % 10 == 0) for i in range(4000)]
     long = [(" ".join(f"w{k}" for k in range(60_000)), False)] * 3
     for fraction in (0.05, 0.3):
-        drawn = list(draw([*short, *long], fraction, 0))
+        drawn = list(draw([*short, *long], fraction))
         assert [one for one in drawn if one[1]] == [one for one in short if one[1]]
         some = [text for text, valid in drawn if not valid and text.startswith("document")]
         assert len(some) == pytest.approx(3600 * fraction, rel=0.1)
@@ -210,9 +210,9 @@ def test_a_part_of_the_text_is_drawn_evenly() -> None:
             assert numbers == list(range(numbers[0], numbers[-1] + 1))
             assert len(text) == pytest.approx(fraction * len(long[0][0]), rel=0.01)
         assert len({text[:20] for text in stretches}) == 3
-    fewer, more = (set(draw(short, fraction, 0)) for fraction in (0.05, 0.3))
+    fewer, more = (set(draw(short, fraction)) for fraction in (0.05, 0.3))
     assert fewer < more
-    assert list(draw(short, 1.0, 0)) == short
+    assert list(draw(short, 1.0)) == short
 
 
 def test_bad_stores_are_refused(tmp_path: Path) -> None:

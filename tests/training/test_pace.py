@@ -145,7 +145,7 @@ def test_a_batch_that_fits_gives_useful_updates() -> None:
     assert (batch, pace.updates(batch) >= 200) == (8, True)
     said = pace.sentence(256, batch)
     assert said == (
-        f"bert-tiny's batch of 256 would give 13 updates in 3 minutes here; using 8: about "
+        f"bert-tiny's batch of 256 would give 13 updates in your 3 minutes; using 8: about "
         f"{pace.updates(8)}."
     )
     assert paced(0.001, 0.0001, 180.0).fitting(256) == 256
@@ -174,7 +174,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
     assert slow.fitting(4) == 4
     assert paced(1.0, 1.0, 60.0, "transformer-tiny").fitting(4) == 1
     said = slow.sentence(256, 8)
-    assert "1 update in 1 minute here" in said
+    assert "1 update in your 1 minute" in said
     assert "use --minutes" in said
 
 
@@ -221,7 +221,7 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
 
     assert go(minutes=0.02) == SMALLEST_BATCH
     assert (
-        "gpt2-small's batch of 512 would give 1 update in 0.02 minutes here; using 8: about"
+        "gpt2-small's batch of 512 would give 1 update in your 0.02 minutes; using 8: about"
         in caplog.text
     )
     before = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"]

@@ -37,9 +37,9 @@ class PretrainOptions(TypedDict, total=False):
     minutes: float
     """Budget as a time: 3, 90s, 2h."""
     stretch: float
-    """How many times as long the minutes may take beside other programs."""
+    """Times that the minutes may grow beside other programs."""
     max_epochs: float
-    """The minutes end when the text was read this often; 0: never."""
+    """The minutes end after this many epochs; 0: never."""
     batch: int
     """Sequences per step over all processes."""
     fit_batch: bool
@@ -49,11 +49,11 @@ class PretrainOptions(TypedDict, total=False):
     batch_ramp: float
     """Share of the budget over which the batch grows."""
     optimizer: Literal["adamw", "muon"]
-    """muon: Muon for weight matrices, AdamW for the rest."""
+    """muon: for matrices, else AdamW."""
     lr: float
     """Peak learning rate."""
     muon_lr: float
-    """Muon's learning rate, for weight matrices; `lr` is for the rest."""
+    """Muon's learning rate, for matrices; `lr` is for the rest."""
     betas: tuple[float, ...]
     """Adam's β1 and β2."""
     eps: float
@@ -63,13 +63,13 @@ class PretrainOptions(TypedDict, total=False):
     muon_decay: float | None
     """Weight decay of Muon's matrices."""
     cautious_decay: bool
-    """Apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)."""
+    """Muon decays only where the update shrinks a weight too."""
     clip: float
     """Maximum gradient norm; 0: off."""
     label_smoothing: float
-    """Share of the next token's probability spread over all tokens."""
+    """A label's probability shared by all tokens."""
     schedule: str
-    """Learning-rate schedule: linear, cosine, wsd, constant, inverse_sqrt, or a plugin's."""
+    """linear, cosine, wsd, constant, inverse_sqrt, or a plugin's."""
     warmup: float
     """Warm-up, as a share of the budget."""
     warmup_steps: int
@@ -77,11 +77,11 @@ class PretrainOptions(TypedDict, total=False):
     floor: float
     """Final learning rate as a share of its peak."""
     decay_until: float
-    """Share of the budget at which the floor is reached."""
+    """Share of the budget that reaches the floor."""
     cooldown: float
     """Share of the budget over which wsd decays."""
     ema: float
-    """Average the weights over this last share of the budget; 0: off."""
+    """Average the weights over this last share; 0: off."""
     seed: int
     """Random seed."""
     precision: Literal["auto", "fp32", "bf16"]
@@ -99,7 +99,7 @@ class PretrainOptions(TypedDict, total=False):
     keep: int
     """Saved states that are kept, besides the best."""
     snapshots: bool
-    """Also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)."""
+    """Also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16…"""
     valid_every: int
     """Steps between validations."""
     valid_batches: int
@@ -107,7 +107,7 @@ class PretrainOptions(TypedDict, total=False):
     log_every: int
     """Steps between rows of metrics.jsonl."""
     prompt: str
-    """Prompt of the sample at each validation; empty: one for the objective."""
+    """Prompt of validation's sample; empty: by the objective."""
     parallel: Literal["ddp", "fsdp", "hybrid"]
     """How processes share a run: copies, shards, or shards in each machine."""
     tensor: int
@@ -117,47 +117,47 @@ class PretrainOptions(TypedDict, total=False):
     track: str | Sequence[str]
     """Also log the run to tensorboard, wandb, mlflow or trackio; repeatable."""
     lengths: tuple[int, ...]
-    """Tokens per sample in each phase; none: the model's context."""
+    """Tokens of a sample in each phase; none: the context."""
     shares: tuple[float, ...]
-    """Share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)."""
+    """Share of the budget per phase (BERT: 0.9, 0.1)."""
     weights: tuple[float, ...]
     """Share of each source in the mixture; none: by size."""
     valid: float
     """Share of the documents held out for validation."""
     fraction: float
-    """Share of the training text that is encoded, drawn evenly; 1: all of it."""
+    """Share of the training text to encode, drawn evenly."""
     documents: Literal["auto", "blank", "blanks", "line", "file"]
     """What separates documents in plain text."""
     text: str
     """Column or key that holds the text."""
     pairs: bool
-    """The text is translations: files two by two, aligned by line, or tables of two columns."""
+    """Translations: files aligned by line, or tables of two columns."""
     source: str
-    """Of a table of translations, the column or key to translate from."""
+    """Of a table of translations, the column to translate from."""
     target: str
-    """Of a table of translations, the column or key to translate to."""
+    """Of a table of translations, the column to translate to."""
     features: str
     """A .npy file with vectors for each line of the text, before it."""
     together: float
-    """Share of an MLM's rows that are both sides of a pair (XLM's TLM)."""
+    """Share of an MLM's rows with both sides of a pair."""
     sentences: Literal["rules", "kiwi"]
     """What splits text into sentences."""
     document_mask: bool
     """Packed documents do not see one another."""
     shuffle: Literal["windows", "documents"]
-    """What an epoch reorders: windows of the text, or its documents before they are cut into windows."""
+    """What an epoch reorders."""
     short: float
     """Share of pairs that are shortened on purpose."""
     causal_share: float
-    """Share of the rows that the objective `both` trains causally; the others are masked (docs/lab.md)."""
+    """Share of the rows of `both` that are causal."""
     masked_length: int
-    """Tokens of its masked rows; 0: as many as of the causal ones."""
+    """Tokens of its masked rows; 0: as of its causal ones."""
     mask_rate: float
     """Share of the tokens that are predicted (MLM)."""
     mask_token: float
     """Share of the chosen tokens that become [MASK]."""
     mask_random: float
-    """Share that becomes a random token; the rest is kept."""
+    """Share that becomes a random token; rest: kept."""
     whole_word: bool
     """Mask all tokens of a word together."""
     packed: bool | None
@@ -169,7 +169,7 @@ class PretrainOptions(TypedDict, total=False):
     lowercase: bool
     """Lower-case the text."""
     morphemes: Literal["none", "kiwi"]
-    """What cuts Korean words before the vocabulary."""
+    """What cuts Korean words first."""
     context: int
     """Longest sequence in tokens."""
     width: int

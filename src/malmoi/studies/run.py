@@ -206,7 +206,7 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
             )
             trained.save(folder)
     words = Tokenizer.load(folder)
-    windows = recipe.in_windows
+    windows = recipe.causal
     store = kept / "stores" / _digest([made_of, windows, recipe.data.valid])
     build_stores(
         read_documents(cell.text, documents=recipe.data.documents),

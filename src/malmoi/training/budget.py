@@ -1,9 +1,4 @@
-"""What a run costs: estimated before it starts, and its pace while it runs.
-
-The clock of a budget in minutes, its number of updates, a batch that fits: B is a batch's
-sequences; an update takes `optimizer + B × sequence` seconds on this machine. Weights, tokens,
-memory and time are estimated before the text is read.
-"""
+"""What a run costs: estimated before it starts, and its pace while it runs."""
 
 import math
 import time
@@ -79,11 +74,10 @@ def steps_per_sample(c: TrainConfig) -> float:
 
 
 class WorkClock:
-    """Seconds of work that count against a budget in minutes.
+    """Seconds of work that count against a budget in minutes; `share` is how much of each counts.
 
-    The first step is free: it compiles, fills caches and reads the first batches. A lap absurdly
-    longer than others of its kind counts as a usual one, because nothing was computed while the
-    machine slept. `share` is how much of a second counts.
+    The first step is free: it compiles and fills caches. A lap absurdly longer than others of its
+    kind counts as a usual one, because nothing was computed while the machine slept.
     """
 
     def __init__(
@@ -175,10 +169,9 @@ class Pace:
         """Updates of `batch` sequences that fit into the time, given the phases' lengths."""
         first = self.recipe.phases[0][0]
         here = batch / self.world * self.sequence
-        each = [
-            (self.optimizer + here * length / first, share) for length, share in self.recipe.phases
-        ]
-        return sum(share * self.budget.seconds / max(took, 1e-9) for took, share in each)
+        took = {length: self.optimizer + here * length / first for length, _ in self.recipe.phases}
+        seconds = self.budget.seconds
+        return sum(share * seconds / max(took[n], 1e-9) for n, share in self.recipe.phases)
 
     def fitting(self, batch: int) -> int:
         """The largest of batch, batch / 2, batch / 4… with enough updates, or the smallest."""
@@ -189,87 +182,68 @@ class Pace:
             batch = half
         return batch
 
+    @property
+    def _minutes(self) -> str:
+        return plural(self.budget.seconds / 60, "minute")
+
+    def _limit(self, batch: int) -> str:
+        """What ends a run with this batch."""
+        if self.updates(batch) < self._timed_updates(batch):
+            return msg("until the text is used up")
+        return msg("in your {minutes}", minutes=self._minutes)
+
     def expectation(self, batch: int) -> str:
-        """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
-        timed = self._timed_updates(batch)
-        steps = self.updates(batch)
-        took = f"{self.budget.seconds / timed:.2g}"
-        expected = plural(steps, "step")
-        if steps < timed:
-            return msg(
-                "{took} s per step: about {expected} until the text is used up.",
-                took=took,
-                expected=expected,
-            )
+        """Formats the pace: "1.7 s per step: about 105 steps in your 3 minutes"."""
         return msg(
-            "{took} s per step: about {expected} in your {minutes}.",
-            took=took,
-            expected=expected,
-            minutes=plural(self.budget.seconds / 60, "minute"),
+            "{took} s per step: about {steps} {limit}.",
+            took=f"{self.budget.seconds / self._timed_updates(batch):.2g}",
+            steps=plural(self.updates(batch), "step"),
+            limit=self._limit(batch),
         )
 
     def sentence(self, requested: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""
-        message = (
-            self._smaller_batch(requested, chosen)
-            if chosen < requested
-            else self.expectation(chosen)
-        )
+        message = self.expectation(chosen)
         now = self.updates(chosen)
-        if now >= USEFUL_UPDATES and chosen == requested:
+        if chosen < requested:
+            message = msg(
+                "{name}'s batch of {requested} would give {before} {limit}; using {chosen}: about "
+                "{now:,}.",
+                name=self.recipe.name,
+                requested=requested,
+                before=plural(self.updates(requested), "update"),
+                limit=self._limit(chosen),
+                chosen=chosen,
+                now=now,
+            )
+        elif now >= USEFUL_UPDATES:
             return message
         smaller = self.fitting(chosen)
         if smaller < chosen and self.recipe.name not in SIZED:
             return msg(
-                "{message} A batch of {smaller} (--set train.batch={smaller}): about {more}.",
+                "{message} A batch of {batch} (--set train.batch={batch}): about {more:,}.",
                 message=message,
-                smaller=smaller,
-                more=f"{self.updates(smaller):,}",
+                batch=smaller,
+                more=self.updates(smaller),
             )
         if now >= FEW_UPDATES or now < self._timed_updates(chosen):
             return message
         return joined(" ", (message, self._advice(chosen)))
 
-    def _smaller_batch(self, requested: int, chosen: int) -> str:
-        """Says what a smaller batch than the requested one gains."""
-        before = plural(self.updates(requested), "update")
-        now = self.updates(chosen)
-        if now < self._timed_updates(chosen):
-            return msg(
-                "{name}'s batch of {requested} would give {before} until the text is used "
-                "up; using {chosen}: about {now:,}.",
-                name=self.recipe.name,
-                requested=requested,
-                before=before,
-                chosen=chosen,
-                now=now,
-            )
-        return msg(
-            "{name}'s batch of {requested} would give {before} in {minutes} here; using "
-            "{chosen}: about {now:,}.",
-            name=self.recipe.name,
-            requested=requested,
-            before=before,
-            minutes=plural(self.budget.seconds / 60, "minute"),
-            chosen=chosen,
-            now=now,
-        )
-
     def _advice(self, batch: int) -> str:
         """What to do where the time holds too few updates."""
-        minutes = plural(self.budget.seconds / 60, "minute")
         enough = math.ceil(self.budget.seconds / 60 * USEFUL_UPDATES / self._exact_updates(batch))
         advice = msg("That is too few to learn much: use --minutes {enough}", enough=enough)
-        sized = SMALLER_RECIPES.get(self.recipe.samples, "bert")
-        if self.recipe.name == sized:
+        smaller = SMALLER_RECIPES.get(self.recipe.samples, "bert")
+        if self.recipe.name == smaller:
             return advice + "."
-        if sized not in SIZED:
-            return msg("{advice}, or the smaller recipe {sized}.", advice=advice, sized=sized)
         return msg(
-            "{advice}, or let `malmoi pretrain {sized}` choose a size that can learn in {minutes}.",
+            "{advice}, or let `malmoi pretrain {name}` choose a size that can learn in {minutes}."
+            if smaller in SIZED
+            else "{advice}, or the smaller recipe {name}.",
             advice=advice,
-            sized=sized,
-            minutes=minutes,
+            name=smaller,
+            minutes=self._minutes,
         )
 
 
@@ -288,72 +262,52 @@ def verdict(
 ) -> str:
     """A sentence about a run that learned almost nothing, and what to do; otherwise empty.
 
-    `training` is the loss on the text that it learned from, if that is another; `epochs` is how
-    often it read that text.
+    `training` is the loss on the text that it learned from, `epochs` how often it read that.
     """
     learnt = (1 - LEARNT) * guessing
     if not guessing or loss < learnt:
         return ""
+    losses = dict(training=training, loss=loss, guessing=guessing)
     if training < learnt:
         return msg(
-            "This model has memorised its text (loss {training:.2f}) and predicts other "
-            "text no better than token frequency does (loss {loss:.2f}, {guessing:.2f}). "
-            "More text would help; more training would not.",
-            training=training,
-            loss=loss,
-            guessing=guessing,
+            "This model has memorised its text (loss {training:.2f}) and predicts other text no "
+            "better than token frequency does (loss {loss:.2f}, {guessing:.2f}). More text would "
+            "help; more training would not.",
+            **losses,
         )
+    did, advice = _remedy(recipe, steps, epochs)
+    return msg(
+        "{did}: this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
+        "frequency gives {guessing:.2f}). {advice}",
+        did=did,
+        advice=advice,
+        **losses,
+    )
+
+
+def _remedy(recipe: Recipe, steps: int, epochs: float) -> tuple[str, str]:
+    """What a run that learnt nothing did, and what to do instead."""
     c = recipe.train
     updates = plural(steps, "update")
-    nothing = msg(
-        "this model has learnt next to nothing (loss {loss:.2f}; guessing by token "
-        "frequency gives {guessing:.2f}).",
-        loss=loss,
-        guessing=guessing,
-    )
+    did = msg("After {updates}", updates=updates)
     if steps >= USEFUL_UPDATES and epochs < 1:
         budget = next(name for name in BUDGETS if getattr(c, name))
-        return msg(
-            "After {updates} on {epochs:.1%} of the text: {nothing} Train for longer "
-            "({more}), or use a smaller model.",
-            updates=updates,
-            epochs=epochs,
-            nothing=nothing,
-            more=f"--{budget} {4 * getattr(c, budget):.10g}",
-        )
+        more = f"--{budget} {4 * getattr(c, budget):.10g}"
+        did = msg("After {updates} on {epochs:.1%} of the text", updates=updates, epochs=epochs)
+        return did, msg("Train for longer ({more}), or use a smaller model.", more=more)
     if steps >= USEFUL_UPDATES:
-        return msg(
-            "After {updates}: {nothing} More training, a lower train.lr or more text may help.",
-            updates=updates,
-            nothing=nothing,
-        )
-    smaller = (
-        msg("a smaller batch (--set train.batch={batch})", batch=smallest_batch(recipe))
-        if c.batch > smallest_batch(recipe)
-        else msg("a smaller recipe")
-    )
+        return did, msg("More training, a lower train.lr or more text may help.")
     if not c.minutes:
-        return msg(
-            "After {updates}: {nothing} Train for more: --steps {updates2} or more.",
-            updates=updates,
-            nothing=nothing,
-            updates2=USEFUL_UPDATES,
-        )
+        return did, msg("Train for more: --steps {steps} or more.", steps=USEFUL_UPDATES)
+    minutes = plural(c.minutes, "minute")
+    did = msg("Only {updates} fitted into {minutes}", updates=updates, minutes=minutes)
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
-    did = msg(
-        "Only {updates} fitted into {minutes}", updates=updates, minutes=plural(c.minutes, "minute")
-    )
+    sentence = "Use --minutes {enough} or a smaller recipe."
     if recipe.name in SIZED:  # size and batch were chosen for the minutes
-        return msg(
-            "{did}: {nothing} Use --minutes {enough}.", did=did, nothing=nothing, enough=enough
-        )
-    return msg(
-        "{did}: {nothing} Use --minutes {enough} or {smaller}.",
-        did=did,
-        nothing=nothing,
-        enough=enough,
-        smaller=smaller,
-    )
+        sentence = "Use --minutes {enough}."
+    elif c.batch > smallest_batch(recipe):
+        sentence = "Use --minutes {enough} or a smaller batch (--set train.batch={batch})."
+    return did, msg(sentence, enough=enough, batch=smallest_batch(recipe))
 
 
 # of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each
@@ -402,9 +356,8 @@ def estimate_run(
     per_token = flops_per_token(recipe.model, count, int(recipe.mean_length))
     steps, tokens, seconds = budget_of(recipe, per_token, EXPECTED_UTILISATION * rate)
     longest = max(length for length, _ in recipe.phases)
-    micro = recipe.train.micro or first_micro(
-        recipe.model, longest, recipe.train.batch, execution.device
-    )
+    c = recipe.train
+    micro = c.micro or first_micro(recipe.model, longest, c.batch, execution.device)
     made = Estimate(
         parameters=count,
         steps=steps,
@@ -465,10 +418,10 @@ def optimizer_bytes(
     network: Network, recipe: Recipe, size: Callable[[torch.Tensor], int] = torch.Tensor.numel
 ) -> int:
     """Two fp32 moments per weight, one with Muon; `size` is the share of weights held here."""
-    matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
-    return 8 * sum(map(size, network.parameters())) - (
-        4 * matrices if recipe.train.optimizer == "muon" else 0
-    )
+    both = 8 * sum(map(size, network.parameters()))
+    if recipe.train.optimizer != "muon":
+        return both
+    return both - 4 * sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
 
 
 def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:

@@ -83,8 +83,7 @@ def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
 def matmul_rate(execution: Execution, size: int, threads: int) -> float:
     """FLOP/s of a square matrix product with this many threads: the reference for utilisation.
 
-    On a processor beside other programs, with as many threads as pay there and on average, which
-    is what a run will have; a GPU's best is what it has alone.
+    A processor's is an average beside other programs, as a run will have; a GPU's its best.
     """
     a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
 
@@ -111,9 +110,8 @@ def measured_flops(execution: Execution) -> float:
         return this_machine().flops
     # a processor without matrix units reaches its peak at a smaller size
     cpu = 1024 if execution.half else 512
-    return matmul_rate(
-        execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads()
-    )
+    size = 8192 if execution.device.type == "cuda" else cpu
+    return matmul_rate(execution, size, torch.get_num_threads())
 
 
 def known_flops(execution: Execution) -> tuple[float, str]:
@@ -131,8 +129,7 @@ def thread_count(
 ) -> Iterator[ThreadTuner]:
     """Computes with at most as many CPU threads as the run began with, within the context.
 
-    Another number sums in another order, and a resumed run would no longer be bit-identical: it
-    continues with the number last `used`. Only other programs on the machine change it.
+    Another number sums in another order: a resumed run continues with the number last `used`.
     """
     onednn = torch.backends.mkldnn.enabled
     cores = this_machine().cores
@@ -140,8 +137,8 @@ def thread_count(
     if on_cpu and recorded > cores:
         say(
             msg(
-                "This run began with {recorded} threads and continues with {cores}: results "
-                "may differ in the last digits.",
+                "This run began with {recorded} threads and continues with {cores}: last digits "
+                "may differ.",
                 recorded=recorded,
                 cores=cores,
             )
@@ -161,8 +158,7 @@ def thread_count(
 def seed_dropout(seed: int, device: torch.device) -> None:
     """Seeds the generators that a step on this device draws from.
 
-    `torch.manual_seed` also visits kinds of devices that are not there and formats a stack trace
-    for each of them, which takes a millisecond.
+    `torch.manual_seed` visits devices that are not there too, which takes a millisecond.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "mps":
@@ -192,8 +188,7 @@ def compile_for(
 ) -> None:
     """Compiles one block, whose code all layers share, or all of them as one graph.
 
-    One graph takes longer to compile and trains a fifth faster on an H200, where launching block by
-    block cannot keep up with the GPU.
+    One graph compiles longer and trains a fifth faster on an H200, which blocks cannot keep busy.
     """
     if not execution.compiled:
         return
@@ -223,9 +218,8 @@ def step_seconds(
 ) -> tuple[float, float]:
     """Returns the seconds of one update and of one sequence.
 
-    `run_pass` goes forward and backward over so many sequences, `update` clips and steps; both wait
-    for the device, and the trainer restores the state they change. Passes are repeated until the
-    number of threads is chosen: one hiccup of a busy machine must not decide on the batch.
+    Both functions wait for the device; the trainer restores what they change. Passes are repeated
+    until the threads are chosen: one hiccup of a busy machine must not decide on the batch.
     """
 
     def timed_pass() -> float:

@@ -1,7 +1,4 @@
-"""The data of each step: a pure function of the step and the samples used, prefetched.
-
-The samples of a run's phases and of its validation are made from its token stores.
-"""
+"""The data of each step: a pure function of the step and the samples used, prefetched."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.messages import StatusLog
 from malmoi.model import Bounds
 from malmoi.tokenizer import Tokenizer
@@ -108,10 +105,7 @@ class PhaseFeed:
 
 
 def kind_counts(shares: Sequence[float], size: int) -> list[int]:
-    """Sequences of each kind in a step of `size`: by its share, and one at least if there is room.
-
-    The last kind has the rest.
-    """
+    """Sequences of each kind in a step, by share; one at least if there is room."""
     counts: list[int] = []
     for left, share in zip(reversed(range(len(shares))), shares, strict=True):
         room = size - sum(counts)
@@ -133,11 +127,10 @@ def _real_tokens(batch: ArrayBatch) -> int:
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
     cuda = device.type == "cuda"
-    sources = {name: torch.from_numpy(array) for name, array in batch.items()}
-    tensors: Tensors = {
-        name: (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
-        for name, source in sources.items()
-    }
+    tensors: Tensors = {}
+    for name, array in batch.items():
+        source = torch.from_numpy(array)
+        tensors[name] = (source.pin_memory() if cuda else source).to(device, non_blocking=cuda)
     if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
@@ -156,10 +149,7 @@ def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:
 
 
 def batch_sizes(c: TrainConfig, seen: int, samples: float, world: int) -> Iterator[int]:
-    """Yields sequences per step of a run of `samples`, from sample `seen` on.
-
-    GPT-3's batch grows linearly with the tokens seen (Brown et al. 2020 appendix B).
-    """
+    """Sequences of each step; GPT-3's grow with the tokens seen (Brown et al. 2020 appendix B)."""
     start = c.batch_start or c.batch
     ramp = c.batch_ramp * samples
     while True:
@@ -210,10 +200,9 @@ def _feed(
         return _translations(recipe, stores[0], words, length)
     if recipe.model.memory:
         return _contiguous(recipe, stores[0], length, valid=others is not None)
-    parts = [
-        _source(recipe, store, words, length, others[i] if others else None)
-        for i, store in enumerate(stores)
-    ]
+    alone: list[Store | None] = [None] * len(stores)
+    pairs = zip(stores, others or alone, strict=True)
+    parts = [_source(recipe, store, words, length, other) for store, other in pairs]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     pad = words.specials.pad or 0
     if recipe.causal:
@@ -246,7 +235,8 @@ def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) ->
 
 
 def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
-    end = _end_of(words)
+    end = words.specials.eos
+    require_that(end is not None, "This tokenizer has no end-of-text token: a decoder needs one.")
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
@@ -254,7 +244,8 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
             left_out=units.left_out,
             length=length - 1,
         )
-    return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
+    batches = TranslationBatches(units, end or 0, words.specials.pad or 0)
+    return PhaseFeed(batches, length, len(units))
 
 
 def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
@@ -265,12 +256,6 @@ def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:
     return replace(feed, samples=replace(feed.samples, units=units), epoch=len(units))
 
 
-def _end_of(words: Tokenizer) -> int:
-    if words.specials.eos is None:
-        raise UsageError("This tokenizer has no end-of-text token, which a decoder needs.")
-    return words.specials.eos
-
-
 def _source(
     recipe: Recipe, store: Store, words: Tokenizer, length: int, others: Store | None
 ) -> Any:
@@ -278,13 +263,12 @@ def _source(
     d = recipe.data
     if d.pairs:
         return LanguageRows(store, length, seed, words.specials, d.together)
-    if recipe.in_windows:
+    if recipe.causal:
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)
-    return Pairs(
-        store, length, seed, specials=words.specials, next=following, short=d.short, others=others
-    )
+    kind = dict(specials=words.specials, next=following, short=d.short, others=others)
+    return Pairs(store, length, seed, **kind)
 
 
 # ------------------------------------------------------------------ sample prompts

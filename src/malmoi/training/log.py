@@ -84,11 +84,8 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
         require_known(name, TRACKERS, "There is no tracker {name!r}.{hint}")
-        ensure(
-            find_spec(name) is not None,
-            "--track {name} needs its library: pip install {name}.",
-            name=name,
-        )
+        there = find_spec(name) is not None
+        ensure(there, "--track {name} needs its library: pip install {name}.", name=name)
 
 
 def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[Tracker]:
@@ -108,9 +105,8 @@ def _open(name: str, out: Path, settings: Settings) -> Tracker:
         with redirect_stdout(sys.stderr):  # only results go to stdout
             return TRACKERS[name](out, settings)
     except Exception as error:  # each library has its own errors: no login, no server…
-        why = msg(
-            "--track {name} cannot start: {error}.", name=name, error=str(error).strip().rstrip(".")
-        )
+        said = str(error).strip().rstrip(".")
+        why = msg("--track {name} cannot start: {error}.", name=name, error=said)
         if name in OFFLINE:
             why += msg(" Without its server: {offline}.", offline=OFFLINE[name])
         raise MalmoiError(why) from error
@@ -148,8 +144,7 @@ class RunLog:
         gone = self._written and not self.path.is_file()
         ensure(
             not self.first or (not gone and self.path.parent.is_dir()),
-            "{parent} was removed while the run was writing to it, so the run has "
-            "stopped. Run the same command again to start over.",
+            "{parent} was removed while the run was writing to it; start the run again.",
             parent=self.path.parent,
         )
 

@@ -1,7 +1,6 @@
 """The training loop: steps until a budget is used, with a log, evaluations and saved states.
 
-Pre-training, fine-tuning and distillation are a `Loop` each: a feed, an objective, a budget, and
-what they evaluate.
+Pre-training, fine-tuning and distillation are a `Loop` each.
 """
 
 import math
@@ -209,7 +208,7 @@ class Loop(ABC):
         release_compiled(self.network)
 
     def _share(self) -> float:
-        """How much of a second counts: all of it, or less while other programs take their share."""
+        """How much of a second counts: less while other programs take their share."""
         return max(1 / self.config.stretch, 1 - self.threads.others)
 
     def _take_steps(self, batches: Generator[StepBatch]) -> None:
@@ -318,8 +317,7 @@ class Loop(ABC):
 
     def shrink(self, error: RuntimeError) -> None:
         """Out of memory: halves the micro-batch, if the objective does not compare its rows."""
-        divisible = all(term.divisible for term in self.loss_module.objective.terms)
-        if self.micro == 1 or not divisible:
+        if self.micro == 1 or not all(term.divisible for term in self.loss_module.objective.terms):
             raise error
         self.micro //= 2
         self.network.zero_grad()
@@ -330,9 +328,8 @@ class Loop(ABC):
         )
 
     def compile(self) -> None:
-        compile_for(
-            self.execution, self.network, dynamic=self.varied_shapes, whole=self.compiles_whole
-        )
+        shapes = dict(dynamic=self.varied_shapes, whole=self.compiles_whole)
+        compile_for(self.execution, self.network, **shapes)
 
     def announce(self, work: str) -> None:
         """Announces slow work before it starts: the first pass compiles."""
@@ -395,10 +392,7 @@ class Loop(ABC):
         return self.state.step == 1 or self.state.step % every == 0
 
     def _agree(self) -> tuple[int, bool]:
-        """Synchronises the clock; returns what stops any process, and whether to save.
-
-        That is a signal, EARLY_STOP, or 0.
-        """
+        """Synchronises the clock; a signal of any process, EARLY_STOP or 0; whether to save."""
         late = time.monotonic() - self._saved_at > self.seconds_between_saves
         number = self._signals.number or (EARLY_STOP if stop_requested() else 0)
         if self.group.world == 1:
@@ -417,8 +411,7 @@ class Loop(ABC):
         phases = [phase for phase, _ in self._pending]
         names = list(self._pending[0][1])
         flat = torch.stack([losses[name].float() for _, losses in self._pending for name in names])
-        values = (self.group.sum(flat) / self.group.world).tolist()
-        rows = [values[i : i + len(names)] for i in range(0, len(values), len(names))]
+        rows = (self.group.sum(flat) / self.group.world).view(len(phases), -1).tolist()
         self._pending = []
         first = not self.clock.started
         self.clock.lap()
@@ -428,10 +421,8 @@ class Loop(ABC):
             if self.is_bad(row[0], phase):
                 raise BadLoss(row[0])
             s.row_steps += 1
-            s.row_losses = {
-                name: s.row_losses.get(name, 0.0) + value
-                for name, value in zip(names, row, strict=True)
-            }
+            for name, value in zip(names, row, strict=True):
+                s.row_losses[name] = s.row_losses.get(name, 0.0) + value
         self.log.progress(self.event(rows[-1][0], phases[-1]))
         if first:
             self.clock.skip()  # the event measured the peak speed first

@@ -20,16 +20,12 @@ def make_optimizers(
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1). A capturable AdamW
-    keeps its rate on the GPU, so that a captured step can be replayed with another rate.
+    has its rate on the GPU, so that a captured step can be replayed with another.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-
-    def by_muon(name: str, p: nn.Parameter) -> bool:
-        inside = name.startswith(("trunk.blocks.", "trunk.encoder.blocks."))
-        return c.optimizer == "muon" and inside and p.dim() == 2
-
-    matrices = [p for name, p in named if by_muon(name, p)]
-    rest = [p for name, p in named if not by_muon(name, p)]
+    blocks = ("trunk.blocks.", "trunk.encoder.blocks.") if c.optimizer == "muon" else ()
+    matrices = [p for name, p in named if name.startswith(blocks) and p.dim() == 2]
+    rest = [p for name, p in named if not (name.startswith(blocks) and p.dim() == 2)]
     groups = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
@@ -37,10 +33,8 @@ def make_optimizers(
     groups = [g for g in groups if g["params"]]
     for group in groups if capturable else ():
         group["lr"] = torch.tensor(c.lr, device=rest[0].device)
-    betas = (c.betas[0], c.betas[1])
-    adam = lean(torch.optim.AdamW)(
-        groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable
-    )
+    how: Any = dict(betas=(c.betas[0], c.betas[1]), fused=True, capturable=capturable)
+    adam = lean(torch.optim.AdamW)(groups, lr=c.lr, eps=c.eps, **how)
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
@@ -67,10 +61,7 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates are orthogonalised before they are applied (Jordan et al. 2024).
-
-    Matrices of one shape go through the Newton–Schulz iteration together, as one batch of products.
-    """
+    """Momentum, orthogonalised before it is applied, a shape at once (Jordan et al. 2024)."""
 
     def __init__(
         self,
@@ -100,14 +91,12 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        stacked = orthogonal(torch.stack(list(nesterov))).to(params[0].dtype)
-        updates = list(stacked.unbind())
+        updates = list(orthogonal(torch.stack(list(nesterov))).to(params[0].dtype).unbind())
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
-            _decay(
-                weights, updates, group["lr"] * group["weight_decay"], cautious=group["cautious"]
-            )
+            share = group["lr"] * group["weight_decay"]
+            _decay(weights, updates, share, cautious=group["cautious"])
         torch._foreach_add_(weights, updates, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
@@ -119,11 +108,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautious: bool) -> None:
-    """Shrinks the weights by this share.
-
-    Cautious decay shrinks only those that the update moves towards zero too (Chen et al. 2025, eq.
-    4).
-    """
+    """Shrinks weights; cautiously, those that the update shrinks too (Chen et al. 2025 eq. 4)."""
     if not cautious:
         torch._foreach_mul_(weights, 1 - share)
         return
@@ -151,10 +136,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class WeightAverage:
-    """A running mean of a network's weights over the last part of a run (Izmailov et al. 2018).
-
-    The caller keeps the count of averaged steps.
-    """
+    """A running mean of weights over the last part of a run (Izmailov et al. 2018)."""
 
     def __init__(self, network: nn.Module) -> None:
         named = dict(network.named_parameters())

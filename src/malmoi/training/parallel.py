@@ -1,8 +1,7 @@
-"""Distributed training; on one device every method here is a no-op.
+"""Distributed training by `torchrun`; on one device every method here is a no-op.
 
-Started by `torchrun`: DDP replicates the network, FSDP2 (`fully_shard`) shards its weights,
-gradients and optimizer state over all processes, or over those of a machine (hybrid). With
-`train.tensor` some processes compute each layer together, by torch's plans for its products.
+DDP replicates the network, FSDP2 shards its weights, gradients and optimizer state over all
+processes, or over a machine's (hybrid); `train.tensor` shares each layer's products.
 """
 
 import math
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +37,7 @@ HUNG = (
     "Process {rank} stopped because another process of this run does not answer (MALMOI_TIMEOUT "
     "has the seconds to wait); torchrun --max-restarts 3 would go on from the last save."
 )
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,22 +91,12 @@ class ProcessGroup:
             return self
         return replace(self, channel=dist.new_group(backend="gloo", timeout=SAVING))
 
-    def broadcast(self, value: int) -> int:
+    def broadcast(self, value: T) -> T:
         """The first process's value, on all processes."""
-        tensor = torch.tensor([value], device=self.device)
+        held = [value]
         if self.world > 1:
-            dist.broadcast(tensor, 0)
-        return int(tensor.item())
-
-    def broadcast_text(self, text: str) -> str:
-        """The first process's text, on all processes."""
-        if self.world == 1:
-            return text
-        size = self.broadcast(len(text.encode()))
-        sent = list(text.encode()) if self.first else [0] * size
-        buffer = torch.tensor(sent, dtype=torch.uint8, device=self.device)
-        dist.broadcast(buffer, 0)
-        return bytes(buffer.tolist()).decode()
+            dist.broadcast_object_list(held, 0, device=self.device)
+        return held[0]
 
     def expect_steps(self) -> None:
         """From now on a process that is silent for long is taken for hung; before, one may encode
@@ -192,15 +182,11 @@ def wrap_model(
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     here = os.environ.get("LOCAL_WORLD_SIZE", group.world) if mode == "hybrid" else group.world
-    sizes = {
-        "copies": group.world // int(here),
-        "shards": int(here) // group.tensor,
-        "tensor": group.tensor,
-    }
-    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shards")
-    mesh = init_device_mesh(
-        group.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
-    )
+    copies, shards = group.world // int(here), int(here) // group.tensor
+    sizes = {"copies": copies, "shards": shards, "tensor": group.tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
+    names = tuple(sizes)
+    mesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=names)
     data = mesh[tuple(name for name in names if name != "tensor")]
     for block in network.blocks:
         if group.tensor > 1:
@@ -230,9 +216,8 @@ def check_parallel(c: ModelConfig, group: ProcessGroup, mode: str) -> None:
     )
     require_that(
         c.key_heads % group.tensor == 0 and c.mlp_width % group.tensor == 0,
-        "train.tensor={tensor} does not divide the {heads} heads of keys, or the {width} of the "
-        "MLP.",
-        tensor=group.tensor,
+        "train.tensor={n} does not divide the {heads} heads of keys, or the MLP's {width}.",
+        n=group.tensor,
         heads=c.key_heads,
         width=c.mlp_width,
     )
@@ -257,10 +242,7 @@ def _share_products(block: Any, c: ModelConfig, mesh: Any) -> None:
 
 
 def row_order(name: str, c: ModelConfig, pieces: int) -> Tensor | None:
-    """The rows of a weight that is several in one, so that each piece has some of every one.
-
-    Queries, keys and values are one product, and so are a gate and what it opens.
-    """
+    """The rows of a weight that is several (queries, keys, values; a gate) in each piece."""
     if ".attend.qkv." in name:
         sizes = [n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]
     elif c.gated and ".mlp.up." in name:
@@ -274,15 +256,14 @@ def row_order(name: str, c: ModelConfig, pieces: int) -> Tensor | None:
 def clip_shared_gradients(network: nn.Module, most: float, group: ProcessGroup) -> None:
     """Scales gradients on several meshes to a norm of `most` at most; each part counts once."""
     grads: list[Any] = [p.grad for p in network.parameters() if p.grad is not None]
-    squares = [local_part(g).float().square().sum() / _copies(g, group) for g in grads]
+    parts = [math.prod(pieces for _, pieces, _ in cuts(grad)) for grad in grads]
+    squares = [
+        local_part(grad).float().square().sum() * count / group.world
+        for grad, count in zip(grads, parts, strict=True)
+    ]
     norm = group.sum(torch.stack(squares).sum()).sqrt()
     for grad in grads:
         local_part(grad).mul_((most / (norm + 1e-6)).clamp(max=1))
-
-
-def _copies(tensor: Any, group: ProcessGroup) -> int:
-    """Processes that hold the same part of a tensor."""
-    return group.world // math.prod(pieces for _, pieces, _ in cuts(tensor))
 
 
 def cuts(tensor: Any) -> list[tuple[int, int, int]]:
@@ -301,11 +282,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def gradient_sync(call: nn.Module, *, last: bool) -> Iterator[None]:
-    """Delays DDP's gradient all-reduce until the last pass of a step.
-
-    FSDP2 reduces with every pass: otherwise it would keep full gradients between passes, which
-    defeats its saving of memory.
-    """
+    """Delays DDP's all-reduce to a step's last pass; FSDP2 cannot keep full gradients."""
     if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
         with call.no_sync():
             yield

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from malmoi.training.log import check_trackers
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup, check_parallel, row_order
 from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, pretraining_folder, read_recipe
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -159,15 +156,13 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     recipe = _with_fitted_batch(recipe, out)
     group = replace(group, tensor=recipe.train.tensor if group.world > 1 else 1)
     check_request(recipe, group)
-    readers: list[DocumentReader] = []
     if group.first:
         require_that(
             (out / "recipe.json").is_file() or not any(out.glob("*.safetensors")),
             "{out} holds a model that was not pre-trained here: choose another folder.",
             out=out,
         )
-        readers = origin.readers(recipe.data)
-        _prepare_tokenizer(recipe, readers, out, origin)
+        _prepare_tokenizer(recipe, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
     if not origin.start:
@@ -182,7 +177,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     check_parallel(recipe.model, group, recipe.train.parallel)
     if group.first:
         pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
-        _encode(recipe, readers, words, out)
+        _encode(recipe, origin.readers(recipe.data), words, out)
     group.barrier()
     stores = [open_stores(place) for place in _places(recipe, out)]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
@@ -191,9 +186,8 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         _describe(recipe, stores, feeds, checkpoint.network, entropy)
     if group.first and not valid:
         logger.info("The validation text is shorter than one sample: there will be no validation.")
-    return TrainingRun(
-        recipe, checkpoint, feeds, valid, out, group, entropy, prompt_of(recipe, stores, words)
-    )
+    prompt = prompt_of(recipe, stores, words)
+    return TrainingRun(recipe, checkpoint, feeds, valid, out, group, entropy, prompt)
 
 
 def check_request(recipe: Recipe, group: ProcessGroup) -> None:
@@ -202,14 +196,12 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
     check_trackers(c.trackers)
     require_that(
         group.world == 1 or c.parallel == "ddp" or c.optimizer != "muon",
-        "Muon needs whole matrices, which train.parallel={parallel} shards: use ddp, or "
-        "train.optimizer=adamw.",
-        parallel=c.parallel,
+        "Muon needs whole matrices: use train.parallel=ddp, or train.optimizer=adamw.",
     )
     require_that(
         not recipe.model.feature_count or recipe.data.features,
-        "{recipe} is trained on features: give their file with --set data.features=FILE.npy.",
-        recipe=recipe.name,
+        "{name} is trained on features: give their file with --set data.features=FILE.npy.",
+        name=recipe.name,
     )
     require_that(
         c.batch % group.parts == 0,
@@ -222,9 +214,7 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
 # ------------------------------------------------------------------ tokenizer
 
 
-def _prepare_tokenizer(
-    recipe: Recipe, readers: list[DocumentReader], out: Path, origin: RunSources
-) -> None:
+def _prepare_tokenizer(recipe: Recipe, out: Path, origin: RunSources) -> None:
     """The run's tokenizer: the existing one, a given one, the start model's, or a trained one."""
     given = origin.tokenizer or origin.start
     wanted = Tokenizer.load(given) if given else None
@@ -233,32 +223,28 @@ def _prepare_tokenizer(
     elif wanted is not None:
         wanted.save(out)
     else:
-        _learn(recipe, readers).save(out)
+        _learn(recipe, origin.readers(recipe.data)).save(out)
 
 
 def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
     if wanted is not None and wanted.fingerprint() != existing.fingerprint():
-        raise pretraining_folder(out).refusal(
-            ["with another tokenizer than --tokenizer or --start"]
-        )
+        differs = ["with another tokenizer than --tokenizer or --start"]
+        raise pretraining_folder(out).refusal(differs)
     fresh = not (out / "recipe.json").is_file() and wanted is None
     require_that(
         not fresh or existing.kind == recipe.tokenizer.kind,
-        "{out} holds a {kind} tokenizer but this recipe trains a {kind2} one: choose "
-        "another folder, or use it with --tokenizer.",
+        "{out} holds a {kind} tokenizer, which this recipe does not train: choose another folder, "
+        "or use it with --tokenizer.",
         out=out,
         kind=existing.kind,
-        kind2=recipe.tokenizer.kind,
     )
 
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
-    logger.info(
-        "Training a {kind} tokenizer of up to {vocab:,} tokens …", kind=c.kind, vocab=c.vocab
-    )
+    logger.info("Training a {kind} tokenizer of up to {vocab:,} tokens …", **vars(c))
     whole = ((document.text, False) for document in require_documents(readers))
-    texts = (text for text, _ in draw(whole, recipe.data.fraction, 0))
+    texts = (text for text, _ in draw(whole, recipe.data.fraction))
     special = SPECIAL.get(recipe.samples, "none")
     return train_tokenizer(first_texts(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)
 
@@ -273,40 +259,32 @@ def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
         network = Network(recipe.model, dict.fromkeys(heads, 0))
         return Checkpoint(initialise(network, recipe.train.seed), words)
     checkpoint = read_checkpoint(origin.start)
-    _check_start(checkpoint, words, origin, heads, recipe.objective)
+    _check_start(checkpoint, words, origin.start, heads)
     _freeze_others(checkpoint.network, heads)
     return Checkpoint(checkpoint.network, words, source_config=checkpoint.source_config)
 
 
 def _check_start(
-    checkpoint: Checkpoint,
-    words: Tokenizer,
-    origin: RunSources,
-    heads: Sequence[str],
-    objective_name: str,
+    checkpoint: Checkpoint, words: Tokenizer, start: str | Path, heads: Sequence[str]
 ) -> None:
-    for head in heads:
-        require_that(
-            head in checkpoint.network.heads,
-            "{start} has no {head} head, which the objective {name} trains.",
-            start=origin.start,
-            head=head,
-            name=objective_name,
-        )
+    missing = next((head for head in heads if head not in checkpoint.network.heads), "")
+    require_that(
+        not missing,
+        "{start} has no {missing} head, which the objective trains.",
+        start=start,
+        missing=missing,
+    )
     vocab = checkpoint.network.config.vocab
     own = checkpoint.tokenizer
     require_that(
         words.vocab_size <= vocab,
-        "The tokenizer has {vocab_size:,} tokens, but {start} only {vocab:,}.",
-        vocab_size=words.vocab_size,
-        start=origin.start,
+        "The tokenizer has {size:,} tokens, but {start} only {vocab:,}.",
+        size=words.vocab_size,
+        start=start,
         vocab=vocab,
     )
-    require_that(
-        own is None or own.fingerprint() == words.fingerprint(),
-        "{start} was trained with its own tokenizer: omit --tokenizer.",
-        start=origin.start,
-    )
+    same = own is None or own.fingerprint() == words.fingerprint()
+    require_that(same, "{start} was trained with its own tokenizer: omit --tokenizer.", start=start)
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -349,7 +327,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         "encodes both alike: it can translate, and not be trained further.",
     )
     split = split_pair if recipe.data.pairs else sentence_splitter(recipe.data.sentences)
-    sentences, end = (None, words.specials.eos) if recipe.in_windows else (split, None)
+    sentences, end = (None, words.specials.eos) if recipe.causal else (split, None)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
         shares = dict(valid=recipe.data.valid, fraction=recipe.data.fraction)
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
@@ -393,14 +371,16 @@ def _describe(
     size = msg("{parameters:,} weights", parameters=count_parameters(network))
     size += ", " + msg("{tokens:,} training tokens", tokens=tokens)
     steps = plural(budget.steps, "step") if budget.steps else plural(recipe.train.minutes, "minute")
-    lengths = joined(msg(" then "), (str(length) for length, _ in recipe.phases))
-    template = (
+    logger.info(
         "{recipe}: {size}, {steps}, {batch} × {lengths} tokens at most per step"
         if recipe.data.packed
-        else "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step"
+        else "{recipe}: {size}, {steps}, {batch} × {lengths} tokens per step",
+        recipe=recipe.name,
+        size=size,
+        steps=steps,
+        batch=recipe.train.batch,
+        lengths=joined(msg(" then "), (str(length) for length, _ in recipe.phases)),
     )
-    batch = recipe.train.batch
-    logger.info(template, recipe=recipe.name, size=size, steps=steps, batch=batch, lengths=lengths)
     if recipe.objective in ("lm", "mlm"):
         logger.info(
             "Losses to compare with: {blind:.2f} if all tokens were equally likely, "
@@ -408,14 +388,3 @@ def _describe(
             blind=math.log(network.config.vocab),
             entropy=entropy,
         )
-    if budget.steps and len(stores) > 1:
-        # the epochs of each source are the last column of GPT-3's table 2.2
-        used = budget.steps * recipe.train.batch * feeds[0].length
-        for i, (weight, store) in enumerate(zip(recipe.data.weights, stores, strict=True), 1):
-            share = weight / sum(recipe.data.weights)
-            logger.info(
-                "  source {i}: weight {share:.2f}, {epochs:.2f} epochs",
-                i=i,
-                share=share,
-                epochs=used * share / max(1, len(store.train.tokens)),
-            )

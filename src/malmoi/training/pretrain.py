@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.checkpoint import read_checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural, translate
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from malmoi.inference import Model
 
 logger = StatusLog(__name__)
+Rows = Sequence[Mapping[str, Any]]  # of metrics.jsonl
 
 LONG_MINUTES = 10  # a run of more that nobody asked for is announced
 # files that a run writes
@@ -55,9 +56,7 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
     """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
 
     `recipe` is a name, a recipe.json or a Recipe; `tokenizer` an existing vocabulary, `start` a
-    model to start from; `overwrite` discards the run in the folder and starts over; `distillation`
-    is a teacher with the same vocabulary. Overrides are fields of the recipe (`minutes=3`,
-    `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    model to start from; `overwrite` starts over. Overrides are fields of the recipe (`minutes=3`).
     """
     chosen = resolve_recipe(recipe, overrides)
     named = recipe if isinstance(recipe, str) else ""
@@ -108,7 +107,6 @@ def discard_run(out: Path) -> None:
 
 
 def _report(trainer: Trainer) -> None:
-
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
     trainer.log.close()
@@ -133,7 +131,7 @@ def _sized(
         for sentence in sized.reasons:
             logger.info(sentence)
         chosen = sized.recipe.to_json()
-    return Recipe.from_json(group.broadcast_text(chosen)).check()
+    return Recipe.from_json(group.broadcast(chosen)).check()
 
 
 def _with_enough_text(recipe: Recipe, before: Recipe) -> Recipe:
@@ -166,57 +164,52 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
     )
     minutes = made.seconds / group.world / 60
     budget = next(name for name in BUDGETS if getattr(recipe.train, name))
-    paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
-    if minutes > 1440:
-        raise UsageError(
-            "This would take about {days} here. Give --minutes, --steps or --tokens, or "
-            "{paper} for the paper's budget.",
-            days=plural(round(minutes / 1440), "day"),
-            paper=paper,
-        )
+    require_that(
+        minutes <= 1440,
+        "This would take about {days} here. Give --minutes, --steps or --tokens, or {paper} for "
+        "the paper's budget.",
+        days=plural(round(minutes / 1440), "day"),
+        paper=f"--set train.{budget}={getattr(recipe.train, budget)}",
+    )
     if minutes > LONG_MINUTES and group.first and not begun:
         logger.info(
-            "{recipe} takes about {minutes} here; --minutes {minutes2} "
-            "(minutes={minutes2}) makes it shorter.",
+            "{recipe} takes about {minutes} here; --minutes 10 (minutes=10) makes it shorter.",
             recipe=recipe.name,
             minutes=plural(round(minutes), "minute"),
-            minutes2=LONG_MINUTES,
         )
 
 
 # ------------------------------------------------------------------ the page of a run
 
 
-def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Chart of training and validation loss by tokens; single steps are faint behind their mean."""
-    steps: ChartPoints = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
-    valid: ChartPoints = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
-    training = translate("training")
-    lines: dict[str, ChartPoints | Line] = {
-        "steps": Line(steps, beside=training),
-        training: smooth_points(steps),
-        translate("validation"): valid,
-    }
+def _points(rows: Rows, name: str) -> ChartPoints:
+    return [(row["tokens"], row[name]) for row in rows if name in row]
+
+
+def _smoothed(points: ChartPoints, name: str) -> dict[str, ChartPoints | Line]:
+    """Their mean, with single steps faint behind it."""
+    return {"steps": Line(points, beside=name), name: smooth_points(points)}
+
+
+def loss_chart(rows: Rows) -> str:
+    """Chart of training and validation loss by tokens."""
+    lines = _smoothed(_points(rows, "loss"), translate("training"))
+    lines[translate("validation")] = _points(rows, "valid_loss")
     return page_chart(lines, translate("tokens"), translate("loss"))
 
 
-def _speed_charts(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _speed_charts(rows: Rows) -> tuple[str, str]:
     """Charts of the learning rate and the speed."""
-    rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
-    speeds: ChartPoints = [
-        (r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")
-    ]
-    both: dict[str, ChartPoints | Line] = {
-        "steps": Line(speeds, beside="speed"),
-        "speed": smooth_points(speeds),
-    }
+    x = translate("tokens")
+    rates = {"": _points(rows, "lr")}
+    speeds = _smoothed([p for p in _points(rows, "tokens_per_second") if p[1]], "speed")
     return (
-        chart({"": rates}, translate("tokens"), translate("learning rate"), (400, 180)),
-        chart(both, translate("tokens"), translate("tokens per second"), (400, 180)),
+        chart(rates, x, translate("learning rate"), (400, 180)),
+        chart(speeds, x, translate("tokens per second"), (400, 180)),
     )
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str]]:
+def _numbers(rows: Rows, recipe: Recipe) -> list[tuple[str, str]]:
     """The run's final metrics."""
     valid = [r for r in rows if "valid_loss" in r]
     known = ("step", "tokens", "seconds", "sample")
@@ -233,7 +226,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[st
     ]
 
 
-def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+def _warning(rows: Rows, recipe: Recipe) -> str:
     """A warning if the run learned almost nothing."""
     last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
     if "guessing_loss" not in last:
@@ -243,7 +236,7 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
     return verdict(recipe, last["step"], *losses, last.get("epochs", 1.0))
 
 
-def _samples(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _samples(rows: Rows) -> list[tuple[str, str]]:
     """Samples from the whole run including the first and last, without repetitions."""
     samples = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
     fresh = samples[:1] + [now for before, now in pairwise(samples) if now[1] != before[1]]

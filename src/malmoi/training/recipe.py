@@ -29,67 +29,38 @@ class TokenizerConfig(Config):
     )
     vocab: int = setting(50_257, "Tokens of the vocabulary that is learnt.")
     lowercase: bool = setting(False, "Lower-case the text.")
-    morphemes: Literal["none", "kiwi"] = setting(
-        "none", "What cuts Korean words before the vocabulary."
-    )
+    morphemes: Literal["none", "kiwi"] = setting("none", "What cuts Korean words first.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
     """How text becomes samples."""
 
-    lengths: tuple[int, ...] = setting(
-        (), "Tokens per sample in each phase; none: the model's context."
-    )
-    shares: tuple[float, ...] = setting(
-        (), "Share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)."
-    )
+    lengths: tuple[int, ...] = setting((), "Tokens of a sample in each phase; none: the context.")
+    shares: tuple[float, ...] = setting((), "Share of the budget per phase (BERT: 0.9, 0.1).")
     weights: tuple[float, ...] = setting((), "Share of each source in the mixture; none: by size.")
     valid: float = setting(0.01, "Share of the documents held out for validation.", ge=0, lt=1)
     fraction: float = setting(
-        1.0, "Share of the training text that is encoded, drawn evenly; 1: all of it.", gt=0, le=1
+        1.0, "Share of the training text to encode, drawn evenly.", gt=0, le=1
     )
     documents: Literal["auto", "blank", "blanks", "line", "file"] = setting(
         "auto", "What separates documents in plain text."
     )
     text: str = setting("text", "Column or key that holds the text.")
-    pairs: bool = setting(
-        False,
-        "The text is translations: files two by two, aligned by line, or tables of two columns.",
-    )
-    source: str = setting(
-        "source", "Of a table of translations, the column or key to translate from."
-    )
-    target: str = setting(
-        "target", "Of a table of translations, the column or key to translate to."
-    )
+    pairs: bool = setting(False, "Translations: files aligned by line, or tables of two columns.")
+    source: str = setting("source", "Of a table of translations, the column to translate from.")
+    target: str = setting("target", "Of a table of translations, the column to translate to.")
     features: str = setting("", "A .npy file with vectors for each line of the text, before it.")
-    together: float = setting(
-        0.5, "Share of an MLM's rows that are both sides of a pair (XLM's TLM).", ge=0, le=1
-    )
+    together: float = setting(0.5, "Share of an MLM's rows with both sides of a pair.", ge=0, le=1)
     sentences: Literal["rules", "kiwi"] = setting("rules", "What splits text into sentences.")
     document_mask: bool = setting(False, "Packed documents do not see one another.")
-    shuffle: Literal["windows", "documents"] = setting(
-        "windows",
-        "What an epoch reorders: windows of the text, or its documents before they are cut into "
-        "windows.",
-    )
+    shuffle: Literal["windows", "documents"] = setting("windows", "What an epoch reorders.")
     short: float = setting(0.1, "Share of pairs that are shortened on purpose.")
-    causal_share: float = setting(
-        0.7,
-        "Share of the rows that the objective `both` trains causally; the others are masked "
-        "(docs/lab.md).",
-        gt=0,
-        lt=1,
-    )
-    masked_length: int = setting(
-        0, "Tokens of its masked rows; 0: as many as of the causal ones.", ge=0
-    )
+    causal_share: float = setting(0.7, "Share of the rows of `both` that are causal.", gt=0, lt=1)
+    masked_length: int = setting(0, "Tokens of its masked rows; 0: as of its causal ones.", ge=0)
     mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).", gt=0, lt=1)
     mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].", ge=0, le=1)
-    mask_random: float = setting(
-        0.1, "Share that becomes a random token; the rest is kept.", ge=0, le=1
-    )
+    mask_random: float = setting(0.1, "Share that becomes a random token; rest: kept.", ge=0, le=1)
     whole_word: bool = setting(False, "Mask all tokens of a word together.")
     packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
 
@@ -102,48 +73,29 @@ class TrainConfig(Config):
     tokens: int = option(0, "Budget in tokens.", ge=0)
     epochs: float = option(0.0, "Budget in epochs of the text.", ge=0)
     minutes: float = option(0.0, "Budget as a time: 3, 90s, 2h.", ge=0, unit="minutes")
-    stretch: float = setting(
-        1.0, "How many times as long the minutes may take beside other programs.", ge=1
-    )
-    max_epochs: float = setting(
-        0.0, "The minutes end when the text was read this often; 0: never.", ge=0
-    )
+    stretch: float = setting(1.0, "Times that the minutes may grow beside other programs.", ge=1)
+    max_epochs: float = setting(0.0, "The minutes end after this many epochs; 0: never.", ge=0)
     batch: int = setting(32, "Sequences per step over all processes.", gt=0)
     fit_batch: bool = setting(False, "Shrink the batch if the minutes allow too few updates.")
     batch_start: int = setting(0, "The batch grows from this size.")
     batch_ramp: float = setting(0.0, "Share of the budget over which the batch grows.")
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw", "muon: Muon for weight matrices, AdamW for the rest."
-    )
+    optimizer: Literal["adamw", "muon"] = setting("adamw", "muon: for matrices, else AdamW.")
     lr: float = setting(1e-4, "Peak learning rate.", gt=0)
-    muon_lr: float = setting(
-        0.02, "Muon's learning rate, for weight matrices; `lr` is for the rest."
-    )
+    muon_lr: float = setting(0.02, "Muon's learning rate, for matrices; `lr` is for the rest.")
     betas: tuple[float, ...] = setting((0.9, 0.999), "Adam's β1 and β2.")
     eps: float = setting(1e-8, "Adam's ε.")
     decay: float = setting(0.01, "Weight decay; not for biases and norms.")
     muon_decay: float | None = setting(None, "Weight decay of Muon's matrices.", shown="as decay")
-    cautious_decay: bool = setting(
-        False, "Apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)."
-    )
+    cautious_decay: bool = setting(False, "Muon decays only where the update shrinks a weight too.")
     clip: float = setting(1.0, "Maximum gradient norm; 0: off.")
-    label_smoothing: float = setting(
-        0.0, "Share of the next token's probability spread over all tokens.", ge=0, lt=1
-    )
-    schedule: str = setting(
-        "linear",
-        "Learning-rate schedule: linear, cosine, wsd, constant, inverse_sqrt, or a plugin's.",
-    )
+    label_smoothing: float = setting(0.0, "A label's probability shared by all tokens.", ge=0, lt=1)
+    schedule: str = setting("linear", "linear, cosine, wsd, constant, inverse_sqrt, or a plugin's.")
     warmup: float = setting(0.01, "Warm-up, as a share of the budget.")
     warmup_steps: int = setting(100, "Warm-up of at least this many steps.")
     floor: float = setting(0.0, "Final learning rate as a share of its peak.", ge=0, le=1)
-    decay_until: float = setting(
-        1.0, "Share of the budget at which the floor is reached.", gt=0, le=1
-    )
+    decay_until: float = setting(1.0, "Share of the budget that reaches the floor.", gt=0, le=1)
     cooldown: float = setting(0.4, "Share of the budget over which wsd decays.", gt=0, le=1)
-    ema: float = setting(
-        0.0, "Average the weights over this last share of the budget; 0: off.", ge=0, le=1
-    )
+    ema: float = setting(0.0, "Average the weights over this last share; 0: off.", ge=0, le=1)
     seed: int = option(0, "Random seed.", shown="0")
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 if the device computes in it."
@@ -156,15 +108,11 @@ class TrainConfig(Config):
     )
     save_every: int = setting(1000, "Steps between saved states.", gt=0)
     keep: int = setting(2, "Saved states that are kept, besides the best.", gt=0)
-    snapshots: bool = setting(
-        False, "Also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)."
-    )
+    snapshots: bool = setting(False, "Also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16…")
     valid_every: int = setting(500, "Steps between validations.")
     valid_batches: int = setting(16, "Batches per validation.")
     log_every: int = setting(10, "Steps between rows of metrics.jsonl.", gt=0)
-    prompt: str = setting(
-        "", "Prompt of the sample at each validation; empty: one for the objective."
-    )
+    prompt: str = setting("", "Prompt of validation's sample; empty: by the objective.")
     parallel: Literal["ddp", "fsdp", "hybrid"] = setting(
         "ddp", "How processes share a run: copies, shards, or shards in each machine."
     )
@@ -213,18 +161,9 @@ def wsd(progress: float, c: TrainConfig) -> float:
     return 1 - (1 - c.floor) * max(0.0, 1 - (1 - progress) / c.cooldown)
 
 
-def constant_rate(progress: float, c: TrainConfig) -> float:
-    return 1.0
-
-
-def inverse_sqrt(step: int, warmup: float) -> float:
-    """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
-    return min(step / warmup, math.sqrt(warmup / step))
-
-
 SCHEDULES: Registry[Schedule] = Registry(
     "schedule",
-    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": constant_rate},
+    {"linear": linear_decay, "cosine": cosine_decay, "wsd": wsd, "constant": lambda *_: 1.0},
 )
 
 
@@ -236,15 +175,16 @@ def warmup_steps(c: TrainConfig, expected: int) -> float:
 def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
     """The learning rate's share of its peak at this step: warm-up, then the schedule.
 
-    The warm-up is a share of the budget with a minimum of steps. `expected` updates fit into the
-    budget (0: not known). If that estimate was too high, the used share of the budget ends the
-    warm-up instead of the count of steps.
+    `expected` updates fit into the budget (0: not known). If that estimate was too high, the used
+    share of the budget ends the warm-up instead of the count of steps.
     """
     steps = warmup_steps(c, expected)
     if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end
         # post-norm does not bear the whole rate after a warm-up that a small budget shortened
         peak = math.sqrt(steps / c.warmup_steps) if c.warmup_steps else 1.0
-        return peak * inverse_sqrt(step + 1, max(1.0, steps))
+        steps = max(1.0, steps)
+        # Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up
+        return peak * min((step + 1) / steps, math.sqrt(steps / (step + 1)))
     share = steps / expected if expected else 0.0
     warm = min(
         1.0,
@@ -303,11 +243,6 @@ class Recipe(Config):
         return self.samples in ("lm", "bilm", "both")
 
     @property
-    def in_windows(self) -> bool:
-        """Whether samples are windows of the text, across its sentences."""
-        return self.causal
-
-    @property
     def phases(self) -> tuple[tuple[int, float], ...]:
         """(tokens of a sample, share of the budget) of each phase."""
         lengths = self.data.lengths or (self.model.context,)
@@ -322,16 +257,16 @@ class Recipe(Config):
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
+        found = " and ".join(budgets)
+        _require(len(budgets) <= 1, "give one budget, not {budgets}.", budgets=found)
         _require(
-            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
-        )
-        _require(
-            bool(budgets),
+            budgets,
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
         problem = find_problem(self)
         _require(not problem, problem)
         self._check_objective()
+        self._check_masking()
         self._check_pairs()
         self._check_memory()
         return self
@@ -341,78 +276,78 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            "data.lengths has {lengths} phases and data.shares {shares}; give both, or "
-            "neither ([] and []).",
+            "data.lengths has {lengths} phases and data.shares {shares}: give both or none.",
             lengths=len(lengths),
             shares=len(shares),
         )
+        total = sum(shares)
         _require(
-            abs(sum(shares) - 1) < 1e-6,
-            "data.shares must add up to 1, not {shares:g}.",
-            shares=sum(shares),
+            abs(total - 1) < 1e-6, "data.shares must add up to 1, not {shares:g}.", shares=total
         )
         _require(
             max(lengths) <= self.model.context,
-            "data.lengths needs {lengths} tokens, more than the model's context of {context}; "
-            "data.lengths=[] and data.shares=[] use the context.",
-            lengths=max(lengths),
+            "data.lengths has {longest} tokens, more than the model's context of {context}.",
+            longest=max(lengths),
             context=self.model.context,
         )
 
     def _check_objective(self) -> None:
+        m = self.model
         _require(
-            bool(self.model.encoder_depth) == (self.samples == "translation"),
+            bool(m.encoder_depth) == (self.samples == "translation"),
             "the objective translation and an encoder (model.encoder_depth) belong together.",
         )
         _require(
-            all(length % (self.data.masked_length or length) == 0 for length, _ in self.phases),
-            "data.masked_length={length} does not divide the {phases} tokens of a row.",
-            length=self.data.masked_length,
-            phases=max(length for length, _ in self.phases),
-        )
-        _require(
-            self.data.mask_token + self.data.mask_random <= 1,
-            "data.mask_token={mask} and data.mask_random={random} are more than 1 together.",
-            mask=self.data.mask_token,
-            random=self.data.mask_random,
-        )
-        _require(
-            self.model.both_ways == (self.samples == "both"),
+            m.both_ways == (self.samples == "both"),
             "the objective both and model.both_ways=true belong together.",
         )
         _require(
-            (self.model.mixer == "bilstm") == (self.objective == "bilm"),
+            (m.mixer == "bilstm") == (self.objective == "bilm"),
             "the objective bilm and model.mixer=bilstm belong together.",
         )
         _require(
-            self.model.mixer == "attention" or not self.data.document_mask,
+            m.mixer == "attention" or not self.data.document_mask,
             "a recurrent model reads a row from end to end: set data.document_mask=false.",
         )
+        seen = self.objective in ("lm", "both") and any("causal" not in p for p in m.attention)
         _require(
-            self.objective not in ("lm", "both")
-            or all("causal" in pattern for pattern in self.model.attention),
-            "a model whose tokens see later ones cannot learn to predict them (attention "
-            "{attention}).",
-            attention=self.model.attention,
+            not seen,
+            "tokens that see later ones cannot learn to predict them ({attention}).",
+            attention=m.attention,
+        )
+
+    def _check_masking(self) -> None:
+        d = self.data
+        _require(
+            all(length % (d.masked_length or length) == 0 for length, _ in self.phases),
+            "data.masked_length={length} does not divide the {row} tokens of a row.",
+            length=d.masked_length,
+            row=max(length for length, _ in self.phases),
+        )
+        _require(
+            d.mask_token + d.mask_random <= 1,
+            "data.mask_token={token} and data.mask_random={random} are more than 1 together.",
+            token=d.mask_token,
+            random=d.mask_random,
         )
 
     def _check_pairs(self) -> None:
         """Translations, or texts of two languages."""
+        name = self.objective
         if not self.data.pairs:
             _require(
-                self.objective != "translation",
+                name != "translation",
                 "the objective translation learns from pairs: set data.pairs=true.",
             )
             return
         _require(
-            self.objective in ("translation", "mlm"),
+            name in ("translation", "mlm"),
             "pairs are for the objectives translation and mlm, not {objective}.",
-            objective=self.objective,
+            objective=name,
         )
         _require(
-            self.objective == "translation" or self.model.segments == 2,
-            "a masked language model of pairs has an embedding for each language: "
-            "model.segments=2.",
+            name == "translation" or self.model.segments == 2,
+            "an MLM of pairs has an embedding for each language: set model.segments=2.",
         )
 
     def _check_memory(self) -> None:
@@ -425,8 +360,8 @@ class Recipe(Config):
         )
         _require(
             not (self.train.batch_start or self.train.fit_batch or self.data.document_mask),
-            "with a memory every batch has the same rows and documents follow one another: leave "
-            "train.batch_start, train.fit_batch and data.document_mask out.",
+            "a memory needs batches of the same rows: leave train.batch_start, train.fit_batch and "
+            "data.document_mask out.",
         )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError, nearest, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.model import preset
 from malmoi.training.recipe import (
     BUDGETS,
@@ -22,23 +22,26 @@ from malmoi.training.recipe import (
 
 WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
 GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)
-GPT2_BPE = TokenizerConfig(kind="byte-bpe", vocab=50_257)
 SIZED = ("gpt", "bert", "both")  # recipes whose size is chosen by text, minutes and machine
+
+
+def _recipe(name: str, about: str, train: TrainConfig, **parts: Any) -> Recipe:
+    """For the model of this name; without other `parts`, next tokens in GPT-2's vocabulary."""
+    return Recipe(name=name, about=about, model=preset(name), train=train, **parts)
+
+
+def _byte_bpe(vocab: int) -> TokenizerConfig:
+    return TokenizerConfig(kind="byte-bpe", vocab=vocab)
 
 
 def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
     """Devlin et al. 2019 appendix A.2: 256 sequences, 1M steps, 90 % at 128 tokens, then 512."""
-    return Recipe(
-        name=name,
-        about="MLM + NSP, WordPiece, Adam with linear decay (Devlin et al. 2019)",
-        model=preset(name),
-        objective="mlm+nsp",
-        tokenizer=WORDPIECE,
-        data=DataConfig(lengths=(128, 512), shares=(0.9, 0.1)),
-        train=TrainConfig(
-            steps=1_000_000, batch=256, lr=lr, betas=(0.9, 0.999), eps=1e-6, decay=0.01, warmup=0.01
-        ),
+    about = "MLM + NSP, WordPiece, Adam with linear decay (Devlin et al. 2019)"
+    data = DataConfig(lengths=(128, 512), shares=(0.9, 0.1))
+    train = TrainConfig(
+        steps=1_000_000, batch=256, lr=lr, betas=(0.9, 0.999), eps=1e-6, decay=0.01, warmup=0.01
     )
+    return _recipe(name, about, train, objective="mlm+nsp", tokenizer=WORDPIECE, data=data)
 
 
 def electra_recipe(name: str) -> Recipe:
@@ -92,28 +95,28 @@ def transformer_recipe(name: str) -> Recipe:
     """
     small = name == "transformer-small"
     model = preset(name)
-    return Recipe(
-        name=name,
-        about="translation by an encoder and a decoder (Vaswani et al. 2017)",
-        model=model,
+    train = TrainConfig(
+        steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
+        batch=24 if small else 50,
+        lr=0.005 if small else (model.width * 4000) ** -0.5,
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        decay=0.0,
+        clip=1.0 if small else 0.0,  # small's warm-up is short where its budget is
+        label_smoothing=0.1,
+        schedule="inverse_sqrt",
+        warmup=0.0,
+        warmup_steps=2000 if small else 4000,
+        ema=0.1 if small else 0.05,
+        compile=False,  # batches have many shapes
+    )
+    return _recipe(
+        name,
+        "translation by an encoder and a decoder (Vaswani et al. 2017)",
+        train,
         objective="translation",
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
+        tokenizer=_byte_bpe(model.vocab),
         data=DataConfig(pairs=True, lengths=(512,), shares=(1.0,)),
-        train=TrainConfig(
-            steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
-            batch=24 if small else 50,
-            lr=0.005 if small else (model.width * 4000) ** -0.5,
-            betas=(0.9, 0.98),
-            eps=1e-9,
-            decay=0.0,
-            clip=1.0 if small else 0.0,  # small's warm-up is short where its budget is
-            label_smoothing=0.1,
-            schedule="inverse_sqrt",
-            warmup=0.0,
-            warmup_steps=2000 if small else 4000,
-            ema=0.1 if small else 0.05,
-            compile=False,  # batches have many shapes
-        ),
     )
 
 
@@ -144,7 +147,7 @@ def caption_small() -> Recipe:
         name="caption-small",
         about="text that follows feature vectors, for minutes on a CPU (data.features=FILE.npy)",
         model=preset("gpt2-small", context=128, **shape, **features),
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=4096),
+        tokenizer=_byte_bpe(4096),
         train=TrainConfig(steps=2000, lr=3e-3, compile=False, **_MUON),
     )
 
@@ -153,23 +156,19 @@ def gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §4.1: 100 epochs of 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates,
     cosine to 0.
     """
-    return Recipe(
-        name=name,
-        about="LM, BPE of 40,000 merges, cosine (Radford et al. 2018)",
-        model=preset(name),
-        tokenizer=GPT1_BPE,
-        train=TrainConfig(
-            epochs=100, batch=64, lr=2.5e-4, schedule="cosine", warmup=0.0, warmup_steps=2000
-        ),
+    about = "LM, BPE of 40,000 merges, cosine (Radford et al. 2018)"
+    train = TrainConfig(
+        epochs=100, batch=64, lr=2.5e-4, schedule="cosine", warmup=0.0, warmup_steps=2000
     )
+    return _recipe(name, about, train, tokenizer=GPT1_BPE)
 
 
 def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
     """Brown et al. 2020 §2.3 and appendix B; table 2.1 gives lr and batch.
 
     Warm-up over 375M tokens, cosine to 10 % at 260B, then flat to 300B. The batch grows over the
-    first 4 to 12B tokens "depending on the model size": here 4B for batches of 0.5M tokens, 12B for
-    3.2M, and in proportion between.
+    first 4B tokens for batches of 0.5M tokens, 12B for 3.2M, in proportion between: only the ends
+    are given.
     """
     batch = batch_tokens // context
     return TrainConfig(
@@ -190,79 +189,49 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 def gpt2_recipe(name: str, lr: float) -> Recipe:
     """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
     changes: dict[str, Any] = dict(batch_start=0, batch_ramp=0.0, decay_until=1.0, warmup=0.01)
-    return Recipe(
-        name=name,
-        about="LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)",
-        model=preset(name),
-        tokenizer=GPT2_BPE,
-        train=replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes),
-    )
+    about = "LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)"
+    train = replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes)
+    return _recipe(name, about, train)
 
 
 def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
-    return Recipe(
-        name=name,
-        about="LM with alternating dense and banded layers (Brown et al. 2020)",
-        model=preset(name),
-        tokenizer=GPT2_BPE,
-        train=_gpt3_training(lr, batch_tokens, 2048),
-    )
+    train = _gpt3_training(lr, batch_tokens, 2048)
+    return _recipe(name, "LM with alternating dense and banded layers (Brown et al. 2020)", train)
 
 
 def lstm_recipe(name: str) -> Recipe:
     """An LSTM language model of Zaremba et al. 2014's medium size; Adam instead of their SGD."""
+    about = "LM by a recurrent network (Zaremba et al. 2014; Adam)"
     settings: dict[str, Any] = dict(betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False)
-    return Recipe(
-        name=name,
-        about="LM by a recurrent network (Zaremba et al. 2014; Adam)",
-        model=preset(name),
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=10_000),
-        train=TrainConfig(steps=100_000, lr=1e-3, **settings),
-    )
+    train = TrainConfig(steps=100_000, lr=1e-3, **settings)
+    return _recipe(name, about, train, tokenizer=_byte_bpe(10_000))
 
 
 def lstm_gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §5: GPT-1's data and training, a single layer of 2,048 units."""
-    base = gpt1_recipe("gpt1")
-    return replace(
-        base,
-        name=name,
-        about="LM by one LSTM layer, the ablation of GPT-1 (Radford et al. 2018)",
-        model=preset(name),
-        train=replace(base.train, lr=1e-3, compile=False),
-    )
+    base = gpt1_recipe(name)
+    about = "LM by one LSTM layer, the ablation of GPT-1 (Radford et al. 2018)"
+    return replace(base, about=about, train=replace(base.train, lr=1e-3, compile=False))
 
 
 def elmo_recipe(name: str) -> Recipe:
     """Peters et al. 2018 §3: a language model each way; subwords and Adam, not theirs."""
-    base = lstm_recipe("lstm")
-    return replace(
-        base,
-        name=name,
-        about="two LSTM language models, one each way (Peters et al. 2018; subwords, Adam)",
-        model=preset(name),
-        objective="bilm",
-        train=replace(base.train, batch=128),
-    )
+    base = lstm_recipe(name)
+    about = "two LSTM language models, one each way (Peters et al. 2018; subwords, Adam)"
+    return replace(base, about=about, objective="bilm", train=replace(base.train, batch=128))
 
 
 def transformer_xl_recipe(name: str) -> Recipe:
     """Dai et al. 2019 and their scripts: Adam, cosine, clip 0.25; byte-BPE, not words."""
-    model = preset(name)
+    theirs: dict[str, Any] = dict(lr=2.5e-4, warmup=0.0)
     sizes: dict[str, dict[str, Any]] = {
         "transformer-xl-small": dict(steps=200_000, batch=32, lr=1e-3),
-        "transformer-xl-base": dict(steps=200_000, batch=60, lr=2.5e-4, warmup=0.0, warmup_steps=0),
-        "transformer-xl-large": dict(
-            steps=4_000_000, batch=128, lr=2.5e-4, warmup=0.0, warmup_steps=16_000
-        ),
+        "transformer-xl-base": dict(steps=200_000, batch=60, warmup_steps=0, **theirs),
+        "transformer-xl-large": dict(steps=4_000_000, batch=128, warmup_steps=16_000, **theirs),
     }
-    return Recipe(
-        name=name,
-        about="LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)",
-        model=model,
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
-        train=TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name]),
-    )
+    about = "LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)"
+    train = TrainConfig(decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes[name])
+    return _recipe(name, about, train, tokenizer=_byte_bpe(preset(name).vocab))
 
 
 def gpt_char() -> Recipe:
@@ -325,9 +294,8 @@ def fast_gpt(base: Recipe) -> Recipe:
     """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-init outputs, Muon, WSD."""
     model = replace(base.model, **MODERN_GPT)
     train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
-    return replace(
-        base, name=f"{base.name}-fast", about=f"{fast_gpt.__doc__}", model=model, train=train
-    )
+    name, about = f"{base.name}-fast", f"{fast_gpt.__doc__}"
+    return replace(base, name=name, about=about, model=model, train=train)
 
 
 def fast_bert(base: Recipe) -> Recipe:
@@ -371,7 +339,8 @@ _BERTS = {
     "bert-base": 1e-4,
     "bert-large": 1e-4,
 }  # the paper's 1e-4 for base and large; the small ones train faster with more
-_TRANSFORMERS = ("small", "base", "big")
+_TRANSFORMERS = ("transformer-small", "transformer-base", "transformer-big")
+_TRANSFORMER_XLS = ("transformer-xl-small", "transformer-xl-base", "transformer-xl-large")
 _GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
 _HALF = 500_000
 _LARGEST = 3_200_000
@@ -390,7 +359,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(bert_recipe, name, lr) for name, lr in _BERTS.items()},
     **{name: partial(electra_recipe, name) for name in ("electra-small", "electra-base")},
     "albert-base": partial(albert_recipe, "albert-base"),
-    **{f"transformer-{n}": partial(transformer_recipe, f"transformer-{n}") for n in _TRANSFORMERS},
+    **{name: partial(transformer_recipe, name) for name in _TRANSFORMERS},
     "transformer-tiny": transformer_tiny,
     "xlm-small": partial(xlm_recipe, "xlm-small"),
     "gpt1": partial(gpt1_recipe, "gpt1"),
@@ -401,10 +370,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "lstm": partial(lstm_recipe, "lstm"),
     "lstm-gpt1": partial(lstm_gpt1_recipe, "lstm-gpt1"),
     **{name: partial(elmo_recipe, name) for name in ("elmo-small", "elmo")},
-    **{
-        f"transformer-xl-{size}": partial(transformer_xl_recipe, f"transformer-xl-{size}")
-        for size in ("small", "base", "large")
-    },
+    **{name: partial(transformer_xl_recipe, name) for name in _TRANSFORMER_XLS},
     **{kind: partial(sized_recipe, kind) for kind in SIZED},
     **{f"{name}-fast": lambda name=name: fast_bert(RECIPES[name]()) for name in _BERTS},  # type: ignore[misc]
     **{f"{name}-fast": lambda name=name: fast_gpt(RECIPES[name]()) for name in _GPT2S},  # type: ignore[misc]
@@ -457,21 +423,12 @@ def settings_by_path(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def _path(recipe: Recipe, name: str) -> str:
-    if "." in name:
+    if "." in name or name in vars(recipe):
         return name
-    parts = {
-        part: getattr(recipe, part).to_dict() for part in ("train", "data", "tokenizer", "model")
-    }
-    for part, fields in parts.items():
-        if name in fields:
-            return f"{part}.{name}"
-    if name in recipe.to_dict():
-        return name
-    raise UsageError(
-        "The recipe has no setting {name!r}.{hint}",
-        name=name,
-        hint=nearest(name, {f for p in parts.values() for f in p}),
-    )
+    parts = ("model", "tokenizer", "data", "train")  # of two with such a field, the later
+    known = {field: part for part in parts for field in vars(getattr(recipe, part))}
+    require_known(name, known, "The recipe has no setting {name!r}.{hint}")
+    return f"{known[name]}.{name}"
 
 
 def names_budget(overrides: Mapping[str, Any]) -> bool:

@@ -1,9 +1,7 @@
 """The size of `pretrain gpt|bert|both`: measure the text and the machine, choose, say why.
 
 `choose_size` takes, of shapes from small to large, the first that sees neither too many tokens per
-weight nor the text too often. The limits were measured: `SMALL_GPT` and others, docs/lab.md the
-tables they come from. N weights, D tokens a run processes, T tokens of the text, C floating-point
-operations of the budget.
+weight nor the text too often. N weights, D tokens of a run, T of the text, C FLOPs of the budget.
 """
 
 import math
@@ -18,6 +16,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
+from malmoi.system.limits import format_size
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
@@ -97,6 +96,15 @@ class Speed:
         half_speed = CPU_HALF_SPEED_WIDTH if self.device == "cpu" else GPU_HALF_SPEED_WIDTH
         return self.flops * width / (width + half_speed)
 
+    def words(self) -> str:
+        return msg(
+            "{peak:,.0f} GFLOP/s measured in {kind}"
+            if self.measured
+            else "{peak:,.0f} GFLOP/s assumed",
+            peak=self.flops / 1e9,
+            kind="bf16" if self.half else "fp32",
+        )
+
 
 def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
@@ -136,24 +144,18 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
 
 
 def measure_speed(group: ProcessGroup, c: TrainConfig) -> Speed:
-    """FLOP/s of a matrix product over all devices of the run.
-
-    If nothing can be measured, those of a slow core, with a warning.
-    """
+    """FLOP/s of a matrix product over all devices; of a slow core if none can be measured."""
     execution = choose_execution(group.device, c)
     kind = group.device.type
-    name = next(
-        (a.name for a in this_machine().accelerators if a.kind == kind), msg("the processor")
-    )
+    names = [one.name for one in this_machine().accelerators if one.kind == kind]
+    name = names[0] if names else msg("the processor")
     flops, problem = known_flops(execution)
     if problem:
         logger.warning(
-            "The speed of {name} could not be measured ({problem}): the size is chosen "
-            "for {slow_core:.0f} GFLOP/s, a slow core. --set model.width=… and "
-            "model.depth=… choose another.",
+            "The speed of {name} could not be measured ({problem}): the size is chosen for a "
+            "slow core. --set model.width=… and model.depth=… choose another.",
             name=name,
             problem=problem,
-            slow_core=SLOW_CORE / 1e9,
         )
     return Speed((flops or SLOW_CORE) * group.world, kind, execution.half, name, bool(flops))
 
@@ -235,8 +237,7 @@ def heads_for(width: int) -> int:
 def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
     """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90.
 
-    Characters beyond a byte's worth need tokens of their own, inside and at the start of words:
-    Korean has twice the vocabulary (docs/lab.md).
+    Characters beyond a byte's worth need their own: twice for Korean (docs/lab.md).
     """
     wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * max(0, frequent_characters(sample) - 256)
     return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
@@ -274,15 +275,12 @@ def batch_tokens(tokens: int, device: str) -> int:
 def choose_size(
     kind: Kind, text_tokens: int, vocab: int, seconds: float, speed: Speed, given: Mapping[str, Any]
 ) -> SizeChoice:
-    """The smallest shape that sees few enough tokens per weight and reads the text seldom enough.
-
-    If none does, the largest that the text supports.
-    """
+    """The smallest shape that sees few enough tokens per weight, seldom enough, or the largest."""
     best: SizeChoice | None = None
     for depth, width in shapes(given):
         too_large = _block_weights(depth, width) > MAX_WEIGHTS_PER_TOKEN * text_tokens
         if best is not None and too_large:
-            best = replace(best, reason="the largest this text supports")
+            reason = "the largest this text supports"
             break
         best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
         flops = seconds * speed.reached(width)
@@ -292,15 +290,12 @@ def choose_size(
             reason = "the largest there is"
         else:
             return best
-        best = replace(best, reason=reason)
     assert best is not None  # there are shapes
-    limit = given.get("max_epochs", USABLE_EPOCHS[kind])
-    if not limit or best.epochs <= limit:
-        return best
-    share = limit / best.epochs
-    return replace(
-        best, epochs=limit, tokens=int(best.tokens * share), minutes=best.minutes * share
-    )
+    limit = given.get("max_epochs", USABLE_EPOCHS[kind]) or math.inf
+    share = min(1.0, limit / best.epochs)
+    epochs = min(limit, best.epochs)
+    tokens = int(best.tokens * share)
+    return replace(best, reason=reason, epochs=epochs, tokens=tokens, minutes=best.minutes * share)
 
 
 def _one_size(
@@ -327,14 +322,14 @@ def _one_size(
         cost += muon_flops(depth, width) / step
     seen = int(flops / cost)
     epochs = seen / max(1, tokens)
-    limit = (
-        msg(
-            "it reads the text {epochs:.1f} times, of at most {most:g}",
-            epochs=epochs,
-            most=MAX_EPOCHS[kind],
-        )
-        if epochs > MAX_EPOCHS[kind] / 2
-        else msg("{seen:.2g} tokens per weight", seen=seen / weights)
+    most = MAX_EPOCHS[kind]
+    limit = msg(
+        "it reads the text {epochs:.1f} times, of at most {most:g}"
+        if epochs > most / 2
+        else "{seen:.2g} tokens per weight",
+        epochs=epochs,
+        most=most,
+        seen=seen / weights,
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, context, limit)
 
@@ -342,18 +337,15 @@ def _one_size(
 def muon_flops(depth: int, width: int) -> float:
     """FLOPs of Muon's update of the blocks: five iterations of 4 m²n + 2 m³ for each m × n matrix.
 
-    With few tokens in a step that is as much as the step itself.
+    With few tokens in a step that is as much as the step itself. Four are w × w, two w × 4 w.
     """
-    square = 6 * width**3
-    wide = (4 * 4 + 2) * width**3  # and tall: the MLP's
-    return 5.0 * depth * (4 * square + 2 * wide)
+    return 5.0 * depth * (4 * 6 + 2 * 18) * width**3
 
 
 def dropout_for(kind: Kind, epochs: float) -> float:
     """Dropout by how often the text is read: 0 for once, 0.06 for four epochs, 0.1 for nine.
 
-    At most 0.2, for text that is read far too often. A BERT sees other masks every time: 0.05 at
-    most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md). For both, epochs count half.
+    At most 0.2; a BERT sees other masks every time: 0.05 at most. For both, epochs count half.
     """
     limit = MAX_EPOCHS["gpt"]
     epochs = epochs / 2 if kind == "both" else epochs
@@ -390,41 +382,36 @@ class SizedRecipe:
 def size_recipe(
     requested: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
-    """The recipe for this text, these minutes and this machine.
-
-    `requested` has the user's settings, named in `overrides`: they are kept, and the others follow
-    from them.
-    """
+    """The recipe for this text, time and machine; the settings in `overrides` are kept."""
+    kind = cast(Kind, requested.name)
     given = frozenset(settings_by_path(requested, overrides))
     require_that(
         "train.minutes" in given,
-        "The size of `pretrain {requested}` follows from its time: give --minutes, or use "
-        "a recipe with a fixed size (malmoi recipes).",
-        requested=requested.name,
+        "The size of `pretrain {kind}` follows from its time: give --minutes.",
+        kind=kind,
     )
     require_that(
         origin.start is None,
-        "--start already has a size, which `pretrain {requested}` would choose: give the "
-        "recipe it was trained with.",
-        requested=requested.name,
+        "--start already has a size: give the recipe it was trained with, not {kind}.",
+        kind=kind,
     )
-    kind = cast(Kind, requested.name)
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
     words, vocab = _vocabulary(requested, given, origin, text)
     speed = measure_speed(group, requested.train)
-    share = 1 - (requested.data.valid if "data.valid" in given else held_out_share(text))
+    valid = requested.data.valid if "data.valid" in given else held_out_share(text)
     tokens = text.tokens(words)
+    learnt = (1 - valid) * tokens
     fixed = _fixed_sizes(requested, given)
+    context = fixed.get("context", 0)
     require_that(
-        fixed.get("context", 0) <= share * tokens,
-        "model.context={context} is longer than the text to learn from, about "
-        "{share:,.0f} tokens: use more text or a shorter context.",
-        context=fixed.get("context", 0),
-        share=share * tokens,
+        context <= learnt,
+        "model.context={context} is longer than the text to learn from, about {learnt:,.0f} "
+        "tokens: use more text or a shorter context.",
+        context=context,
+        learnt=learnt,
     )
-    seconds = requested.train.minutes * 60
-    size = choose_size(kind, round(share * tokens), vocab, seconds, speed, fixed)
+    size = choose_size(kind, round(learnt), vocab, requested.train.minutes * 60, speed, fixed)
     if kind == "bert":
         size = replace(size, row=text.row_tokens(words, size.model.context))
     changes = _settings(kind, size, text, speed.device)
@@ -470,16 +457,13 @@ def check_enough_text(text: TextSize) -> None:
     kilobytes = text.bytes / 1000
     require_that(
         text.bytes >= MIN_TEXT_BYTES,
-        "There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
-        "{least} kB or more; fluent sentences take about 10 MB. To watch a model memorise "
-        "a small text: malmoi pretrain gpt-char.",
+        "There are {kilobytes:.1f} kB of text, too little to learn a language from: use 10 kB or "
+        "more (fluent sentences take about 10 MB), or malmoi pretrain gpt-char.",
         kilobytes=kilobytes,
-        least=MIN_TEXT_BYTES // 1000,
     )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            "There are only {kilobytes:.0f} kB of text: the model will memorise much of "
-            "it and generalise little.",
+            "There are only {kilobytes:.0f} kB of text: the model will memorise much of it.",
             kilobytes=kilobytes,
         )
 
@@ -516,10 +500,7 @@ def _short_rows(size: SizeChoice) -> bool:
 
 
 def _masked_length(kind: Kind, context: int) -> int:
-    """Tokens of the masked rows of `both`, which divide the context: short ones teach more.
-
-    docs/lab.md has 128 next to the whole context of 512.
-    """
+    """Tokens of the masked rows of `both`, which divide the context: short ones teach more."""
     if kind != "both" or context <= MASKED_ROW:
         return 0
     shorter = range(MASKED_ROW, MASKED_ROW // 2 - 1, -1)
@@ -536,78 +517,55 @@ def _reasons(
 ) -> Iterator[str]:
     c = recipe.train
     m = recipe.model
+    d = recipe.data
+    minutes = plural(size.minutes, "minute")
     yield msg(
-        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about "
-        "{count} tokens.",
+        "Text: {about}{bytes} in {about}{documents}, so a vocabulary of {vocab:,}: about {count} "
+        "tokens.",
         about="" if text.exact else "about ",
-        bytes=_bytes(text.bytes),
+        bytes=format_size(text.bytes),
         documents=plural(text.documents, "document"),
         vocab=recipe.tokenizer.vocab,
         count=_count(tokens),
     )
-    if recipe.data.fraction < 1:
+    if d.fraction < 1:
         yield msg(
-            "Encoding: {part} of {bytes}, drawn evenly: {minutes} can read no more.",
-            part=_bytes(recipe.data.fraction * text.bytes),
-            bytes=_bytes(text.bytes),
+            "Encoding: {part} of the text, drawn evenly: {minutes} can read no more.",
+            part=format_size(d.fraction * text.bytes),
             minutes=plural(c.minutes, "minute"),
         )
-    kind = "bf16" if speed.half else "fp32"
-    peak = f"{speed.flops / 1e9:,.0f}"
-    known = (
-        msg("{peak} GFLOP/s measured in {kind}", peak=peak, kind=kind)
-        if speed.measured
-        else msg("{peak} GFLOP/s assumed", peak=peak)
-    )
     yield msg(
         "Machine: {speed}, {known}: about {flops:.1e} FLOPs in {minutes} of training.",
         speed=speed.name,
-        known=known,
+        known=speed.words(),
         flops=size.minutes * 60 * speed.reached(m.width),
-        minutes=plural(size.minutes, "minute"),
+        minutes=minutes,
     )
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield msg(
         "Size: {depth} layers × {width}, {count} weights: {reason}.",
-        depth=m.depth,
-        width=m.width,
-        count=_count(weights),
-        reason=msg(size.reason),
-    )
-    regular = msg(
-        "dropout {dropout:g} and a cautious Muon decay of {muon_decay:g}",
-        dropout=m.dropout,
-        muon_decay=c.muon_decay,
+        **dict(vars(m), count=_count(weights), reason=msg(size.reason)),
     )
     yield msg(
-        "Epochs: {count} tokens, {epochs:.3g} epochs: so {regular}.",
-        count=_count(size.tokens),
-        epochs=size.epochs,
-        regular=regular,
+        "Epochs: {count} tokens, {epochs:.3g} epochs: so dropout {dropout:g} and a cautious Muon "
+        "decay of {muon_decay:g}.",
+        **dict(vars(c), count=_count(size.tokens), epochs=size.epochs, dropout=m.dropout),
     )
     steps = size.tokens // (c.batch * size.row)
-    if _short_rows(size):
-        yield msg(
-            "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}.",
-            batch=c.batch,
-            row=size.row,
-            context=m.context,
-            steps=plural(steps, "step"),
-        )
-    else:
-        yield msg(
-            "Batch: {batch} × {row} tokens, about {steps}.",
-            batch=c.batch,
-            row=size.row,
-            steps=plural(steps, "step"),
-        )
+    yield msg(
+        "Batch: {batch} texts of {row} tokens on average (at most {context}), about {steps}."
+        if _short_rows(size)
+        else "Batch: {batch} × {row} tokens, about {steps}.",
+        batch=c.batch,
+        row=size.row,
+        context=m.context,
+        steps=plural(steps, "step"),
+    )
     if recipe.objective == "both":
-        d = recipe.data
-        causal, _ = kind_counts((d.causal_share, 1 - d.causal_share), c.batch)
         yield msg(
-            "Rows: {causal} of {batch} are read from left to right, the others with "
-            "masks, {length} tokens at a time.",
-            causal=causal,
+            "Rows: {causal} of {batch} are read from left to right, the others with masks, "
+            "{length} tokens at a time.",
+            causal=kind_counts((d.causal_share, 1 - d.causal_share), c.batch)[0],
             batch=c.batch,
             length=d.masked_length or m.context,
         )
@@ -616,29 +574,19 @@ def _reasons(
     yield msg(
         "Rate: Muon {muon_lr:g}, Adam {lr:g}; constant, then decaying over the last "
         "{cooldown:.0%}; the weights of the last {ema:.0%} are averaged.",
-        muon_lr=c.muon_lr,
-        lr=c.lr,
-        cooldown=c.cooldown,
-        ema=c.ema,
+        **vars(c),
     )
-    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=recipe.data.valid)
+    yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=d.valid)
     if size.minutes < c.minutes:
         yield msg(
-            "Time: the run ends after about {minutes} of the {minutes2:g}, when the text "
-            "has been read {most:g} times: more would only memorise it. More text would "
-            "use the rest.",
-            minutes=plural(size.minutes, "minute"),
-            minutes2=c.minutes,
-            most=c.max_epochs,
+            "Time: the run ends after about {most} of the {minutes:g}, when the text has been "
+            "read {max_epochs:g} times: more would only memorise it. More text would use the rest.",
+            **dict(vars(c), most=minutes),
         )
     if own := ", ".join(sorted(given - {"train.minutes"})):
         yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
 
 
 def _count(number: float) -> str:

@@ -1,9 +1,7 @@
 """The state of a run in train_state/step-N/, so that it can be killed at any moment.
 
-Every process writes the rows of the weights and of the optimizer that only it holds, as plain
-safetensors; `state.json` has a checksum of each file and of itself. Any number of processes can
-read it back.
-Nothing is unpickled.
+Every process writes the rows that only it holds, as safetensors; `state.json` has a checksum of
+each file and of itself. Any number of processes can read it back; nothing is unpickled.
 """
 
 import json
@@ -43,10 +41,7 @@ class CorruptState(MalmoiError):
 
 @dataclass
 class RunState:
-    """The progress of a run: with the tensors beside it, everything that its next step depends on.
-
-    Fields that a saved state does not have, since it is older than they are, take their defaults.
-    """
+    """What the next step depends on besides tensors; what an old state lacks has defaults."""
 
     step: int = 0
     samples_seen: list[int] = field(default_factory=list)  # in each phase
@@ -115,12 +110,9 @@ class StateParts(NamedTuple):
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], group: ProcessGroup) -> Self:
         own = {name: t for name, t in tensors.items() if _is_written_here(t, group)}
-        return cls(
-            {name: local_part(t).detach() for name, t in own.items()},
-            {name: _start(t)[0] for name, t in own.items()},
-            {name: _start(t)[1] for name, t in own.items()},
-            {name: list(t.shape) for name, t in tensors.items()},
-        )
+        local = {name: local_part(t).detach() for name, t in own.items()}
+        rows, columns = ({name: _start(t)[i] for name, t in own.items()} for i in (0, 1))
+        return cls(local, rows, columns, {name: list(t.shape) for name, t in tensors.items()})
 
     @property
     def size(self) -> int:
@@ -187,22 +179,20 @@ def load_state(
     average: Mapping[str, Tensor] | None = None,
     tensor: int = 1,
 ) -> None:
-    """Loads a saved state's tensors into the network, its optimizers and the weight average.
-
-    The number of processes that wrote it does not matter, nor how many compute a layer together.
-    """
+    """Loads a state's tensors, by however many processes it was written."""
     saved = _read(folder)
     files = [SavedFile(_open(folder / name)) for name in saved.files]
     known = saved.shapes
     named = dict(network.named_parameters())
 
     def fetch(name: str, like: Tensor) -> Tensor:
+        shape = known.get(name)
         ensure(
-            known.get(name) == list(like.shape),
-            "{folder} holds another model: {name} has the shape {known}.",
+            shape == list(like.shape),
+            "{folder} holds another model: {name} has the shape {shape}.",
             folder=folder,
             name=name,
-            known=known.get(name),
+            shape=shape,
         )
         now, then = (row_order(name, network.config, n) for n in (tensor, saved.tensor))
         if now is None or then is None or tensor == saved.tensor or not like.dim():
@@ -255,23 +245,22 @@ def _load_optimizer(
         for p in group["params"]:
             prefix = f"optimizer{i}.{names[id(p)]}."
             for key in [k for k in known if k.startswith(prefix)]:
-                scalar = known[key] != list(p.shape)
-                if scalar and known[key]:
+                saved, shape = known[key], list(p.shape)
+                if saved and saved != shape:
                     raise CorruptState(
-                        "{key} is saved with the shape {known}, for a weight of {shape}.",
+                        "{key} is saved with the shape {saved}, for a weight of {shape}.",
                         key=key,
-                        known=known[key],
-                        shape=list(p.shape),
+                        saved=saved,
+                        shape=shape,
                     )
-                value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
+                value = _like(p, fetch(key, p)) if saved == shape else fetch(key, torch.zeros(()))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
 
 
 def _like(p: Tensor, local: Tensor) -> Tensor:
-    """Gives a local tensor its parameter's form: plain, or sharded over processes.
+    """Gives a local tensor its parameter's form: sharded, or plain with its strides.
 
-    A plain one gets its parameter's strides: weights read from a GPT-2 folder are transposed views,
-    and a fused optimizer iterates over weight, gradient and moments without checking their strides.
+    Weights of a GPT-2 folder are transposed views, and a fused optimizer does not check strides.
     """
     if not hasattr(p, "device_mesh"):
         return torch.empty_like(p, dtype=local.dtype).copy_(local)
@@ -308,13 +297,9 @@ def _gather(name: str, start: tuple[int, int], like: Tensor, files: list[SavedFi
             sides = list(zip(begins, part.get_shape(), start, made.shape, strict=False))
             shared = [(max(b, s), min(b + n, s + m)) for b, n, s, m in sides]
             if all(low < high for low, high in shared):
-                there, here = (
-                    tuple(
-                        slice(low - side[at], high - side[at])
-                        for (low, high), side in zip(shared, sides, strict=True)
-                    )
-                    for at in (0, 2)
-                )
+                pairs = list(zip(shared, sides, strict=True))
+                there = tuple(slice(low - b, high - b) for (low, high), (b, *_) in pairs)
+                here = tuple(slice(low - s, high - s) for (low, high), (_, _, s, _) in pairs)
                 made[here] = part[there]
     return made
 
@@ -394,10 +379,9 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         saved = _Saved(values) if written == STATE_FORMAT else None
     if saved is None:
         raise MalmoiError(
-            "{folder} was written by another version (format {written}, not {format}).",
+            "{folder} was written by another version (format {written}).",
             folder=folder,
             written=written,
-            format=STATE_FORMAT,
         )
     if verify:
         _verify(folder, saved)

@@ -5,12 +5,13 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
-from malmoi.errors import MalmoiError, ensure, is_out_of_memory
+from malmoi.errors import ensure, is_out_of_memory
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
@@ -59,9 +60,8 @@ class Trainer(Loop):
         self.varied_shapes = not recipe.causal
         self.compiles_whole = self._one_graph()
         network = run.network.to(run.group.device)
-        if distillation is not None:
-            for teacher in distillation.teachers:
-                teacher.to(run.group.device)
+        for teacher in distillation.teachers if distillation else ():
+            teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
         network.trunk.checkpointing_keeps = recipe.train.checkpointing_keeps
         loss_module = LossModule(network, _objective(recipe, distillation))
@@ -81,15 +81,11 @@ class Trainer(Loop):
         return self.config.micro or self.group.min(fits)  # all processes must make the same passes
 
     def _one_graph(self) -> bool:
-        """Whether all blocks are compiled as one graph.
-
-        That suits windows of text, which have one shape; FSDP2 needs the blocks apart.
-        """
-        recipe = self.recipe
-        group = self.run.group
-        long = not self.budget.seconds or self.budget.seconds >= MIN_SECONDS_FOR_ONE_GRAPH
-        pays = long and recipe.model.depth <= MAX_DEPTH_OF_ONE_GRAPH
-        return group.device.type == "cuda" and recipe.causal and pays and not self.run.sharded
+        """Whether all blocks are one graph: windows have one shape; FSDP2 needs them apart."""
+        cuda = self.run.group.device.type == "cuda"
+        long = (self.budget.seconds or math.inf) >= MIN_SECONDS_FOR_ONE_GRAPH
+        pays = long and self.recipe.model.depth <= MAX_DEPTH_OF_ONE_GRAPH
+        return cuda and self.recipe.causal and pays and not self.run.sharded
 
     @property
     def progress(self) -> float:
@@ -125,23 +121,18 @@ class Trainer(Loop):
 
     def _phase_number(self) -> int:
         progress = self.progress
-        edge = 0.0
-        for i, (_, share) in enumerate(self.recipe.phases):
-            edge += share
-            if progress < edge - 1e-12:
-                return i
-        return len(self.feeds) - 1
+        ends = enumerate(accumulate(share for _, share in self.recipe.phases))
+        return next((i for i, end in ends if progress < end - 1e-12), len(self.feeds) - 1)
 
     def shrink(self, error: RuntimeError) -> None:
         ensure(
-            self.micro != 1,
-            "One sequence does not fit into the GPU's memory: set "
-            "train.gradient_checkpointing=true.",
+            self.micro > 1,
+            "One sequence does not fit into memory: set train.gradient_checkpointing=true.",
         )
         ensure(
-            self.group.world <= 1,
-            "{micro} sequences in one pass do not fit into the memory of process {rank}'s "
-            "GPU: set train.micro={micro2} or train.gradient_checkpointing=true.",
+            self.group.world == 1,
+            "{micro} sequences in one pass do not fit into the memory of process {rank}'s GPU: set "
+            "train.micro={micro2} or train.gradient_checkpointing=true.",
             micro=self.micro,
             rank=self.group.rank,
             micro2=self.micro // 2,
@@ -157,9 +148,9 @@ class Trainer(Loop):
         metrics = dict(loss=loss, tokens_per_second=speed)
         if flops <= peak:  # on a busy machine the speed may have been measured too low
             metrics["utilization"] = flops / peak
-        if self.budget.steps:
-            left = (self.budget.steps - s.step) * self.clock.usual_step
-            return Progress(self.verb, s.step, self.budget.steps, "steps", metrics, left)
+        if steps := self.budget.steps:
+            left = (steps - s.step) * self.clock.usual_step
+            return Progress(self.verb, s.step, steps, "steps", metrics, left)
         # the text may be used up before the time is
         total = s.seconds / self.progress if s.seconds else self.budget.seconds
         metrics = {"step": s.step} | metrics
@@ -170,8 +161,7 @@ class Trainer(Loop):
     def prepare(self) -> None:
         """Measures a step to decide whether compiling pays and how many updates the minutes hold.
 
-        Its effects are undone by reloading the saved state; a resumed run keeps the earlier
-        decisions.
+        The saved state undoes its effects; a resumed run keeps the earlier decisions.
         """
         s = self.state
         cpu = self.group.device.type == "cpu"
@@ -179,7 +169,7 @@ class Trainer(Loop):
         if free and s.compiled is not None:
             self._compile_or_not(compiled=s.compiled)
         probing = free and s.compiled is None and self.execution.compiled
-        timing = bool(self.budget.seconds) and not s.expected
+        timing = self.timed and not s.expected
         if self.progress < 1 and (probing or timing):
             pace = self._measured_pace(probing=probing)
             self.restore()
@@ -266,13 +256,11 @@ class Trainer(Loop):
         rollbacks = s.rollbacks + 1 if s.step - s.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
         ensure(
             rollbacks <= MAX_ROLLBACKS,
-            "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time "
-            "without {steps:,} good steps in between: the run was stopped; its last good "
-            "state is in {state_root}. A lower train.lr usually helps.",
+            "The loss reached {loss:g} at step {step:,}, for the {rollbacks}th time: the run was "
+            "stopped; its last good state is in {state_root}. A lower train.lr usually helps.",
             loss=loss,
             step=s.step,
             rollbacks=rollbacks,
-            steps=ROLLBACK_FORGIVEN_STEPS,
             state_root=self.state_root,
         )
         self.restore()
@@ -281,9 +269,11 @@ class Trainer(Loop):
         names = ("seconds", "expected", "compiled", "threads", "threads_used")
         kept = {name: getattr(s, name) for name in names}
         self.state = replace(self.state, rollbacks=rollbacks, spiked=s.step, **kept)
-        back = msg("back to step {step:,}, skipping the data that led there", step=self.state.step)
         self.log.line(
-            "The loss reached {loss:g} at step {step:,}: {back}.", loss=loss, step=s.step, back=back
+            "The loss reached {loss:g} at step {step:,}: back to step {back:,}, skipping it.",
+            loss=loss,
+            step=s.step,
+            back=self.state.step,
         )
 
     # ------------------------------------------------------------------ validation
@@ -300,24 +290,22 @@ class Trainer(Loop):
     def finish(self) -> None:
         """Validates and saves for the last time; averaged weights stay in place."""
         metrics = self._validate()
-        if not math.isfinite(loss := metrics.get("valid_loss", 0.0)):
-            raise MalmoiError(
-                "The run diverged: its validation loss is {loss:g} at step {step:,}. Its last "
-                "good state is in {state_root}; start again with a lower train.lr.",
-                loss=loss,
-                step=self.state.step,
-                state_root=self.state_root,
-            )
+        loss = metrics.get("valid_loss", 0.0)
+        ensure(
+            math.isfinite(loss),
+            "The run diverged: its validation loss is {loss:g} at step {step:,}. Its last good "
+            "state is in {state_root}; start again with a lower train.lr.",
+            loss=loss,
+            step=self.state.step,
+            state_root=self.state_root,
+        )
         self.save()
         self.keep_average()
         if not metrics and (warning := self._verdict(self.state.mean)):
             self.log.line(warning)
 
     def _validate(self) -> dict[str, float]:
-        """Validates the phase on the same batches every time, and generates a sample.
-
-        Uses the averaged weights if there are any, and then reports the loss of the others too.
-        """
+        """Validates the averaged weights, or the network's, on the same batches; samples."""
         if not self.run.valid:
             return {}
         self.network.eval()
@@ -341,10 +329,8 @@ class Trainer(Loop):
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and not self.run.sharded else ""
         words = self.log_metrics(metrics, **({"sample": text} if text else {}))
-        self.log.line(
-            msg("step {step:,}: {words}", step=self.state.step, words=words)
-            + (f"\n  » {text}" if text else "")
-        )
+        said = msg("step {step:,}: {words}", step=self.state.step, words=words)
+        self.log.line(said + (f"\n  » {text}" if text else ""))
         if warning:
             self.log.line(warning)
 
@@ -399,12 +385,11 @@ class Trainer(Loop):
         super().restore()
         s = self.state
         phases = len(self.feeds)
+        folder = self.state_root / f"step-{s.step}"
         ensure(
-            len(s.samples_seen) == phases and 0 <= s.phase < phases,
-            "{folder} was saved with other phases than the {phases} of this run; it is "
-            "damaged: remove it to resume from the state before it.",
-            folder=self.state_root / f"step-{s.step}",
-            phases=phases,
+            len(s.samples_seen) == phases and s.phase in range(phases),
+            "{folder} has other phases than this run: remove it to resume from one before.",
+            folder=folder,
         )
         # a resumed or rolled back run has not reached later snapshots yet
         drops = self.config.snapshots and self.group.first

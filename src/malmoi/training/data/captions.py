@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, UsageError, ensure
+from malmoi.errors import MalmoiError, ensure, explained, require_that
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import read_lines
 from malmoi.text.sources import FileSource
@@ -23,21 +23,16 @@ def open_features(path: str | Path) -> Features:
     """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
     file = Path(path).expanduser()
     ensure(file.is_file(), "There is no feature file {file}.", file=file)
-    try:
+    kinds = (ValueError, OSError, EOFError)
+    with explained(kinds, "{file} is not a .npy file of numbers: {error}", file=file):
         array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise MalmoiError(
-            "{file} is not a .npy file of numbers: {error}", file=file, error=error
-        ) from error
     if array.ndim == 2:
         array = array[:, None]
     ensure(
         array.ndim == 3 and array.dtype.kind in "fiu" and array.size,
-        "{file} holds {dtype} of the shape {shape}; features are numbers of the shape "
-        "[texts, vectors, width] or [texts, width].",
+        "{file} holds {found}; features are numbers, [texts, vectors, width].",
         file=file,
-        dtype=array.dtype,
-        shape=list(array.shape),
+        found=f"{array.dtype} of the shape {list(array.shape)}",
     )
     ensure(np.isfinite(array).all(), "{file} holds NaN or infinite values.", file=file)
     return array
@@ -62,9 +57,8 @@ class TextPerRow(FileSource):
         ensure(
             number == self.rows,
             "{path} has {number:,} lines, but there are features for {rows:,} texts.",
-            path=self.path,
+            **vars(self),
             number=number,
-            rows=self.rows,
         )
 
     def _refuse(self, number: int, why: str) -> None:
@@ -78,15 +72,13 @@ class TextPerRow(FileSource):
 
 def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
     """The row of each document of a store, by the rule that split training and validation."""
-    parts = [part for _, part in assign(["text"] * rows, share, 0)]
+    parts = [part for _, part in assign(["text"] * rows, share)]
     found = np.flatnonzero(np.array(parts) == valid)
-    ensure(
+    store.ensure(
         len(found) == len(store),
-        "{folder} holds {store:,} texts where {found:,} rows have features; remove it to "
-        "rebuild it.",
-        folder=store.folder,
-        store=len(store),
-        found=len(found),
+        "{folder} holds {texts:,} texts for {here:,} rows of features; remove it to rebuild.",
+        texts=len(store),
+        here=len(found),
     )
     return found
 
@@ -103,19 +95,16 @@ class CaptionBatches:
     seed: int
 
     def __post_init__(self) -> None:
-        ensure(
-            len(self.store), "{folder} has no text to make samples of.", folder=self.store.folder
-        )
+        self.store.ensure(len(self.store), "{folder} has no text to make samples of.")
         lengths = np.diff(self.store.documents)
-        if lengths.max() > self.room:
-            row = int(self.rows[lengths.argmax()])
-            raise UsageError(
-                "The text of row {row} has {max} tokens, but after the features there is room "
-                "for {room}: set a larger model.context.",
-                row=row + 1,
-                max=int(lengths.max()),
-                room=self.room,
-            )
+        row, longest = int(self.rows[lengths.argmax()]) + 1, int(lengths.max())
+        require_that(
+            longest <= self.room,
+            "Row {row} has {longest} tokens; there is room for {room}: set model.context.",
+            row=row,
+            longest=longest,
+            room=self.room,
+        )
 
     def at(self, first: int, size: int) -> ArrayBatch:
         chosen = permute_epochs(first + np.arange(size), len(self.store), self.seed, 12)

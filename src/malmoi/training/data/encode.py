@@ -21,7 +21,7 @@ from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
 from malmoi.training.data.permute import permutation_key
-from malmoi.training.data.store import STORE_FORMAT, Appender, Store, StoreCounts, dtype_for, holds
+from malmoi.training.data.store import STORE_FORMAT, Appender, Store, StoreCounts, holds
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
@@ -48,23 +48,22 @@ class EncodePlan:
     out: Path
     sentences: Splitter | None
     valid: float
-    seed: int
     end: int | None
     fraction: float
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return dtype_for(self.tokenizer.vocab_size)
+        """The smallest type that holds every id."""
+        return np.dtype(np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32)
 
     def appender(self, part: str, counts: StoreCounts) -> Appender:
-        sentences = self.sentences is not None
-        return Appender(self.out / part, self.dtype, counts, sentences=sentences)
+        return Appender(self.out / part, self.dtype, counts, sentences=self.sentences is not None)
 
     def made(self) -> dict[str, str]:
         """What determines the stores' content, part by part, so that a change can be named."""
         split: Any = self.sentences
         name = split and (getattr(split, "name", "") or f"{split.__module__}.{split.__qualname__}")
-        settings = [name, self.valid, self.seed, self.end]
+        settings = [name, self.valid, 0, self.end]  # 0 was a seed, and old stores are still good
         settings += [self.fraction] * (self.fraction < 1)
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         found = {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
@@ -83,11 +82,10 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
 ) -> Stores:
     """Encodes `reader` into out/train and out/valid, or reuses stores made from the same input.
 
-    `sentences` splits a document for the objectives that need sentence starts; `valid` is the share
-    of documents held out for validation; `end` is appended to every document; only a `fraction` of
-    the training text is encoded. A killed build resumes where it stopped.
+    `sentences` splits a document where sentence starts are needed; `end` is appended to each. A
+    killed build resumes where it stopped.
     """
-    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end, fraction)
+    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, end, fraction)
     made = plan.made()
     how = "reused"
     with folder_lock(plan.out, wait=True):
@@ -195,9 +193,9 @@ def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
     texts = (document.text for document in require_documents([plan.reader]))
-    split = draw(assign(texts, plan.valid, plan.seed), plan.fraction, plan.seed)
+    split = draw(assign(texts, plan.valid), plan.fraction)
     for text, valid in islice(split, skip, None):
-        pieces = plan.sentences(text) if plan.sentences else cut(text)
+        pieces = (plan.sentences or cut)(text)
         batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
         size += batch[-1].bytes
         if size >= JOURNAL_BYTES:
@@ -278,7 +276,7 @@ DRAW = 14  # the purpose of a permutation's key
 MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
-def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str, bool]]:
+def assign(texts: Iterable[str], share: float, seed: int = 0) -> Iterator[tuple[str, bool]]:
     """Pairs every document's text with whether it is for validation, by a hash of its number.
 
     At least one of several validates, and the first always trains. If only the last could validate
@@ -308,15 +306,10 @@ def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str,
         yield held, number > 0 and (chosen or not validated)
 
 
-def draw(
-    documents: Iterable[tuple[str, bool]], fraction: float, seed: int
-) -> Iterator[tuple[str, bool]]:
-    """An even part of the training text: some short documents, and a stretch of each long one.
-
-    What validates is kept whole; a larger fraction keeps all short documents of a smaller one.
-    """
+def draw(documents: Iterable[tuple[str, bool]], fraction: float) -> Iterator[tuple[str, bool]]:
+    """All that validates; of the training text some short documents, a stretch of each long."""
     for number, (text, valid) in enumerate(documents):
-        key = permutation_key(seed, number, DRAW) if fraction < 1 else 0
+        key = permutation_key(0, number, DRAW) if fraction < 1 else 0
         if valid or fraction >= 1:
             yield text, valid
         elif len(text) * fraction >= MIN_STRETCH_CHARACTERS:

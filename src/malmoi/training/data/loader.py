@@ -1,7 +1,6 @@
 """Batches by number: the samples from number n on are a pure function of n.
 
-BERT's masking: 80 % of the predicted tokens become [MASK], 10 % a random token. B sequences,
-T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
+B sequences, T tokens of the longest (rounded up), N tokens when packed, M predicted slots.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ IGNORE_LABEL = -100  # of what is not predicted, in every loss
 class Masking:
     """How to corrupt tokens: the shares of the recipe, and properties of the vocabulary.
 
-    `special` marks the special ids, which are never chosen and never inserted. `starts` marks the
-    ids that start a word and enables whole-word masking.
+    `special` ids are never chosen and never inserted; `starts` marks ids that start a word.
     """
 
     mask_id: int
@@ -40,16 +38,13 @@ class Masking:
     def of(cls, tokenizer: Tokenizer, data: DataConfig) -> "Masking":
         """Masking for this vocabulary; a WordPiece token starts a word unless it begins with ##."""
         if tokenizer.specials.mask is None:
-            raise MalmoiError(
-                "This tokenizer has no [MASK], which masked training needs: use a WordPiece one."
-            )
+            raise MalmoiError("This tokenizer has no [MASK] to train with: use a WordPiece one.")
         special = np.zeros(tokenizer.vocab_size, bool)
         special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
         starts = None
         if data.whole_word:
-            starts = np.array(
-                [not tokenizer.token(id).startswith("##") for id in range(tokenizer.vocab_size)]
-            )
+            words = [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
+            starts = np.array([not word.startswith("##") for word in words])
         return cls(tokenizer.specials.mask, special, data, starts)
 
     @cached_property
@@ -65,8 +60,7 @@ class Masking:
 def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
     """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
 
-    round(rate × maskable) tokens of each sequence are chosen, at least one: an exact number, as in
-    google's code.
+    An exact number of tokens is chosen in each sequence, at least one, as in google's code.
     """
     shape = tokens.shape
     flat = tokens.reshape(-1, shape[-1])
@@ -98,8 +92,8 @@ def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
 def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools:
     """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
 
-    W is the largest number of words in a row. The greedy choice runs in rounds over all rows: take
-    the words before the first that does not fit, drop that one.
+    The greedy choice takes, over all rows, the words before the first that does not fit, drops
+    that.
     """
     heads = maskable & (starts | ~np.roll(maskable, 1, axis=1))
     word = np.cumsum(heads, axis=1) - 1
@@ -163,9 +157,8 @@ class BertBatches:
         keep = np.arange(samples["tokens"].shape[1]) < samples["lengths"][:, None]
         tokens = np.where(keep, samples["tokens"], self.pad)
         maskable = keep & ~self.masking.special[tokens]
-        corrupted, labels = mask(
-            tokens, maskable, Draws(permutation_key(self.seed, 5), indices), self.masking
-        )
+        draws = Draws(permutation_key(self.seed, 5), indices)
+        corrupted, labels = mask(tokens, maskable, draws, self.masking)
         form = self._packed if self.packed else self._padded
         return {**form(corrupted, labels, keep, samples), "nsp_labels": samples["labels"]}
 
@@ -187,13 +180,13 @@ class BertBatches:
     def _packed(
         self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
     ) -> ArrayBatch:
-        lengths = samples["lengths"]
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        bounds = np.concatenate([[0], np.cumsum(samples["lengths"])])
         size = round_up(int(bounds[-1]), PACKED_MULTIPLE)
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
         limit = int(self.masking.data.mask_rate * (size - 2 * len(tokens))) + len(tokens)
+        predicted = _tail(labels[keep], size, IGNORE_LABEL)[0]
         return {
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
@@ -201,18 +194,15 @@ class BertBatches:
             "documents": _tail(rows[keep], size, len(tokens)),
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
-            **_slots(
-                _tail(labels[keep], size, IGNORE_LABEL)[0], round_up(max(limit, 1), WIDTH_MULTIPLE)
-            ),
+            **_slots(predicted, round_up(max(limit, 1), WIDTH_MULTIPLE)),
         }
 
 
 @dataclass(frozen=True)
 class MaskedWindows:
-    """Masked windows, each masked token predicted from the position *before* it.
+    """Windows cut into `parts` rows, each masked token predicted from the position *before* it.
 
-    tokens [B, context]; a model that reads both ways shares its head with next-token prediction
-    (Charpentier & Samuel 2024 §2.1). Each window is cut into `parts` rows.
+    So a model that reads both ways has one head for both (Charpentier & Samuel 2024 §2.1).
     """
 
     source: SampleSource

@@ -1,25 +1,21 @@
 """Samples of two texts: BERT's segments, and translations for a decoder or an MLM (TLM).
 
-BERT's are whole sentences, by the rule of google's create_pretraining_data. Every batch is computed
-with array operations from (seed, sample numbers); no state is kept between batches.
-`store.sentences` and `store.documents` are sorted, so lookups are O(log n).
-
-Batches of translations are made by their number of tokens, each of pairs of similar length: an
-epoch sorts its pairs by length, shuffled among equals, and cuts them into units of at most `length`
-tokens a side. Batches are runs of `group` units, in random order. A unit is a pure function of its
-number, as every sample is. B samples or pairs, T tokens of the longest (of the target), S source
-tokens.
+BERT's are whole sentences, by the rule of google's create_pretraining_data; starts are sorted, so
+lookups are O(log n). Translations come in batches of so many tokens, pairs of similar length
+together: an epoch sorts its pairs by length, shuffled among equals, and cuts them into units of at
+most `length` tokens a side; batches are runs of `group` units, in random order. Every sample is a
+pure function of its number. B samples, T tokens of the longest target, S of the longest source.
 """
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from malmoi.errors import MalmoiError, ensure, require_that
+from malmoi.errors import MalmoiError, require_that
 from malmoi.tokenizer.core import Specials
 from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.permute import (
@@ -40,9 +36,8 @@ Next = Literal["nsp", "sop"] | None
 class Pairs:
     """[CLS] A [SEP] B [SEP], or with `next=None` the single [CLS] A [SEP].
 
-    nsp: label 1 is a B from a random other document (BERT: is_random_next), 0 the text that follows
-    A. sop: label 1 is A and B swapped (ALBERT), 0 in order. Random Bs come from `others` if given,
-    because a validation store may hold a single document.
+    Label 1 of nsp is a B from a random other document, of sop A and B swapped; 0: B follows A.
+    Random Bs come from `others` if given, because a validation store may hold a single document.
     """
 
     store: Store
@@ -58,13 +53,10 @@ class Pairs:
         self._others = self.store if self.others is None else self.others
         self._sentences = _sentences(self.store)
         self._other_sentences = _sentences(self._others)
-        ensure(
+        self.store.ensure(
             self.next != "nsp" or self._others is not self.store or len(self.store) >= 2,
-            "Next-sentence prediction needs two documents, but {folder} has {store}: "
-            "separate them by blank lines (and --set data.documents=blank), or train "
-            "without it (mlm or mlm+sop).",
-            folder=self.store.folder,
-            store=len(self.store),
+            "Next-sentence prediction needs two documents, but {folder} has one: separate them by "
+            "blank lines (--set data.documents=blank), or train without it (mlm or mlm+sop).",
         )
         self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
@@ -84,8 +76,7 @@ class Pairs:
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
         # all the room, or for a share of `short` a random length from 2 up
         lengths = 2 + (draws[0] / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
-        shortened = np.minimum(lengths, self.room)
-        target = np.where(draws[0] < self.short, shortened, self.room)
+        target = np.where(draws[0] < self.short, np.minimum(lengths, self.room), self.room)
         first, last, document = self._chunk(numbers, target)
         if self.next is None:
             start = self._sentences[first]
@@ -97,6 +88,8 @@ class Pairs:
             turned |= b.length == 0  # a document of one token: nothing follows it
             b = b.where(turned, self._random(document, target - a.length, draws[3:5]))
         a, b = truncate(a, b, self.room, draws[5:7])
+        if self.next == "sop":
+            a, b = a.where(turned, b), b.where(turned, a)
         return self._assemble(a, b, turned)
 
     def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
@@ -137,7 +130,7 @@ class Pairs:
     def _assemble(
         self, a: "Spans", b: "Spans | None", turned: NDArray[np.bool_]
     ) -> dict[str, PairInts]:
-        """Adds the special tokens around the spans; pairs are swapped here, after truncation."""
+        """Adds the special tokens around the spans."""
         lengths = a.length + 2 + (b.length + 1 if b is not None else 0)
         tokens = np.zeros((len(lengths), int(lengths.max())), np.int64)
         segments = np.zeros_like(tokens)
@@ -154,8 +147,6 @@ class Pairs:
             tokens[row, at:end] = source[start:stop]
             tokens[row, end] = self._sep
             segments[row, at : end + 1] = 1
-        if self.next == "sop" and b is not None:
-            _swap(tokens, segments, a.length, b.length, turned)
         labels = turned.astype(np.int64)
         return {"tokens": tokens, "segments": segments, "lengths": lengths, "labels": labels}
 
@@ -176,9 +167,8 @@ class Spans:
 
     def where(self, condition: NDArray[np.bool_], other: "Spans") -> "Spans":
         """`other` where the condition holds."""
-        return Spans(
-            np.where(condition, other.start, self.start), np.where(condition, other.stop, self.stop)
-        )
+        start = np.where(condition, other.start, self.start)
+        return Spans(start, np.where(condition, other.stop, self.stop))
 
 
 def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans]:
@@ -201,48 +191,30 @@ def _coins(tossed: PairInts, normal: Floats) -> PairInts:
     return np.clip(heads, 0, tossed)
 
 
-def _swap(
-    tokens: PairInts, segments: PairInts, a: PairInts, b: PairInts, turned: NDArray[np.bool_]
-) -> None:
-    """Swaps A and B in the rows that are turned."""
-    for row in np.flatnonzero(turned).tolist():
-        length_a = int(a[row])
-        length_b = int(b[row])
-        text = tokens[row, 1 : length_a + length_b + 3]
-        text[:] = np.concatenate([text[length_a + 1 :], text[: length_a + 1]])
-        segments[row, 1 : length_b + 2] = 0
-        segments[row, length_b + 2 : length_a + length_b + 3] = 1
-
-
 def _sentences(store: Store) -> PairInts:
-    if store.sentences is None:
-        raise MalmoiError(
-            "{folder} was built without sentences, which pairs need; build it with them.",
-            folder=store.folder,
-        )
-    ensure(
-        len(store),
-        "{folder} has no document to make samples from: give more text.",
-        folder=store.folder,
+    starts = store.sentences
+    store.ensure(
+        starts is not None,
+        "{folder} was built without sentences, which pairs need; build it with them.",
     )
-    return store.sentences
+    store.ensure(len(store), "{folder} has no document to make samples from: give more text.")
+    return cast(PairInts, starts)
 
 
 def frame_of(specials: Specials) -> tuple[int, int]:
     if specials.cls is None or specials.sep is None:
-        raise MalmoiError(
-            "This tokenizer has no [CLS] and [SEP], which BERT's samples need: use a WordPiece one."
-        )
+        raise MalmoiError("This tokenizer has no [CLS] and [SEP] for BERT: use a WordPiece one.")
     return specials.cls, specials.sep
 
 
 def pair_sides(store: Store) -> PairInts:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
-    if starts is None or len(starts) != 2 * len(store.documents) - 1:
-        raise MalmoiError(
-            "{folder} does not hold sentence pairs; remove it to rebuild it.", folder=store.folder
-        )
+    store.ensure(
+        starts is not None and len(starts) == 2 * len(store) + 1,
+        "{folder} does not hold sentence pairs; remove it to rebuild it.",
+    )
+    starts = cast(PairInts, starts)
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
@@ -257,14 +229,12 @@ class PairUnits:
 
     def __post_init__(self) -> None:
         sides = pair_sides(self.store)
-        lengths = np.diff(sides).max(1, initial=0)
         # pairs that are longer than a unit are left out
-        self.sides = sides[lengths < self.length]
+        self.sides = sides[np.diff(sides).max(1, initial=0) < self.length]
         self.left_out = len(sides) - len(self.sides)
-        ensure(
+        self.store.ensure(
             len(self.sides),
             "{folder} has no pair of at most {length} tokens per side.",
-            folder=self.store.folder,
             length=self.length,
         )
         # tokens of each pair's longer side, with the end
@@ -282,9 +252,8 @@ class PairUnits:
         while start < len(widths):
             cuts.append(start)
             # widths grow: the n-th pair from here makes n × its own width
-            fits = widths[start : start + self.length] * np.arange(
-                1, 1 + min(self.length, len(widths) - start)
-            )
+            here = widths[start : start + self.length]
+            fits = here * np.arange(1, 1 + len(here))
             start += max(1, int(np.searchsorted(fits, self.length, side="right")))
         return np.array(cuts)
 
@@ -349,9 +318,8 @@ class TranslationBatches:
 class LanguageRows:
     """Rows for a masked language model of two languages (Lample & Conneau 2019 §3).
 
-    A share of the rows is a pair, [CLS] A [SEP] [CLS] B [SEP], whose masks can be filled from the
-    other language (TLM); the others are one of its sides (MLM). Segments are the languages, and
-    positions start again with B.
+    A share is a pair, [CLS] A [SEP] [CLS] B [SEP], whose masks the other language can fill (TLM);
+    the others are one side. Segments are the languages, and positions start again with B.
     """
 
     store: Store
@@ -362,7 +330,7 @@ class LanguageRows:
 
     def __post_init__(self) -> None:
         self.sides = pair_sides(self.store)
-        ensure(len(self), "{folder} has no sentence pairs.", folder=self.store.folder)
+        self.store.ensure(len(self), "{folder} has no sentence pairs.")
 
     def __len__(self) -> int:
         return len(self.sides)

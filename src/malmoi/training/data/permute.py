@@ -1,7 +1,6 @@
 """Shuffling without a shuffled list: a keyed bijection and keyed random numbers, both in O(1).
 
-The position in the data is computed from (seed, step), never replayed, so a run resumes at step
-100,000 as fast as at step 10.
+The position in the data is computed from (seed, step), never replayed.
 """
 
 import numpy as np
@@ -75,8 +74,7 @@ def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[n
 class Draws:
     """Uniform numbers for many samples, each row a pure function of (seed, sample number).
 
-    It has the one method of numpy's Generator that the samplers use, so either works. A row does
-    not depend on the other rows of its batch, so a batch split over several processes is unchanged.
+    A row does not depend on the others of its batch, which several processes may share.
     """
 
     def __init__(self, seed: int, indices: ArrayLike):
@@ -86,10 +84,7 @@ class Draws:
         self._calls = 0
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Returns new numbers in [0, 1) of shape `size`, whose first axis is the samples.
-
-        The n-th number of a row does not depend on how many are drawn, so padding changes nothing.
-        """
+        """New numbers in [0, 1) by sample; the n-th does not depend on how many are drawn."""
         if not size or size[0] != len(self._rows):
             raise ValueError(f"the first axis must be the {len(self._rows)} samples, not {size}")
         columns = int(np.prod(size[1:], dtype=np.int64))

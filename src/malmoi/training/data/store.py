@@ -14,17 +14,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError, ensure
-from malmoi.messages import msg
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.system.limits import MAX_SIZE, shown
 from malmoi.system.untrusted import JsonObject, read_object
 
 STORE_FORMAT = 1
-
-
-def dtype_for(vocab: int) -> np.dtype[Any]:
-    """The smallest type that holds every id."""
-    return np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,10 @@ class Store:
     def __len__(self) -> int:
         return len(self.documents) - 1
 
+    def ensure(self, condition: object, sentence: str, /, **values: object) -> None:
+        """Raises this sentence about its {folder} unless the condition holds."""
+        ensure(condition, sentence, folder=self.folder, **values)
+
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
         """Opens a finished store; raises if it is missing, incomplete or damaged."""
@@ -62,13 +60,14 @@ class Store:
 def read_about(folder: Path) -> dict[str, Any]:
     """Reads store.json and checks the fields that opening the arrays needs."""
     path = folder / "store.json"
-    if not path.is_file():
-        half = (folder / "tokens.bin").exists()
-        what = "is half-written: it has tokens but no store.json" if half else "is not there"
-        raise MalmoiError(
-            "The token store {folder} {what}; build it (again).", folder=folder, what=msg(what)
-        )
-    try:
+    ensure(
+        path.is_file(),
+        "The token store {folder} is not there, or half-written; build it again.",
+        folder=folder,
+    )
+    with explained(
+        MalmoiError, "{path} does not describe a token store ({error}); build it again.", path=path
+    ):
         about = read_object(path)
         known = about.get("format") == STORE_FORMAT
         if known:
@@ -79,19 +78,12 @@ def read_about(folder: Path) -> dict[str, Any]:
             about.whole("sentences", default=None)
             about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
             about.map_of("made", str)
-    except MalmoiError as error:
-        raise MalmoiError(
-            "{path} does not describe a token store ({error}); build it again.",
-            path=path,
-            error=error,
-        ) from error
-    if not known:
-        raise MalmoiError(
-            "{path} has another version (format {format}, not {format2}); build it again.",
-            path=path,
-            format=shown(about.get("format")),
-            format2=STORE_FORMAT,
-        )
+    ensure(
+        known,
+        "{path} has another version (format {format}); build it again.",
+        path=path,
+        format=shown(about.get("format")),
+    )
     return {"sentences": None, "end": None, **about}
 
 
@@ -101,7 +93,7 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
     wanted = count * dtype.itemsize
     ensure(
         size == wanted,
-        "{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again.",
+        "{path} is damaged: {size:,} bytes and not {wanted:,}; build it again.",
         path=path,
         size=size,
         wanted=wanted,
@@ -113,8 +105,6 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
 
 
 # ------------------------------------------------------------------ writing a store
-
-STORE_FILES = ("tokens", "documents", "sentences")
 
 
 @dataclass
@@ -130,6 +120,11 @@ class StoreCounts:
     def read(cls, values: JsonObject) -> "StoreCounts":
         return cls(**{field.name: values.whole(field.name) for field in fields(cls)})
 
+    def sizes(self, width: int, *, sentences: bool) -> dict[str, int]:
+        """Bytes of each file, without the end after the last start."""
+        sizes = {"tokens": width * self.tokens, "documents": 8 * self.documents}
+        return sizes | ({"sentences": 8 * self.sentences} if sentences else {})
+
 
 class Appender:
     """Appends to a store's arrays, after truncating what an interrupted build left."""
@@ -141,10 +136,10 @@ class Appender:
         self.folder = folder
         if not sentences:  # an earlier store in this folder may have had sentences
             (folder / "sentences.bin").unlink(missing_ok=True)
-        names = STORE_FILES if sentences else STORE_FILES[:2]
-        self._files = {name: (folder / f"{name}.bin").open("ab") for name in names}
-        for name, file in self._files.items():
-            file.truncate(getattr(counts, name) * (dtype.itemsize if name == "tokens" else 8))
+        self._files = {}
+        for name, size in counts.sizes(dtype.itemsize, sentences=sentences).items():
+            self._files[name] = (folder / f"{name}.bin").open("ab")
+            self._files[name].truncate(size)
 
     def append(
         self,
@@ -153,10 +148,7 @@ class Appender:
         sentences: NDArray[np.int64] | None,
         text_bytes: int,
     ) -> None:
-        """Appends documents by their tokens, and the token counts of documents and sentences.
-
-        They count only once the journal includes them.
-        """
+        """Appends documents by tokens and lengths; they count once the journal includes them."""
         self._files["tokens"].write(tokens.astype(self.dtype, copy=False).tobytes())
         self._files["documents"].write(self._starts(documents))
         self.counts.documents += len(documents)
@@ -192,9 +184,6 @@ class Appender:
 
 def holds(folder: Path, counts: StoreCounts, width: int, *, sentences: bool) -> bool:
     """Whether the files hold at least what the journal says; if not, they were modified."""
-    for name in STORE_FILES if sentences else STORE_FILES[:2]:
-        path = folder / f"{name}.bin"
-        wanted = getattr(counts, name) * (width if name == "tokens" else 8)
-        if not path.is_file() or path.stat().st_size < wanted:
-            return False
-    return True
+    sizes = counts.sizes(width, sentences=sentences)
+    files = [(folder / f"{name}.bin", size) for name, size in sizes.items()]
+    return all(path.is_file() and path.stat().st_size >= size for path, size in files)

@@ -1,10 +1,8 @@
 """Language model samples: windows of the token store without replacement, and mixtures of stores.
 
-A mixture takes sources in fixed proportions: sample number → (source, its sample), in O(1). Its
-samples come in blocks of 1,024. Weights are integer parts of 2^20, so a cycle of 1,024 blocks holds
-each source exactly as often as its weight says; within a cycle, systematic sampling gives each
-block its quotas; within a block the order is permuted. Each source is read in its own order,
-without replacement within its epochs.
+A mixture maps a sample's number to (source, its sample) in O(1). Samples come in blocks of 1,024.
+Weights are integer parts of 2^20, so a cycle of 1,024 blocks holds each source exactly as often as
+its weight says; systematic sampling gives each block its quotas, and permutes within it.
 """
 
 from collections.abc import Sequence
@@ -24,8 +22,7 @@ from malmoi.training.data.store import Store
 class Windows:
     """Windows of context + 1 tokens (inputs, and labels shifted by one); `len` is an epoch.
 
-    `shuffled` reorders the documents of the text every epoch before windows are cut, so that a
-    window never joins the same neighbours twice.
+    `shuffled` reorders the documents every epoch, so that a window never joins the same ones twice.
     """
 
     store: Store
@@ -37,20 +34,16 @@ class Windows:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens)
-        ensure(
-            tokens >= self.context + 1,
-            "The text in {folder} has {tokens:,} tokens, fewer than one context of "
-            "{context:,} and the token after it: give more text or a context of at most "
-            "{tokens2:,}.",
-            folder=self.store.folder,
+        self.store.ensure(
+            tokens > self.context,
+            "The text in {folder} has {tokens:,} tokens, fewer than one context of {context:,} "
+            "and the token after it: give more text or a shorter context.",
             tokens=tokens,
             context=self.context,
-            tokens2=max(tokens - 1, 0),
         )
-        ensure(
+        self.store.ensure(
             not self.documents or self.store.end is not None,
             "{folder} has no end-of-text tokens, so its windows cannot tell documents apart.",
-            folder=self.store.folder,
         )
         # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
         self.count = max(1, (tokens - 1) // self.context - 1)
@@ -69,10 +62,9 @@ class Windows:
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
         """Returns tokens [B, context + 1] and optionally documents, numbered within each window."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
-        starts = self.starts(numbers)
-        tokens = np.empty((len(starts), self.context + 1), np.int64)
-        epochs = (numbers // self.count).tolist()
-        for row, start, epoch in zip(tokens, starts.tolist(), epochs, strict=True):
+        tokens = np.empty((len(numbers), self.context + 1), np.int64)
+        starts, epochs = self.starts(numbers).tolist(), (numbers // self.count).tolist()
+        for row, start, epoch in zip(tokens, starts, epochs, strict=True):
             if self.shuffled:
                 self._fill(row, start, epoch)
             else:
@@ -107,8 +99,7 @@ class Windows:
 class Stretches:
     """Windows in reading order: each of `rows` rows reads its own stretch of the text.
 
-    Sample i is segment i // rows of stretch i mod rows, so that a row of one batch continues in the
-    same row of the next (Dai et al. 2019 §3.2).
+    Sample i is segment i // rows of stretch i mod rows (Dai et al. 2019 §3.2).
     """
 
     store: Store
@@ -117,11 +108,10 @@ class Stretches:
 
     def __post_init__(self) -> None:
         tokens = len(self.store.tokens) - 1
-        ensure(
+        self.store.ensure(
             tokens >= self.rows * self.context,
-            "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with "
-            "segments of {context:,}: set a smaller train.batch.",
-            folder=self.store.folder,
+            "The text in {folder} has {tokens:,} tokens, too few for {rows} rows with segments of "
+            "{context:,}: set a smaller train.batch.",
             tokens=tokens + 1,
             rows=self.rows,
             context=self.context,
@@ -163,23 +153,16 @@ class Mixture:
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
         require_that(
-            len(sources) == len(weights) and sources,
-            "A mixture needs one weight for each source: {sources} and {weights} were given.",
-            sources=len(sources),
-            weights=len(weights),
-        )
-        require_that(
-            all(0 < weight < float("inf") for weight in weights),
-            "The weights {weights} of a mixture must all be positive numbers.",
+            len(sources) == len(weights) and all(0 < weight < np.inf for weight in weights),
+            "{count} sources need one weight for each, all of them positive, not {weights}.",
+            count=len(sources),
             weights=list(weights),
         )
         self.sources = list(sources)
         self.seed = seed
         self.units = _units(np.array(weights, float))
         quotas = _quotas(self.units)
-        self._edges = np.concatenate(
-            [np.zeros((SAMPLES_PER_BLOCK, 1), np.int64), np.cumsum(quotas, axis=1)], axis=1
-        )
+        self._edges = np.pad(np.cumsum(quotas, axis=1), ((0, 0), (1, 0)))
         self._before = np.cumsum(quotas, axis=0) - quotas
 
     def __len__(self) -> int:
@@ -231,9 +214,8 @@ def _units(weights: NDArray[np.float64]) -> MixtureInts:
 def _quotas(units: MixtureInts) -> MixtureInts:
     """quotas [block, source]: each row adds up to 1,024, each column to its units.
 
-    Every block holds the integer part of its share; the remainders lie end to end on a line, and
-    block b takes those that the points o, o + 1024, … fall into, with o running through 0 … 1023 in
-    an even order.
+    A block holds the integer part of its share; remainders lie end to end on a line, and block b
+    takes those that the points o, o + 1024, … fall into, with o through 0 … 1023 in an even order.
     """
     edges = np.concatenate([[0], np.cumsum(units % SAMPLES_PER_BLOCK)])
     # 633 ≈ 1024 / golden ratio; odd, so every offset occurs once

@@ -51,10 +51,7 @@ class ForwardPass:
     def _of_electra(
         cls, network: Network, batch: TensorBatch, inputs: TensorBatch
     ) -> "ForwardPass":
-        """Runs the network on text whose masks the generator filled.
-
-        Clark et al. 2020 eq. 1 and §3.1: no gradient flows through the sampling.
-        """
+        """Text whose masks the generator filled, without gradient (Clark et al. 2020 §3.1)."""
         generator = cast(Generator, network.heads["generator"])
         tokens, slots, labels = batch["tokens"], batch["mlm_slots"], batch["mlm_labels"]
         masked = generator.trunk(tokens, **inputs)
@@ -76,9 +73,8 @@ class ForwardPass:
         return states.flatten(0, 1)[self.batch["mlm_slots"]]
 
     def scores(self, head: str) -> Tensor:
-        return self.network.read(
-            head, self.hidden, self.batch.get("keep"), None, self.batch.get("firsts")
-        )
+        keep, firsts = self.batch.get("keep"), self.batch.get("firsts")
+        return self.network.read(head, self.hidden, keep, None, firsts)
 
 
 @dataclass(frozen=True)
@@ -125,19 +121,15 @@ class Objective:
     def __call__(
         self, done: ForwardPass, counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss to minimise, and each term's mean loss.
-
-        `counts` are the labels of the whole step; a pass may hold labels of some terms only.
-        """
-        terms = [term for term in self.terms if term.labels in done.batch]
-        means = [term.total(done) / counts[term.labels] for term in terms]
-        loss = torch.stack(
-            [term.weight * mean for term, mean in zip(terms, means, strict=True)]
-        ).sum()
+        """The loss to minimise, and each term's mean; `counts` are the step's labels."""
+        weighted: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
-        for term, mean in zip(terms, means, strict=True):
-            metrics[term.metric_name] = metrics.get(term.metric_name, 0) + mean.detach()
-        return loss, metrics
+        for term in self.terms:
+            if term.labels in done.batch:
+                mean = term.total(done) / counts[term.labels]
+                weighted.append(term.weight * mean)
+                metrics[term.metric_name] = metrics.get(term.metric_name, 0) + mean.detach()
+        return torch.stack(weighted).sum(), metrics
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -157,8 +149,7 @@ def real_tokens(batch: TensorBatch) -> Tensor:
 def lm(smoothing: float = 0.0, weights: str = "") -> Objective:
     """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one.
 
-    Labels are smoothed in training only (Vaswani et al. 2017 §5.4). `weights` names the batch's
-    weights of its labels.
+    Smoothed in training only (Vaswani et al. 2017 §5.4); `weights` names weights in the batch.
     """
 
     def total(done: ForwardPass) -> Tensor:
@@ -197,10 +188,7 @@ def mlm(head_name: str = "mlm") -> Objective:
 
 
 def both(causal_share: float = 0.5) -> Objective:
-    """Next tokens of causal rows and masked tokens of bidirectional rows through one head.
-
-    Charpentier & Samuel 2024 §2: each loss is weighted by its share of the rows.
-    """
+    """Next and masked tokens, each by its share of the rows (Charpentier & Samuel 2024 §2)."""
     return causal_share * lm() + (1 - causal_share) * mlm("lm")
 
 
@@ -208,10 +196,8 @@ def nsp() -> Objective:
     """Devlin et al. §3.1, task 2: does B follow A? With swapped segments, ALBERT's order task."""
 
     def total(done: ForwardPass) -> Tensor:
-        labels = done.batch["nsp_labels"]
-        return F.cross_entropy(
-            done.scores("nsp").float(), labels, ignore_index=IGNORE_LABEL, reduction="sum"
-        )
+        scores, labels = done.scores("nsp").float(), done.batch["nsp_labels"]
+        return F.cross_entropy(scores, labels, ignore_index=IGNORE_LABEL, reduction="sum")
 
     return Objective((Term("nsp", "nsp_labels", total),))
 
@@ -266,10 +252,9 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE.
+    """Σ −log softmax(features Wᵀ + b)[label] over labels that are not IGNORE, by their weights.
 
-    `weights`, one per label, multiply its loss. With `smoothing` ε the label has the probability
-    1 − ε, and all tokens share ε (Szegedy et al. 2016 §7).
+    With `smoothing` ε a label has the probability 1 − ε, and all share ε (Szegedy et al. 2016 §7).
     """
     x = features.flatten(0, -2)
     y = labels.flatten()
@@ -300,19 +285,16 @@ def _forward_only(
     how: Any = dict(ignore_index=IGNORE_LABEL, reduction="none", label_smoothing=shape.smoothing)
     size = _rows(x, weight)
     for rows, labels, share in zip(x.split(size), y.split(size), kept.split(size), strict=True):
-        losses = F.cross_entropy(_logits(rows, weight, bias, shape.cap), labels, **how)
+        logits = F.linear(rows, weight).float()
+        logits = logits if bias is None else logits + bias
+        logits = shape.cap * torch.tanh(logits / shape.cap) if shape.cap else logits
+        losses = F.cross_entropy(logits, labels, **how)
         total = total + (losses * share).sum()
     return total
 
 
 def _rows(x: Tensor, weight: Tensor) -> int:
     return max(1, per_device(MAX_LOGITS, x.device.type) // weight.size(0))
-
-
-def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tensor:
-    logits = F.linear(x, weight).float()
-    logits = logits if bias is None else logits + bias
-    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -5,8 +5,6 @@ B examples, T tokens, K choices, N classes, D width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -41,10 +39,7 @@ class Distiller(NamedTuple):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The teacher, the temperature and the weight of its loss; of several, the mean is learnt.
-
-    A teacher is not part of the student: it is not trained, and nothing of it is saved.
-    """
+    """The teachers, untrained and unsaved, the temperature, and the weights of their losses."""
 
     teacher: Network
     soft: float = 0.5
@@ -77,17 +72,12 @@ class Distillation:
 
     def add_to_text(self, hard: Objective) -> Objective:
         """`add_to` for each term of an objective on text: next tokens, masked ones, or both."""
-        several = len(hard.terms) > 1
-        soft = [
-            term.weight
-            * distillation_loss(
-                self,
-                text_distiller(term.head, term.labels),
-                f"{term.metric_name}_distil" if several else "distil",
-            )
-            for term in hard.terms
-        ]
-        return (1 - self.soft) * hard + self.soft * reduce(add, soft)
+        total = (1 - self.soft) * hard
+        for term in hard.terms:
+            name = f"{term.metric_name}_distil" if len(hard.terms) > 1 else "distil"
+            soft = distillation_loss(self, text_distiller(term.head, term.labels), name)
+            total += self.soft * (term.weight * soft)
+        return total
 
 
 def distillation_loss(
@@ -95,8 +85,7 @@ def distillation_loss(
 ) -> Objective:
     """T² · KL(teacher ‖ student) wherever there is a label.
 
-    With `cosine`, and equal widths, also 1 − cos of the last hidden states, averaged over the
-    tokens.
+    With `cosine`, and equal widths, also the mean of 1 − cos of the last hidden states.
     """
     head, labels, apart = distiller
 
@@ -142,9 +131,8 @@ def compare_scores(
     def total(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         with torch.no_grad():
             target = read(taught)
-        return (
-            apart(read(done), target, temperature) * (done.batch["labels"] != IGNORE_LABEL)
-        ).sum()
+        found = apart(read(done), target, temperature)
+        return (found * (done.batch["labels"] != IGNORE_LABEL)).sum()
 
     return total
 
@@ -175,9 +163,8 @@ def _vocabulary_divergence(
         def piece(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
                 target = theirs.scores(y)
-            return (
-                divergence(ours.scores(x), target, temperature) * (labels != IGNORE_LABEL)
-            ).sum()
+            found = divergence(ours.scores(x), target, temperature)
+            return (found * (labels != IGNORE_LABEL)).sum()
 
         rows = max(1, per_device(MAX_SCORES, x.device.type) // ours.weight.size(0))
         pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)

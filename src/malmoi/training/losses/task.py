@@ -4,7 +4,7 @@ B examples, R rows of the batch, K choices, T tokens, N classes.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import cast
 
 import torch
@@ -81,14 +81,10 @@ def _on_device(weights: ClassWeights) -> Callable[[torch.device], Tensor | None]
     return cache(lambda device: None if weights is None else torch.tensor(weights, device=device))
 
 
-def classification_loss(weights: ClassWeights = None) -> Objective:
-    """GPT-1 eq. 4, BERT §4.1."""
-    return _cross_entropy("classify", class_scores, weights)
-
-
-def tagging_loss(weights: ClassWeights = None) -> Objective:
-    """BERT §5.3: the label of each word, read off its first token; other tokens are ignored."""
-    return _cross_entropy("tag", tag_scores, weights)
+# GPT-1 eq. 4, BERT §4.1
+classification_loss = partial(_cross_entropy, "classify", class_scores)
+# BERT §5.3: the label of each word, read off its first token; other tokens are ignored
+tagging_loss = partial(_cross_entropy, "tag", tag_scores)
 
 
 def span_loss(weights: ClassWeights = None) -> Objective:
@@ -158,8 +154,7 @@ def cosine_loss(tokens: str) -> Objective:
 def ranking_loss(tokens: str) -> Objective:
     """−log P(positive | anchor) among all texts of the batch (Henderson et al. 2017 §4.4).
 
-    Positives with the same label are the same text, and no negatives of one another. The same
-    sentence as its own positive differs by dropout alone (SimCSE, Gao et al. 2021 eq. 1).
+    Positives with the same label are the same text, and no negatives of one another.
     """
 
     def total(done: ForwardPass) -> Tensor:
