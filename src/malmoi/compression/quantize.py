@@ -25,7 +25,7 @@ from malmoi.compression.result import (
     open_whole,
     paired,
 )
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
 from malmoi.model import Network, count_parameters
@@ -135,9 +135,7 @@ def _check_gptq(network: Network, packing: Packing) -> None:
 
 def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
     """The text as full rows [B, T], each with the special tokens that the model expects."""
-    words = checkpoint.tokenizer
-    if words is None:
-        raise UsageError("A calibration text needs a tokenizer; put its tokenizer.json there.")
+    words = checkpoint.required_tokenizer
     frame = words.encode("").tokens
     body = min(checkpoint.network.config.context, MAX_ROW_TOKENS) - len(frame)
     ids: list[int] = []

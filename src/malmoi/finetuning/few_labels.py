@@ -4,10 +4,10 @@ n rows, D width of a text's vector, N labels, F folds, P prompts.
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -38,7 +38,7 @@ from malmoi.inference.predict import (
 from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
 from malmoi.inference.zero_shot import descriptions, prompt_language
 from malmoi.interpret.probe import fit_linear
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
 from malmoi.system.optimizers import lean
@@ -46,11 +46,12 @@ from malmoi.system.progress import tracked
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ a linear head, solved for
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of scores [n, N] and labels
+Fit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # vectors, labels → weight, bias
 LOSSES: Mapping[TaskHead, Loss] = {
     ONE_LABEL: F.cross_entropy,
     LABEL_SET: F.binary_cross_entropy_with_logits,
@@ -94,28 +95,34 @@ def fit_head(
     Vectors are scaled by their mean length, so that the penalty does not depend on the encoder's
     scale; to choose it they are centred too, since some encoders have one large vector in all.
     """
-    head = cast(LinearHead, network.heads["classify"]).linear
-    classes = head.out_features
+    classes = cast(LinearHead, network.heads["classify"]).linear.out_features
     middle = x.mean(0) * (ridge is None)
-    x = x - middle
-    scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
-    x = x * scale
-    axes = _own_axes(x)
-    x = x @ axes.T
+    x, axes = _scaled(x - middle)
     if ridge is None:
         ridge = _best_ridge(x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS], classes, loss) / len(x)
     weight, bias = fit_linear(x, y, classes, ridge, loss)
-    weight = axes.T @ weight * scale
-    with torch.no_grad():
-        head.weight.copy_(weight.T)
-        if head.bias is not None:
-            head.bias.copy_(bias - middle @ weight)
+    weight = axes.T @ weight
+    set_head(network, weight, bias - middle @ weight)
 
 
-def _own_axes(x: Tensor) -> Tensor:
-    """Axes of the space that the rows span [min(n, D), D]: the least loss is reached within it."""
+@torch.no_grad()
+def set_head(network: Network, weight: Tensor, bias: Tensor) -> None:
+    """Makes x W + b the scores of the classify head, but for a bias that it lacks."""
+    head = cast(LinearHead, network.heads["classify"]).linear
+    head.weight.copy_(weight.T)
+    if head.bias is not None:
+        head.bias.copy_(bias)
+
+
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of mean length 1 in axes of the space that they span, and these axes, scaled, too.
+
+    The least loss is reached within that space.
+    """
+    scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
     rows, width = x.shape
-    return torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
+    axes = torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
+    return x @ axes.T * scale, axes * scale
 
 
 def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
@@ -126,7 +133,8 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
     held = folds_by_label(y)
 
     def errors(ridge: float) -> tuple[int, float]:
-        scores = held_out_scores(x, y, held, classes, ridge / len(x), loss)
+        fit = partial(fit_linear, classes=classes, ridge=ridge / len(x), loss=loss)
+        scores = held_out_scores(x, y, held, classes, fit)
         wrong = scores.argmax(1) != y if loss is F.cross_entropy else torch.zeros(())
         return int(wrong.sum()), float(loss(scores, y))
 
@@ -141,21 +149,18 @@ def folds_by_label(y: Tensor, count: int = FOLDS) -> Tensor:
 
 def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Scores of every row [n, N] by a layer that did not see it; the ridge is chosen on all."""
-    x = x - x.mean(0)
-    x = x / x.norm(dim=1).mean().clamp(min=TINY)
-    x = x @ _own_axes(x).T
+    x, _ = _scaled(x - x.mean(0))
     ridge = _best_ridge(x, y, classes, F.cross_entropy) / len(x)
-    return held_out_scores(x, y, folds_by_label(y), classes, ridge)
+    fit = partial(fit_linear, classes=classes, ridge=ridge)
+    return held_out_scores(x, y, folds_by_label(y), classes, fit)
 
 
-def held_out_scores(
-    x: Tensor, y: Tensor, held: Tensor, classes: int, ridge: float, loss: Loss = F.cross_entropy
-) -> Tensor:
+def held_out_scores(x: Tensor, y: Tensor, held: Tensor, classes: int, fit: Fit) -> Tensor:
     """Scores of every row [n, N] by the fit without its fold; `held` [F, n] are the folds' rows."""
     scores = torch.zeros(len(x), classes, dtype=x.dtype)
     for fold in held:
         if not fold.all():
-            weight, bias = fit_linear(x[~fold], y[~fold], classes, ridge, loss)
+            weight, bias = fit(x[~fold], y[~fold])
             scores[fold] = x[fold] @ weight + bias
     return scores
 
@@ -186,12 +191,10 @@ def choose_contrast(
         return replace(settings, contrastive=False)
     if chosen:
         logger.info(
-            msg(
-                "Only {train} training rows: using contrastive learning on sentence vectors "
-                "and a logistic layer, as in SetFit (--set contrastive=false for plain "
-                "fine-tuning).",
-                train=len(work.train),
-            )
+            "Only {train} training rows: using contrastive learning on sentence vectors "
+            "and a logistic layer, as in SetFit (--set contrastive=false for plain "
+            "fine-tuning).",
+            train=len(work.train),
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if name not in given}
     return settings.override({**unset, "contrastive": True, "frozen_first": False})
@@ -329,12 +332,10 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
     work = rows_by_label(work, MAX_COMPARED_ROWS, settings.seed)
     prompts = _prompts(work)
     logger.info(
-        msg(
-            "Only {train} training rows: comparing label words after {candidates} prompts "
-            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
-            train=len(work.train),
-            candidates=len(prompts),
-        )
+        "Only {train} training rows: comparing label words after {candidates} prompts "
+        "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+        train=len(work.train),
+        candidates=len(prompts),
     )
     work.start.network.to(work.device).eval()
     few = replace(work, held=work.held[:: -(-len(work.held) // FIRST_ROWS)])
@@ -346,10 +347,8 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
             logger.info("A new layer is trained.")
             return None
     logger.info(
-        msg(
-            "Label words after {prompts}: nothing needs to be trained.",
-            prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
-        )
+        "Label words after {prompts}: nothing needs to be trained.",
+        prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
     )
     return words
 
@@ -471,7 +470,9 @@ def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     texts = ["\n".join(row.texts) for row in work.held]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
-    return held_out_scores(vectors, labels, folds[:-1], len(work.labels), 0.5 / len(labels))
+    classes = len(work.labels)
+    fit = partial(fit_linear, classes=classes, ridge=0.5 / len(labels))
+    return held_out_scores(vectors, labels, folds[:-1], classes, fit)
 
 
 def label_outcome(work: FinetuneData, scores: Tensor) -> Outcome:

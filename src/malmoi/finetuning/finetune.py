@@ -1,6 +1,5 @@
 """Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
-import logging
 import math
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from malmoi.finetuning.unlabelled import (
     teachers_settings,
 )
 from malmoi.inference import Model
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.machine import per_device
@@ -42,7 +41,7 @@ from malmoi.text.rows import RowSource
 from malmoi.training.log import check_trackers
 from malmoi.training.parallel import join_process_group
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,13 +169,11 @@ def run_all(
             save_model(work, settings, kept.checkpoint, out)
             found = mean_with_error([run.outcome.metrics[measure] for run in runs])
             logger.info(
-                msg(
-                    "{runs} runs: {measure} {mean:.4f} ± {deviation:.4f} (standard deviation).",
-                    runs=len(runs),
-                    measure=measure,
-                    mean=found.mean,
-                    deviation=found.deviation,
-                )
+                "{runs} runs: {measure} {mean:.4f} ± {deviation:.4f} (standard deviation).",
+                runs=len(runs),
+                measure=measure,
+                mean=found.mean,
+                deviation=found.deviation,
             )
         write_results(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
@@ -322,9 +319,7 @@ def apply_defaults(
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
         settings = replace(settings, class_weights=True)
-        logger.info(
-            msg("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
-        )
+        logger.info("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
     if chosen:
         logger.info(_sentence(settings, len(work.train)))
     return settings

@@ -5,7 +5,6 @@ by a hash of the weights and the rows, one memory-mapped file per layer.
 """
 
 import hashlib
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.messages import msg
+from malmoi.messages import StatusLog, msg
 from malmoi.model import Activations, FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.model.trunks import STATE_DTYPE
@@ -35,7 +34,7 @@ from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 STATES_FORMAT = 2
 BYTES_PER_NUMBER = 2  # half precision
@@ -165,11 +164,9 @@ class HiddenStateCache:
             _compute(network, list(ordered.values()), missing, folder, size)
         else:
             logger.info(
-                msg(
-                    "The hidden states of {places:,} rows are loaded from {folder}.",
-                    places=len(ordered),
-                    folder=folder,
-                )
+                "The hidden states of {places:,} rows are loaded from {folder}.",
+                places=len(ordered),
+                folder=folder,
             )
         self.shape = (len(layers), width)
         self._layers = [
@@ -226,11 +223,9 @@ def _compute(
             os.fsync(file.fileno())
             _file(beside, layer).replace(_file(folder, layer))
     logger.info(
-        msg(
-            "{size:,.0f} MB of hidden states are cached in {folder}.",
-            size=size * len(layers) / 1e6,
-            folder=folder,
-        )
+        "{size:,.0f} MB of hidden states are cached in {folder}.",
+        size=size * len(layers) / 1e6,
+        folder=folder,
     )
 
 

@@ -8,7 +8,6 @@ defaults hold out. The evaluation rows choose nothing. Finished runs are recorde
 not repeated.
 """
 
-import logging
 import math
 import shutil
 import time
@@ -35,9 +34,9 @@ from malmoi.finetuning.results import (
 from malmoi.finetuning.run import run_once, run_trial
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.unlabelled import taught
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 FIRST_TIME = 0.9  # share of the budget for the first run, whose evaluation takes an unknown time
 TRAINING_TIME = 0.9  # share of the time left that is trained for, the rest is for evaluations
@@ -110,11 +109,9 @@ class Search:
         student, found = self._student(others, outcome, deadline)
         gain = self.comparison.gain(outcome, found)
         logger.info(
-            msg(
-                "On the held-out rows the student is {gain} beside the defaults: {won}.",
-                gain=gain,
-                won=msg("the student is the result" if gain.clear else "these are the result"),
-            )
+            "On the held-out rows the student is {gain} beside the defaults: {won}.",
+            gain=gain,
+            won=msg("the student is the result" if gain.clear else "these are the result"),
         )
         return (
             judged_run(self.work, self.settings, student.checkpoint, student.steps)
@@ -136,12 +133,10 @@ class Search:
             return -1
         if runs < 1:
             logger.warning(
-                msg(
-                    "{minutes} hold the run of the defaults alone, which is the result; --minutes "
-                    "{ceil} would hold a student of it, too.",
-                    minutes=plural(self.budget / 60, "minute"),
-                    ceil=math.ceil((2 + READ_PER_TRAINED) * first / 60),
-                )
+                "{minutes} hold the run of the defaults alone, which is the result; --minutes "
+                "{ceil} would hold a student of it, too.",
+                minutes=plural(self.budget / 60, "minute"),
+                ceil=math.ceil((2 + READ_PER_TRAINED) * first / 60),
             )
         return min(len(other_settings(self.settings)), int(runs) - 1)
 

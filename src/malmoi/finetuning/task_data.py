@@ -1,6 +1,5 @@
 """Data that all runs of a fine-tuning share: checked examples and the initial model."""
 
-import logging
 import operator
 import random
 import time
@@ -33,7 +32,7 @@ from malmoi.finetuning.frozen_features import hash_weights
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.zero_shot import label_words
-from malmoi.messages import joined, msg, plural
+from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import LABEL_HEADS
 from malmoi.settings import Config
@@ -216,7 +215,7 @@ def _plain(row: Example) -> tuple[str, ...]:
     return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())
 
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 
@@ -327,12 +326,10 @@ def load_data(
         rows, judged = hold_out(task, rows, count, settings.seed)
     if twins := judged_twins(rows, judged):
         logger.warning(
-            msg(
-                "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
-                "differ from one by a typo: the result will look better than it is.",
-                twins=twins,
-                judged=len(judged),
-            )
+            "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
+            "differ from one by a typo: the result will look better than it is.",
+            twins=twins,
+            judged=len(judged),
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
@@ -391,12 +388,10 @@ def _hold_out_to_select(
     if selects:
         names = joined(", ", map(msg, selects))
         logger.warning(
-            msg(
-                "Too few rows ({rows:,}) to hold some out for selection ({names}): nothing is "
-                "selected.",
-                rows=len(rows),
-                names=names,
-            )
+            "Too few rows ({rows:,}) to hold some out for selection ({names}): nothing is "
+            "selected.",
+            rows=len(rows),
+            names=names,
         )
     return rows, (), ()
 
@@ -419,9 +414,7 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     most = per_device(MOST_UNLABELLED, device)
     if len(found) > most:
         logger.info(
-            msg(
-                "{most:,} of the {rows:,} rows without labels are used.", most=most, rows=len(found)
-            )
+            "{most:,} of the {rows:,} rows without labels are used.", most=most, rows=len(found)
         )
         found = random.Random(settings.seed).sample(found, most)
     return tuple(replace(row, label=None) for row in found)
@@ -478,11 +471,9 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
         )
     if 2 * len(classes) > len(rows):
         logger.warning(
-            msg(
-                "{classes:,} labels for {rows:,} rows: most appear only once.",
-                classes=len(classes),
-                rows=len(rows),
-            )
+            "{classes:,} labels for {rows:,} rows: most appear only once.",
+            classes=len(classes),
+            rows=len(rows),
         )
 
 
@@ -495,32 +486,26 @@ def describe_run(
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
     logger.info(
-        msg(
-            "{task}: {learning:,} weights are trained ({learning2:.2%}), {budget}.",
-            task=work.task.name,
-            learning=learning,
-            learning2=learning / whole,
-            budget=settings.describe_budget(),
-        )
+        "{task}: {learning:,} weights are trained ({learning2:.2%}), {budget}.",
+        task=work.task.name,
+        learning=learning,
+        learning2=learning / whole,
+        budget=settings.describe_budget(),
     )
     if head_kind(work.task).text_labels:
         _describe_labels(work)
     if work.word_baseline is not None:
         logger.info(
-            msg(
-                "Bag-of-words baseline: accuracy {baseline:.1%} (naive Bayes, no network).",
-                baseline=work.word_baseline,
-            )
+            "Bag-of-words baseline: accuracy {baseline:.1%} (naive Bayes, no network).",
+            baseline=work.word_baseline,
         )
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
     if cut > 1 and not head_kind(work.task).windows:
         logger.warning(
-            msg(
-                "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
-                cut=cut,
-                limit=limit,
-            )
+            "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
+            cut=cut,
+            limit=limit,
         )
 
 
@@ -528,12 +513,10 @@ def _describe_few_rows(work: FinetuneData) -> None:
     """Says how little an accuracy on few rows is worth."""
     if work.word_baseline is not None and len(work.dev) < MIN_SELECTION_ROWS:
         logger.info(
-            msg(
-                "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE evaluates on "
-                "more.",
-                rows=plural(len(work.dev), "row"),
-                points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
-            )
+            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE evaluates on "
+            "more.",
+            rows=plural(len(work.dev), "row"),
+            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
         )
 
 
@@ -541,21 +524,17 @@ def _describe_labels(work: FinetuneData) -> None:
     before = work.start.labels
     if head_kind(work.task).head in work.start.network.heads and before != work.labels:
         logger.info(
-            msg(
-                "The output layer for {before} is replaced by a new one for {labels}.",
-                before=", ".join(before)[:80],
-                labels=", ".join(work.labels)[:80],
-            )
+            "The output layer for {before} is replaced by a new one for {labels}.",
+            before=", ".join(before)[:80],
+            labels=", ".join(work.labels)[:80],
         )
     label, times = Counter(e.label for e in work.dev).most_common(1)[0]
     text = ", ".join(label) if isinstance(label, tuple) else label
     share = f"{times / len(work.dev):.1%}"
     logger.info(
-        msg(
-            "Always predicting {text!r} would be right for {share} of the evaluation rows.",
-            text=text or msg("no label"),
-            share=share,
-        )
+        "Always predicting {text!r} would be right for {share} of the evaluation rows.",
+        text=text or msg("no label"),
+        share=share,
     )
 
 

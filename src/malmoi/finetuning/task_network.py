@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import require_that
-from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.features import AnswerItem, TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt
 from malmoi.evaluation.task import Example, Task, read_columns
 from malmoi.finetuning.config import FinetuneConfig
@@ -26,8 +24,7 @@ from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.chat_template import with_template
 from malmoi.tokenizer.extend import add_frame_tokens, frame_with_end, is_framed
-from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
-from malmoi.training.losses.base import Term
+from malmoi.training.losses import IGNORE_LABEL
 
 SENTENCE_DROPOUT = 0.1  # SimCSE's
 MAX_ROW_TOKENS = 512  # default limit of a row
@@ -297,45 +294,13 @@ def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
 def verbalizer_items(
     examples: Sequence[Example], reading: Predictor, words: Verbalizer
 ) -> list[TrainingItem]:
-    """Each example's prompt followed by the right words; the loss covers only the words."""
+    """Each example's prompt, answered by the right words (Lester et al. 2021 §2)."""
     right = dict(zip(reading.labels, words.said, strict=True))
-    queries = [words.query(example.text, example.pair or "") for example in examples]
-    answers = [right[example.label] for example in examples]
-    items = []
-    for pair in encode_pairs(reading.tokenizer, list(zip(queries, answers, strict=True))):
+    pairs = [(words.query(one.text, one.pair or ""), right[one.label]) for one in examples]
+    items: list[TrainingItem] = []
+    for pair in encode_pairs(reading.tokenizer, pairs):
         row = fit_context(pair, reading.max_tokens)
         shown = np.array(row.tokens[:-1], np.int32)
         labels = [IGNORE_LABEL] * (row.first - 1) + row.tokens[row.first :]
-        items.append(TrainingItem((TokenRow(shown, np.zeros_like(shown)),), labels))
+        items.append(AnswerItem((TokenRow(shown, np.zeros_like(shown)),), labels))
     return items
-
-
-def verbalizer_loss(items: Sequence[TrainingItem]) -> Objective:
-    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), at the end of each row.
-
-    Only there, because the product with the vocabulary dominates the cost of a step, and a row has
-    only as many targets as its label has tokens.
-    """
-    longest = max(sum(label != IGNORE_LABEL for label in item.label) for item in items)
-
-    def total(done: ForwardPass) -> Tensor:
-        hidden, labels = _ends(done, longest)
-        scores = done.network.heads["lm"](hidden).float()
-        return F.cross_entropy(
-            scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
-        )
-
-    return Objective((Term("lm", "labels", total),))
-
-
-def _ends(done: ForwardPass, n: int) -> tuple[Tensor, Tensor]:
-    """The last n tokens of each row before padding: hidden states [B, n, D], labels [B, n]."""
-    labels = done.batch["labels"]
-    keep = done.batch.get("keep")
-    steps = torch.arange(-n, 0, device=labels.device)
-    at = (labels.size(1) if keep is None else keep.sum(1, keepdim=True)) + steps.expand(
-        len(labels), n
-    )
-    inside = at.clamp(min=0)
-    hidden = done.hidden.gather(1, inside[..., None].expand(-1, -1, done.hidden.size(-1)))
-    return hidden, labels.gather(1, inside).masked_fill(at < 0, IGNORE_LABEL)

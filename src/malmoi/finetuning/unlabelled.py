@@ -8,13 +8,12 @@ fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015,
 n rows, D width of a text's vector, N labels.
 """
 
-import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from malmoi.finetuning.candidates import Comparison, Gain, Rival, held_out_score
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import (
     TINY,
+    Fit,
     folds_by_label,
     frozen_model,
     held_out_scores,
@@ -35,6 +35,7 @@ from malmoi.finetuning.few_labels import (
     label_name_items,
     label_outcome,
     rows_by_label,
+    set_head,
 )
 from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
@@ -42,11 +43,11 @@ from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference import Model
 from malmoi.inference.zero_shot import classify
 from malmoi.interpret.probe import fit_linear
-from malmoi.model.heads import LinearHead
+from malmoi.messages import StatusLog
 from malmoi.system.machine import per_device
 from malmoi.training.losses.distil import Distillation
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ clouds
 
@@ -71,24 +72,15 @@ def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     return bool(settings.labels or (work.unlabelled and few and work.start.sentence is not None))
 
 
-@dataclass(frozen=True)
-class Clouds:
-    """Labels as clouds of vectors: log p of a row's labels is x W + b, but for a constant."""
-
-    weight: Tensor  # [D, N]
-    bias: Tensor  # [N]
-
-    def scores(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
-
-
 def fit_clouds(
-    x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int, said: Tensor | None = None
-) -> Clouds:
+    x: Tensor, y: Tensor, names: Tensor, other: Tensor, said: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others.
 
     `said` are the labels' scores of the first of the others: then these alone are the first guess.
+    Returns W [D, N] and b [N]: log p of a row's labels is x W + b, but for a constant.
     """
+    classes = len(names)
     middle = other.mean(0)
     named = names.any(1)  # others are 0
     x, names, other = x - middle, names - middle, other - middle
@@ -108,7 +100,7 @@ def fit_clouds(
     axes = _directions(other, max(DIRECTIONS, PER_LABEL * classes))
     weight, bias = _em(known @ axes, labels, other @ axes, guess, prior)
     weight = axes @ weight * scale
-    return Clouds(weight, bias - middle @ weight)
+    return weight, bias - middle @ weight
 
 
 def _first_guess(
@@ -189,18 +181,11 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
     names = F.normalize(names, dim=1)
     y = torch.tensor([item.label for item in parts[0]])
     said = _word_scores(work, mixed[:WORD_ROWS]) if work.start.sentence is None else None
-    found = fit_clouds(x, y, names, other, len(work.labels), said)
-    if (
-        not settings.labels
-        and _compared(rows, Comparison(rows, out), (x, y, names, other)).clear_loss
-    ):
+    weight, bias = fit_clouds(x, y, names, other, said)
+    if not settings.labels and _gain(rows, out, (x, y, names, other)).clear_loss:
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
-        found = Clouds(*fit_linear(x, y, len(work.labels), RIDGE / len(x)))
-    head = cast(LinearHead, network.heads["classify"]).linear
-    with torch.no_grad():
-        head.weight.copy_(found.weight.T / length)
-        if head.bias is not None:
-            head.bias.copy_(found.bias)
+        weight, bias = fit_linear(x, y, len(work.labels), RIDGE / len(x))
+    set_head(network, weight / length, bias)
     return checkpoint
 
 
@@ -220,42 +205,28 @@ def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
     return torch.tensor([[*one.scores.values()] for one in found]).double().clamp(min=TINY).log()
 
 
-def _compared(
-    work: FinetuneData, comparison: Comparison, vectors: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> Gain:
+def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Gain:
     """The clouds' gain over a layer on the labelled rows alone."""
     x, y, names, other = vectors
-    folds = folds_by_label(y)
-    began = time.monotonic()
-    scores = held_out_scores(x, y, folds, len(work.labels), RIDGE / len(y))
-    layer = label_outcome(work, scores)
-    comparison.add("a new layer", layer, began)
-    began = time.monotonic()
-    for fold in folds:
-        found = fit_clouds(x[~fold], y[~fold], names, other, len(work.labels))
-        scores[fold] = found.scores(x[fold])
-    clouds = label_outcome(work, scores)
-    comparison.add("clouds of all rows", clouds, began, layer)
-    return comparison.gain(layer, clouds)
+    classes = len(names)
+    comparison = Comparison(work, out)
+    fits: dict[str, Fit] = {
+        "a new layer": partial(fit_linear, classes=classes, ridge=RIDGE / len(y)),
+        "clouds of all rows": partial(fit_clouds, names=names, other=other),
+    }
+    outcomes: list[Outcome] = []
+    for name, fit in fits.items():
+        began = time.monotonic()
+        scores = held_out_scores(x, y, folds_by_label(y), classes, fit)
+        outcomes.append(label_outcome(work, scores))
+        comparison.add(name, outcomes[-1], began, outcomes[0] if outcomes[1:] else None)
+    return comparison.gain(*outcomes)
 
 
 # ------------------------------------------------------------------ teachers
 
 TEACHERS = {"cpu": 1, "cuda": 3}
 FOLDER = "teachers"
-
-
-@dataclass(frozen=True)
-class Teacher(Rival):
-    """The first teacher: it stays the result if its student is clearly worse."""
-
-    work: FinetuneData
-    outcome: Outcome  # of the held-out rows
-
-    def beats(self, outcome: Outcome) -> bool:
-        if not self.outcome.said:
-            return False
-        return paired_gain(held_out_score(self.work), self.outcome, outcome).clear_loss
 
 
 def teachers_settings(work: FinetuneData, settings: FinetuneConfig) -> FinetuneConfig:
@@ -271,7 +242,10 @@ def teachers_folders(settings: FinetuneConfig, out: Path) -> list[Path]:
 
 
 def taught(work: FinetuneData, settings: FinetuneConfig, folders: Sequence[Path]) -> FinetuneData:
-    """The data of a student: all rows, those without labels as the first teacher reads them."""
+    """The data of a student: all rows, those without labels as the first teacher reads them.
+
+    That teacher stays the result if its student is clearly worse on the held-out rows.
+    """
     first, *others = (read_checkpoint(folder, device=work.device) for folder in folders)
     reading = work.predictor(first)
     with work.computing(settings):
@@ -279,10 +253,14 @@ def taught(work: FinetuneData, settings: FinetuneConfig, folders: Sequence[Path]
         held = judge_held_out(work, reading)
     labels = (tuple(one) if isinstance(one, list) else one for one in (s.prediction for s in said))
     rows = [replace(row, label=one) for row, one in zip(work.unlabelled, labels, strict=True)]
+
+    def beats(outcome: Outcome) -> bool:
+        return bool(held.said) and paired_gain(held_out_score(work), held, outcome).clear_loss
+
     return replace(
         work,
         train=(*work.train, *rows),
         unlabelled=(),
         teaching=Distillation(first.network, others=tuple(one.network for one in others)),
-        rival=Teacher("the teacher", folders[0], work, held),
+        rival=Rival("the teacher", folders[0], beats),
     )
