@@ -75,11 +75,10 @@ class Lesson:
 def distil_model(
     model: str | Path, out: str | Path, data: TextFiles, **options: Any
 ) -> CompressionResult:
-    """Trains a smaller student: a given model, or every second layer of the teacher.
+    """Trains a smaller student: a given model, or some layers of the teacher.
 
-    With a task, `data` is its rows and the teacher must be fine-tuned for it; without one, `data`
-    is text and the teacher a masked or causal language model. Options are the fields of
-    `DistilConfig`, and settings of `finetune` or of a recipe (which needs a budget: minutes=5).
+    `data` is a task's rows, or text. Options are the fields of `DistilConfig`, and settings of
+    `finetune` or of a recipe (which needs a budget: minutes=5).
     """
     known = DistilConfig.__dataclass_fields__
     config = DistilConfig(**{name: value for name, value in options.items() if name in known})

@@ -47,13 +47,7 @@ PrunedPart = Callable[[str, Tensor], Tensor]
 
 
 def prune_model(model: str | Path, out: str | Path, **options: Any) -> CompressionResult:
-    """Prunes a model with exactly one method, saves it, and reports size and metrics.
-
-    `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
-    of every four. `layers` lists the layers to keep; `heads` and `neurons` are the shares to keep
-    in each layer: those with the largest weights, or those that matter most to the loss on `train`
-    (text, or rows of the task). The pruned model should be trained further.
-    """
+    """Prunes a model with exactly one of `PruneOptions`; its task, data and device judge it."""
     train = options.pop("train", None)
     chosen = {name: how for name in PRUNE_METHODS if (how := options.pop(name, None)) is not None}
     require_that(

@@ -51,11 +51,8 @@ def quantize_model(
 ) -> CompressionResult:
     """Quantizes the linear maps to 8 or 4 bits, saves the model, and reports size and metrics.
 
-    At 8 bits each row has one scale, at 4 every 32 inputs of it; `group` sets another number of
-    inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value;
-    with a `calibration` text, GPTQ (Frantar et al. 2023) keeps the outputs on such text near the
-    original's instead. When opened, the model stays quantized if the machine has a kernel for it
-    (see `malmoi.kernels.int8`).
+    Embeddings, norms and heads are kept in bf16. When opened, the model stays quantized if the
+    machine has a kernel for it (see `malmoi.kernels.int8`).
     """
     require_that(bits in SUPPORTED_BITS, "bits must be 8 or 4, not {bits}.", bits=bits)
     require_that(

@@ -30,8 +30,7 @@ def share_layers(
     """Writes a model with `groups` distinct blocks, each the mean of the layers it replaces.
 
     With `embedding` the embeddings are factorised to that width by SVD. The model must be trained
-    further, and is saved in fp32 for that. A BERT with a narrower embedding becomes an ALBERT; any
-    other model is saved in Malmoi's own format.
+    further, and is saved in fp32 for that.
     """
     out = Path(out)
     checkpoint = open_teacher(model, out)

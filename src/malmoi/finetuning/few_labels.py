@@ -182,8 +182,7 @@ def choose_contrast(
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
     require_that(
         not settings.contrastive or fits,
-        "contrastive needs a classification task and a sentence encoder: a folder that "
-        "sentence-transformers or malmoi finetune similarity wrote.",
+        "contrastive needs a classification task and a sentence encoder's folder.",
     )
     whole = settings.trains_all and not settings.from_scratch
     chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
@@ -191,9 +190,8 @@ def choose_contrast(
         return replace(settings, contrastive=False)
     if chosen:
         logger.info(
-            "Only {train} training rows: using contrastive learning on sentence vectors "
-            "and a logistic layer, as in SetFit (--set contrastive=false for plain "
-            "fine-tuning).",
+            "Only {train} training rows: contrasting sentence vectors and fitting a logistic "
+            "layer, as in SetFit (--set contrastive=false for plain fine-tuning).",
             train=len(work.train),
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if name not in given}
@@ -300,13 +298,11 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
     named = all(map(has_letters, words)) and len({*words}) == len(words)
     require_that(
         not settings.prompt or able,
-        "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
-        "its masked-language head.",
+        "prompt needs several classes, and a GPT or a BERT with its masked-language head.",
     )
     require_that(
         not settings.prompt or named,
-        "prompt needs labels that are different words, such as positive and negative; "
-        "these are {words}.",
+        "prompt needs labels that are different words; these are {words}.",
         words=", ".join(words),
     )
     return able and named

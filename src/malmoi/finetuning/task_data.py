@@ -84,21 +84,19 @@ class Protocol(Config):
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
-        names = joined(", ", map(msg, self.selects))
-        chosen = msg("")
-        if self.selected_on:
-            rows = plural(self.selected_on, "held-out row")
-            chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
         rows = plural(self.trained_on, "row")
         if self.unlabelled:
             rows = msg("{rows} and {count:,} without labels", rows=rows, count=self.unlabelled)
-        return msg(
-            "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
-            rows=rows,
-            chosen=chosen,
-            rows2=plural(self.judged_on, "row"),
-            rows3=msg(self.judged_rows),
+        parts = [msg("Training on {rows}", rows=rows)]
+        if self.selected_on:
+            held = plural(self.selected_on, "held-out row")
+            names = joined(", ", map(msg, self.selects))
+            parts.append(msg("{rows} for selection: {names}", rows=held, names=names))
+        judged = plural(self.judged_on, "row")
+        parts.append(
+            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows))
         )
+        return joined("; ", parts)
 
 
 def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
@@ -136,14 +134,12 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     """
     if len(rows) < 2:
         raise MalmoiError(
-            "There is only one example ({place}): at least one is needed for training and one "
-            "for evaluation.",
+            "There is only one example ({place}): two are needed, one for evaluation.",
             place=rows[0].place,
         )
     ensure(
         count < len(rows),
-        "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
-        "or a smaller holdout.",
+        "Holding out {count:,} of {rows:,} rows leaves none: give more rows or a smaller holdout.",
         count=count,
         rows=len(rows),
     )
@@ -388,9 +384,7 @@ def _hold_out_to_select(
     if selects:
         names = joined(", ", map(msg, selects))
         logger.warning(
-            "Too few rows ({rows:,}) to hold some out for selection ({names}): nothing is "
-            "selected.",
-            rows=len(rows),
+            "Too few rows to hold some out for selection ({names}): nothing is selected.",
             names=names,
         )
     return rows, (), ()
@@ -432,8 +426,7 @@ def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
     others = {name for e in judged for name in classes_in(task, e)} - learnt
     if head_kind(task).exclusive and len(learnt) == 1 and others:
         raise MalmoiError(
-            "All training rows have the label {next!r}, and only evaluation rows have others: "
-            "give more rows.",
+            "All training rows have the label {next!r}, evaluation rows others: give more rows.",
             next=next(iter(learnt)),
         )
     for note in unseen_labels(task, judged, learnt):
@@ -460,14 +453,11 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
         return
     classes = dict.fromkeys(row.label for row in rows)
     if len(classes) == len(rows):
-        first, second = list(classes)[:2]
         raise MalmoiError(
-            "Each of the {rows:,} rows has a different label ({first!r:.40}, "
-            "{second!r:.40}…), so there is nothing to learn: give the column of the classes "
-            "with --label COLUMN, or use regression for numbers.",
+            "Each of the {rows:,} rows has a different label ({labels}…): give the column of the "
+            "classes with --label COLUMN, or use regression for numbers.",
             rows=len(rows),
-            first=first,
-            second=second,
+            labels=", ".join(f"{name!r:.40}" for name in list(classes)[:2]),
         )
     if 2 * len(classes) > len(rows):
         logger.warning(
@@ -482,22 +472,26 @@ def describe_run(
 ) -> None:
     """Logs the data, the baselines and any warnings before training."""
     logger.info(work.protocol.describe())
-    _describe_few_rows(work)
+    words = work.word_baseline
+    if words is not None and len(work.dev) < MIN_SELECTION_ROWS:
+        logger.info(
+            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE gives more.",
+            rows=plural(len(work.dev), "row"),
+            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
+        )
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    whole = count_parameters(network)
     logger.info(
-        "{task}: {learning:,} weights are trained ({learning2:.2%}), {budget}.",
+        "{task}: {learning:,} weights are trained ({share:.2%}), {budget}.",
         task=work.task.name,
         learning=learning,
-        learning2=learning / whole,
+        share=learning / count_parameters(network),
         budget=settings.describe_budget(),
     )
     if head_kind(work.task).text_labels:
         _describe_labels(work)
-    if work.word_baseline is not None:
+    if words is not None:
         logger.info(
-            "Bag-of-words baseline: accuracy {baseline:.1%} (naive Bayes, no network).",
-            baseline=work.word_baseline,
+            "Bag-of-words baseline: accuracy {words:.1%} (naive Bayes, no network).", words=words
         )
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
@@ -506,17 +500,6 @@ def describe_run(
             "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
             cut=cut,
             limit=limit,
-        )
-
-
-def _describe_few_rows(work: FinetuneData) -> None:
-    """Says how little an accuracy on few rows is worth."""
-    if work.word_baseline is not None and len(work.dev) < MIN_SELECTION_ROWS:
-        logger.info(
-            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE evaluates on "
-            "more.",
-            rows=plural(len(work.dev), "row"),
-            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
         )
 
 
@@ -530,11 +513,10 @@ def _describe_labels(work: FinetuneData) -> None:
         )
     label, times = Counter(e.label for e in work.dev).most_common(1)[0]
     text = ", ".join(label) if isinstance(label, tuple) else label
-    share = f"{times / len(work.dev):.1%}"
     logger.info(
-        "Always predicting {text!r} would be right for {share} of the evaluation rows.",
+        "Always predicting {text!r} would be right for {share:.1%} of the evaluation rows.",
         text=text or msg("no label"),
-        share=share,
+        share=times / len(work.dev),
     )
 
 

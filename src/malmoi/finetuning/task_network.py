@@ -116,8 +116,7 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     )
     require_that(
         not settings.freeze and not settings.features,
-        "The kind writing adds no layer, so with a frozen model there is nothing to train; "
-        "use an adapter (--adapter lora) or freeze_layers.",
+        "Writing adds no layer to train on a frozen model: use --adapter lora or freeze_layers.",
     )
 
 
@@ -157,8 +156,7 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     can = "lm" in start.network.heads and head_kind(task).exclusive
     require_that(
         not settings.words or can,
-        "words needs a language model and a classification task; {task} on this model "
-        "does not qualify.",
+        "words needs a language model and a classification task, not {task} on this model.",
         task=task.name,
     )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
