@@ -1,8 +1,7 @@
 """Adapters on a frozen network: LoRA (Hu et al. 2021), soft prompts and prefixes.
 
-LoRA adds to a frozen weight a trained product of two thin matrices; soft tokens are trained vectors
-before every text (prompt) or keys and values per layer (prefix). r rank, `in` and `out` sides of a
-weight.
+LoRA adds to a frozen weight a product of two thin matrices; soft tokens are vectors before every
+text (prompt) or keys and values per layer (prefix). r rank, `in` and `out` sides of a weight.
 """
 
 import random

@@ -43,8 +43,6 @@ from malmoi.system.storage import address, local_path
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import Tokenizer
 
-# Fingerprint of a base model: its shape, and a checksum of each tensor
-
 INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -113,8 +111,8 @@ def write_adapter(
         write_tensors(place / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(place)
-        for name, values in ((ADAPTER_RECORD, {"heads": heads, **meta}), (ADAPTER_CONFIG, config)):
-            write_json(place / name, values)
+        write_json(place / ADAPTER_RECORD, {"heads": heads, **meta})
+        write_json(place / ADAPTER_CONFIG, config)
         write_text(place / "README.md", _card(config))
 
 
@@ -158,10 +156,7 @@ class AdapterFolder:
 def read_with_adapter(
     source: str | Path, *, device: str | torch.device = "cpu", packed: bool = False
 ) -> Checkpoint:
-    """Opens a model's folder, or an adapter's on its base, ready for inference.
-
-    For `packed` see `checkpoint.read_checkpoint`.
-    """
+    """Opens a model's folder, as `read_checkpoint` does, or an adapter's on its base."""
     if not is_adapter(source):
         return read_checkpoint(source, device=device, packed=packed)
     found = _open(local_path(source))
@@ -182,13 +177,13 @@ def read_with_adapter(
 def _open(folder: Path) -> AdapterFolder:
     config = read_model_json(folder / ADAPTER_CONFIG)
     kind = config.text("peft_type", default="")
-    if kind not in PEFT_TYPES:
-        raise MalmoiError(
-            "{where} says peft_type {kind}, which Malmoi does not support.{hint}",
-            where=config.where,
-            kind=shown(kind),
-            hint=nearest(kind, PEFT_TYPES),
-        )
+    ensure(
+        kind in PEFT_TYPES,
+        "{where} says peft_type {kind}, which Malmoi does not support.{hint}",
+        where=config.where,
+        kind=shown(kind),
+        hint=nearest(kind, PEFT_TYPES),
+    )
     ensure(
         (folder / ADAPTER_WEIGHTS).is_file(),
         "{folder} is an adapter without weights: {weights} is missing.",

@@ -176,8 +176,7 @@ def choose_contrast(
 ) -> FinetuneConfig:
     """Adds a contrastive stage to the settings if there are few rows (Tunstall et al. 2022).
 
-    Automatic for classification with at most `MAX_FEW_ROWS` rows by a fully trained sentence
-    encoder; `contrastive` turns it on or off. Explicit options are kept.
+    Automatic for classes by a fully trained sentence encoder; `contrastive` turns it on or off.
     """
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
     require_that(
@@ -278,8 +277,7 @@ def choose_prompt(
 ) -> tuple[FinetuneData, FinetuneConfig]:
     """Adds the calibrated label words to use instead of training, if there are few rows.
 
-    Automatic for classification with at most `MAX_FEW_ROWS` rows by a language model, if no option
-    asks for training; `prompt` turns it on or off.
+    Automatic for a language model if no option asks for training; `prompt` turns it on or off.
     """
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
@@ -320,10 +318,9 @@ def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
 
 
 def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
-    """The mean of the best prompts by log-loss.
+    """The mean of the best prompts; None if a new layer, which is yet to learn more, is as good.
 
-    None if a new layer is as good, which has yet to learn from all rows, or if the words are not
-    clearly better than the most frequent label: then the model does not know them.
+    None, too, if the words are not clearly better than the most frequent label.
     """
     work = rows_by_label(work, MAX_COMPARED_ROWS, settings.seed)
     prompts = _prompts(work)

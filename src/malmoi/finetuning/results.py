@@ -109,10 +109,7 @@ def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun
 
 
 def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
-    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them.
-
-    Without any, the outcome is empty, and `chosen` what the kind then takes.
-    """
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
     kind = head_kind(work.task)
     if not work.held:
         unselected = kind.unselected if kind.thresholds(work.train) else {}
@@ -161,10 +158,10 @@ def judged_run(
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
-    """Loads the model and predictions of a finished run, without training.
+    """Loads the model and predictions of a finished run.
 
-    Evaluated again, a score may differ in its last digit: memory-mapped weights have another
-    alignment than those that were trained, which changes the summation order of products.
+    Evaluated again, a score may differ in its last digit: memory-mapped weights are aligned
+    differently, which changes the summation order of products.
     """
     record = finetuning_folder(out)
     found = JsonObject(record.read(), str(record.path)).object(FINISHED)

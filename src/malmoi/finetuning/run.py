@@ -78,11 +78,7 @@ FOLD_TIME = 2 / 3  # share of the time limit that they may take: each learns fro
 
 
 def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> tuple[Rival, Tried]:
-    """Solves for a head on the frozen model, saves and evaluates it; a resumed run has it already.
-
-    One reading of as many rows as fit into half a minute gives a model that is saved at once, to
-    the run's folder too.
-    """
+    """The frozen model with a head that is solved for; a resumed run has it already."""
     comparison = Comparison(work, out / "train_state")
     folder = comparison.out / "trials" / FROZEN
     if FROZEN not in comparison.known:
@@ -102,7 +98,7 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> tup
 def _try_frozen(
     work: FinetuneData, settings: FinetuneConfig, comparison: Comparison, folders: Sequence[Path]
 ) -> None:
-    """Fits the head, saves the model in the folders and adds it to the comparison."""
+    """Fits the head on what is read in half a minute, saves the model at once and evaluates it."""
     began = time.monotonic()
     checkpoint = frozen_model(work, settings)
     try:
@@ -192,10 +188,7 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
 
 
 def _solve(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple[int, float]:
-    """Fits the head on the rows, in random order, that can be read in `READ_SECONDS`.
-
-    Returns how many they were, and the seconds that one took.
-    """
+    """Fits the head on rows that `READ_SECONDS` hold; returns their number, and seconds for one."""
     items = work.items(FeatureView.of(work.predictor(checkpoint), work.labels))
     items = random.Random(0).sample(items, len(items))
     parts: list[Tensor] = []
@@ -384,10 +377,7 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 def run_trial(
     work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float
 ) -> FinishedRun:
-    """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
-
-    After so many seconds of training it ends, its rate decayed by then.
-    """
+    """A run of so many seconds, evaluated on the held-out rows alone; an aborted one is resumed."""
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
     if begin_run(out, work.record(settings), overwrite=False):

@@ -35,8 +35,7 @@ def build_task_network(
 ) -> Checkpoint:
     """Builds the task's network: the pre-trained trunk, one new output layer, a GPT's new tokens.
 
-    With an adapter, only the adapter and the new layer are trained; with label words, there is no
-    new layer.
+    With an adapter only it and the new layer are trained; with label words there is no new layer.
     """
     said = _says_words(start, task, settings)
     causal = start.network.config.pool == "last"
@@ -171,15 +170,15 @@ def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
 
 def _transferred(network: Network, settings: FinetuneConfig) -> int:
     """How many of the pre-trained layers are kept."""
-    layers = settings.layers_transferred
     distinct = network.config.distinct
+    layers = distinct if settings.layers_transferred is None else settings.layers_transferred
     require_that(
-        layers is None or 0 <= layers <= distinct,
+        0 <= layers <= distinct,
         "layers_transferred={layers}: this model has {distinct} layers, so give 0 to {distinct}.",
         layers=layers,
         distinct=distinct,
     )
-    return distinct if layers is None else layers
+    return layers
 
 
 @torch.no_grad()
@@ -194,15 +193,14 @@ def _fill(
 
     Drawing weights that are replaced would take longer than everything else before the first step.
     """
-    found: dict[str, torch.Tensor] = {}
     weights = network.state_dict()
-    if not settings.from_scratch:
-        found = _inherited(network, start.network, head, _transferred(network, settings))
-        found = {
-            name: old
-            for name, old in found.items()
-            if name in weights and old.shape[1:] == weights[name].shape[1:]
-        }
+    layers = _transferred(network, settings)
+    known = {} if settings.from_scratch else _inherited(network, start.network, head, layers)
+    found = {
+        name: old
+        for name, old in known.items()
+        if name in weights and old.shape[1:] == weights[name].shape[1:]
+    }
     whole = {name for name, old in found.items() if old.shape == weights[name].shape}
     initialise(network, seed, skip=whole)
     for name, old in found.items():
@@ -212,26 +210,17 @@ def _fill(
 def _inherited(
     network: Network, old: Network, head: str | None, layers: int
 ) -> dict[str, torch.Tensor]:
-    """The old network's weights that the new one starts from.
-
-    Only the first `layers` blocks are copied; a pooler, which reads the last one, goes with it.
-    """
+    """The old network's weights that the new one starts from: a pooler goes with the last layer."""
     kinds = ("trunk.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
     kinds += ("pooler.",) if layers == network.config.distinct else ()
     fresh = tuple(f"trunk.blocks.{i}." for i in range(layers, network.config.distinct))
-    same = {
-        name: t
-        for name, t in old.state_dict().items()
-        if name.startswith(kinds) and not name.startswith(fresh)
-    }
-    return _learnt_transform(old) | same
+    state = old.state_dict()
+    kept = [name for name in state if name.startswith(kinds) and not name.startswith(fresh)]
+    return _learnt_transform(old) | {name: state[name] for name in kept}
 
 
 def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
-    """The transform before the MLM head's logits, which every ModernBERT head starts from.
-
-    transformers does the same.
-    """
+    """The transform of the MLM head, which ModernBERT's heads start from, as in transformers."""
     if not old.config.head_transform:
         return {}
     learnt = ("heads.mlm.dense.", "heads.mlm.norm.")
@@ -244,15 +233,10 @@ def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
 
 
 def _hold(network: Network) -> None:
-    """Freezes everything but the new layer and the pooler before it, for use with an adapter.
-
-    A pooler that pre-training left at its random initialization, or trained for another purpose,
-    passes on little information while frozen.
-    """
+    """Freezes all but an adapter's task: the new layer, and a pooler that may be random."""
     for name, weight in network.named_parameters():
-        weight.requires_grad_(
-            name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
-        )
+        new = name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
+        weight.requires_grad_(new)
 
 
 def _freeze(network: Network, settings: FinetuneConfig) -> None:
@@ -265,12 +249,8 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         layers=layers,
         distinct=network.config.distinct,
     )
-    still = (
-        [network.trunk]
-        if settings.freeze
-        else [network.trunk.embed, *network.trunk.blocks[:layers]]
-    )
-    for module in still:
+    parts = [network.trunk.embed, *network.trunk.blocks[:layers]]
+    for module in [network.trunk] if settings.freeze else parts:
         module.requires_grad_(requires_grad=False)
 
 

@@ -296,9 +296,7 @@ class StepReplay:
     """CUDA graphs of steps, one per shape, since small networks are bound by Python.
 
     Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
-
-    The step must stay on the GPU: it must not return values to Python, and its optimizer must be
-    capturable. Batches may be in pinned memory; the returned losses are copies.
+    The step must stay on the GPU, and its optimizer be capturable. Returned losses are copies.
     """
 
     def __init__(self, step: Callable[[list[Tensors]], Losses], device: torch.device) -> None:
