@@ -130,10 +130,7 @@ def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -
 
 
 def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Layers by number, or this many evenly spaced from first to last.
-
-    Six of twelve are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
-    """
+    """Layers by number, or evenly spaced: six of twelve are DistilBERT's 0, 2, 4, 7, 9 and 11."""
     if layers is None:
         layers = max(1, depth // 2)
     if isinstance(layers, int):

@@ -1,11 +1,8 @@
 """Pruning: zeroes single weights, or removes whole layers, heads or neurons, least important first.
 
-The importance of a head or a neuron to a loss is |∂L / ∂gate| over rows or text: a gate multiplies
-a part's output, so its gradient is the sum of activation · gradient over the part (Michel et al.
-2019 eq. 2; Molchanov et al. 2017 for neurons). One forward and backward pass finds all of them.
-
-B rows, T tokens, N parts, D width, H heads, G key/value heads, E head width, F neurons of an MLP,
-I inputs, O outputs.
+The importance of a head or a neuron to a loss is |∂L / ∂gate| of a gate on its output: the sum of
+activation · gradient (Michel et al. 2019 eq. 2; Molchanov et al. 2017), by one pass for all.
+B rows, T tokens, N parts, D width, H heads, G key/value heads, E head width, F neurons of an MLP.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,10 +107,7 @@ def sparsified(network: Network, share: float) -> Network:
 
 @torch.no_grad()
 def patterned(network: Network, pattern: str) -> Network:
-    """Keeps the N largest weights of every M adjacent inputs.
-
-    "2:4" is the pattern that GPUs' sparse matmuls support.
-    """
+    """Keeps the N largest weights of every M adjacent inputs: "2:4" suits GPUs' sparse matmuls."""
     stay, block = _counts(pattern)
     network = deepcopy(network)
     for linear in _linear_maps(network):

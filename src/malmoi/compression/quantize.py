@@ -90,8 +90,7 @@ def round_calibrated(
 ) -> None:
     """Replaces the blocks' linear maps by 4- or 8-bit ones, fitted to the calibration text.
 
-    Takes one forward pass: each map is rounded when its input arrives, so that the input includes
-    the errors of earlier maps.
+    Each map is rounded when its input arrives, which has the errors of earlier maps.
     """
     network = checkpoint.network
     _check_gptq(network, packing)
@@ -155,8 +154,7 @@ def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
 def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
     """Rounds a weight [O, I] for inputs x with the Hessian Σ x xᵀ [I, I].
 
-    The scales are computed from the original weights, so that columns can be processed by
-    importance (largest diagonal entry first) and still be stored in order.
+    Scales of the original weights let the most important columns be rounded first.
     """
     importance = hessian.diagonal()
     groups = weight.float().unflatten(1, (-1, group))

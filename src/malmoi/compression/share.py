@@ -74,15 +74,11 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
 
 
 def _same(old: Network, new: Network) -> dict[str, Tensor]:
-    """Tensors with the same shape in both networks, except the blocks.
-
-    An MLM head as wide as the embedding is newly initialised.
-    """
+    """Tensors with the same shape in both networks, except the blocks."""
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
-    state = old.state_dict().items()
-    return {
-        k: t for k, t in state if shapes.get(k) == t.shape and not k.startswith("trunk.blocks.")
-    }
+    state = old.state_dict()
+    outside = [name for name in state if not name.startswith("trunk.blocks.")]
+    return {name: state[name] for name in outside if shapes.get(name) == state[name].shape}
 
 
 def _averaged(old: Network, groups: int) -> Iterator[tuple[str, Tensor]]:

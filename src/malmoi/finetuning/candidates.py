@@ -1,15 +1,8 @@
 """Candidates: ways to learn a task from its rows, and one comparison of them.
 
-| candidate | tried | takes | compared on | record |
-|---|---|---|---|---|
-| label words (few_labels.py) | few rows, a GPT or BERT | a reading | folds | search.json |
-| a new layer | beside label words | a reading | folds | search.json |
-| the frozen model (run.py) | no budget | a reading | held-out rows | train_state |
-| others' student (search.py) | `best` | the time left | held-out rows | search.json |
-
-Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
-Candidates are compared on the same rows, which they did not learn from: most are easy or hard for
-both, so that the error of a difference is smaller than that of either.
+Label words and a new layer (few_labels.py), clouds (unlabelled.py), the frozen model (run.py), and
+others' student (search.py) are compared on the same rows, which they did not learn from: most are
+easy or hard for both, so that the error of a difference is smaller than that of either.
 """
 
 import json

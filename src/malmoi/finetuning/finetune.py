@@ -16,6 +16,7 @@ from malmoi.errors import require_that
 from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
+from malmoi.finetuning import unlabelled
 from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
@@ -23,13 +24,6 @@ from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
 from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
-from malmoi.finetuning.unlabelled import (
-    FOLDER,
-    has_clouds,
-    taught,
-    teachers_folders,
-    teachers_settings,
-)
 from malmoi.inference import Model
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness, mean_with_error
@@ -87,12 +81,12 @@ def run_finetuning(
         names = tuple(Path(path).name for path in settings.unlabelled)
         settings = replace(settings, unlabelled=names)
         learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
-        if work.unlabelled and not settings.best and not has_clouds(work, settings):
-            lesson = teachers_settings(work, settings)
-            teacher = learn(work.labelled, lesson, folder / FOLDER)
+        if work.unlabelled and not settings.best and not unlabelled.has_clouds(work, settings):
+            lesson = unlabelled.teachers_settings(work, settings)
+            teacher = learn(work.labelled, lesson, folder / unlabelled.FOLDER)
             # usable, should the student be stopped
             write_checkpoint(teacher.model.checkpoint, folder)
-            work = taught(work, settings, teachers_folders(lesson, folder))
+            work = unlabelled.taught(work, settings, unlabelled.teachers_folders(lesson, folder))
             settings = replace(settings, frozen_first=False)
         return learn(work, settings, folder)
 
@@ -109,7 +103,7 @@ def _learn(
     """Chooses the way and the settings that were not given, and runs them."""
     if overwrite:
         (out / RECORD).unlink(missing_ok=True)
-    if has_clouds(work, settings):
+    if unlabelled.has_clouds(work, settings):
         settings = replace(_unsearched(settings), frozen_first=False)
         return run_all(work, settings, out, overwrite=overwrite)
     work, settings = choose_prompt(work, settings, given, out)

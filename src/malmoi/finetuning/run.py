@@ -23,30 +23,12 @@ from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.task import metric_names
+from malmoi.finetuning import few_labels, results
 from malmoi.finetuning.candidates import Comparison, Gain, Rival, Tried, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import (
-    LOSSES,
-    ContrastiveTrainer,
-    contrast_loss,
-    fit_head,
-    frozen_model,
-    item_vectors,
-    label_name_items,
-    prompted_model,
-)
+from malmoi.finetuning.few_labels import ContrastiveTrainer
 from malmoi.finetuning.frozen_features import cached_states
-from malmoi.finetuning.results import (
-    FinishedRun,
-    begin_run,
-    complete_run,
-    judge,
-    judge_held_out,
-    judged_run,
-    load_finished,
-    save_model,
-    write_task_report,
-)
+from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network, verbalizer_items
 from malmoi.finetuning.trainer import LM_WEIGHTS, FinetuneTrainer
@@ -100,7 +82,7 @@ def _try_frozen(
 ) -> None:
     """Fits the head on what is read in half a minute, saves the model at once and evaluates it."""
     began = time.monotonic()
-    checkpoint = frozen_model(work, settings)
+    checkpoint = few_labels.frozen_model(work, settings)
     try:
         with StopSignals() as stop, work.computing(settings):
             read, per_row = _solve(work, checkpoint, stop)
@@ -153,10 +135,10 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
 
 
 def _frozen_outcome(work: FinetuneData, settings: FinetuneConfig) -> Outcome:
-    checkpoint = frozen_model(work, settings)
+    checkpoint = few_labels.frozen_model(work, settings)
     with StopSignals() as stop, work.computing(settings):
         _solve(work, checkpoint, stop)
-        outcome = judge_held_out(work, Predictor.of(checkpoint))
+        outcome = results.judge_held_out(work, Predictor.of(checkpoint))
     stop.check()
     return outcome
 
@@ -189,20 +171,24 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
 
 def _solve(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple[int, float]:
     """Fits the head on rows that `READ_SECONDS` hold; returns their number, and seconds for one."""
-    items = work.items(FeatureView.of(work.predictor(checkpoint), work.labels))
+    items = work.items(work.view(checkpoint))
     items = random.Random(0).sample(items, len(items))
     parts: list[Tensor] = []
     checkpoint.network.eval()
     began = time.monotonic()
     for start in range(0, len(items), CHUNK_ROWS):
         with part_of("predict", start, len(items)):
-            parts.append(item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS]))
+            parts.append(
+                few_labels.item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS])
+            )
         if stop.number or time.monotonic() - began > READ_SECONDS:
             break
     seconds = time.monotonic() - began
     vectors = torch.cat(parts)
     labels = torch.tensor([item.label for item in items[: len(vectors)]])
-    fit_head(checkpoint.network, vectors, labels, LOSSES[head_kind(work.task).output])
+    few_labels.fit_head(
+        checkpoint.network, vectors, labels, few_labels.LOSSES[head_kind(work.task).output]
+    )
     return len(vectors), seconds / len(vectors)
 
 
@@ -215,8 +201,8 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int
         dev=tuple(work.dev[i] for i in _places(len(work.dev), per_row)),
     )
     measure = work.primary_metric
-    held = judge_held_out(some, reading)
-    metrics = judge(some, reading, held.chosen).metrics
+    held = results.judge_held_out(some, reading)
+    metrics = results.judge(some, reading, held.chosen).metrics
     score = f"{measure.replace('_', ' ')} {metrics[measure]:.4g}"
     logger.info(
         "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
@@ -246,16 +232,16 @@ def run_once(
     """Trains to the end and evaluates; a run with label words is only evaluated."""
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = _new_model(work, settings)  # refuses settings before the folder records them
-    if begin_run(out, work.record(settings), overwrite=overwrite):
-        return load_finished(work, settings, out)
+    if results.begin_run(out, work.record(settings), overwrite=overwrite):
+        return results.load_finished(work, settings, out)
     if work.words is not None or work.unlabelled:
         logger.info(work.protocol.describe())
         checkpoint = learn_clouds(work, settings, out) if work.unlabelled else checkpoint
-        return complete_run(work, judged_run(work, settings, checkpoint, 0), out)
+        return results.complete_run(work, results.judged_run(work, settings, checkpoint, 0), out)
     reading = work.predictor(checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
-        items = [*items, *label_name_items(work, reading)]
+        items = [*items, *few_labels.label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
     rival = work.rival
     limit = settings.max_minutes
@@ -265,7 +251,9 @@ def run_once(
         if not work.held and not settings.minutes:
             if tuning_gain(work, settings, out).value <= 0:
                 frozen = read_checkpoint(rival.folder, device=work.device)
-                return complete_run(work, judged_run(work, settings, frozen, 0), out)
+                return results.complete_run(
+                    work, results.judged_run(work, settings, frozen, 0), out
+                )
             limit *= 1 - FOLD_TIME
     return _Run(work, settings, out, checkpoint, rival, limit).train(items)
 
@@ -315,7 +303,7 @@ class _Run:
             trainer.fit()
             run = self._judged(trainer)
         done = replace(run.outcome, metrics={**run.outcome.metrics, **untuned})
-        return complete_run(work, replace(run, outcome=done), self.out)
+        return results.complete_run(work, replace(run, outcome=done), self.out)
 
     def trainer(self, items: Sequence[TrainingItem]) -> FinetuneTrainer:
         settings = self.settings
@@ -329,13 +317,13 @@ class _Run:
 
     def watch(self) -> Outcome:
         """Evaluates the held-out rows, and keeps the folder at the best model so far."""
-        outcome = judge_held_out(self.work, self.reading)
+        outcome = results.judge_held_out(self.work, self.reading)
         if self.rival is not None and not self.rival.beats(outcome):
             self._save()
         return outcome
 
     def _save(self) -> None:
-        save_model(self.work, self.settings, self.checkpoint, self.out)
+        results.save_model(self.work, self.settings, self.checkpoint, self.out)
 
     @contextmanager
     def left_usable(self) -> Iterator[None]:
@@ -345,7 +333,7 @@ class _Run:
         except Stopped:
             if self.rival is None:
                 self._save()
-            write_task_report(self.out, self.work, self.settings)
+            results.write_task_report(self.out, self.work, self.settings)
             logger.info("The best model so far is in {out}.", out=self.out)
             raise
 
@@ -360,14 +348,14 @@ class _Run:
             )
             trainer.log.close()
             frozen = read_checkpoint(self.rival.folder, device=work.device)
-            return judged_run(work, self.settings, frozen, trainer.state.step)
-        done = trainer.judge(lambda: judge(work, self.reading, held.chosen))
+            return results.judged_run(work, self.settings, frozen, trainer.state.step)
+        done = trainer.judge(lambda: results.judge(work, self.reading, held.chosen))
         return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     if work.words is not None:
-        return prompted_model(work, work.words)
+        return few_labels.prompted_model(work, work.words)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
@@ -380,8 +368,8 @@ def run_trial(
     """A run of so many seconds, evaluated on the held-out rows alone; an aborted one is resumed."""
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
-    if begin_run(out, work.record(settings), overwrite=False):
-        return load_finished(unjudged, settings, out)
+    if results.begin_run(out, work.record(settings), overwrite=False):
+        return results.load_finished(unjudged, settings, out)
     trial = _Run(work, settings, out, _new_model(work, settings), None, settings.max_minutes)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
@@ -393,7 +381,7 @@ def run_trial(
     step = trainer.state.step
     share = min(1.0, step / trainer.steps)
     run = FinishedRun(settings, trial.checkpoint, done, step, done.metrics, completed=share)
-    return complete_run(unjudged, run, out)
+    return results.complete_run(unjudged, run, out)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:
@@ -437,7 +425,7 @@ def make_objective(work: FinetuneData, settings: FinetuneConfig, *, words: bool)
     """
     kind = head_kind(work.task)
     if settings.contrastive:
-        return contrast_loss()
+        return few_labels.contrast_loss()
     if kind.sentence_objective is not None:
         return kind.sentence_objective((work.start.sentence or SentencePooling()).tokens)
     weights = _weights(work) if settings.class_weights else None

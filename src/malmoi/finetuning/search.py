@@ -19,16 +19,10 @@ from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import require_that
 from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import head_kind
+from malmoi.finetuning import results
 from malmoi.finetuning.candidates import Comparison
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.results import (
-    FinishedRun,
-    begin_run,
-    complete_run,
-    judge_held_out,
-    judged_run,
-    load_finished,
-)
+from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.run import run_once, run_trial
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.unlabelled import taught
@@ -68,11 +62,11 @@ def search_settings(
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
         shutil.rmtree(out / TRIALS, ignore_errors=True)
-    if begin_run(out, work.record(settings), overwrite=overwrite):
-        return load_finished(work, settings, out)
+    if results.begin_run(out, work.record(settings), overwrite=overwrite):
+        return results.load_finished(work, settings, out)
     plain = replace(settings, best=False, minutes=0.0)
     search = Search(plain, Comparison(work, out), 60 * settings.minutes)
-    run = complete_run(work, replace(search.run(), settings=settings), out)
+    run = results.complete_run(work, replace(search.run(), settings=settings), out)
     shutil.rmtree(out / TRIALS)
     return run
 
@@ -109,7 +103,7 @@ class Search:
         )
         if not gain.clear:
             return first
-        return judged_run(self.work, self.settings, student.checkpoint, student.steps)
+        return results.judged_run(self.work, self.settings, student.checkpoint, student.steps)
 
     def _others(self, first: float) -> int:
         """How many others the budget holds beside the student, −1 if not even that one.
@@ -160,7 +154,7 @@ class Search:
         began = time.monotonic()
         run = train(out=self.comparison.out / TRIALS / name)
         with self.work.computing(self.settings):
-            outcome = judge_held_out(self.work, self.work.predictor(run.checkpoint))
+            outcome = results.judge_held_out(self.work, self.work.predictor(run.checkpoint))
         if name not in self.comparison.known:
             facts = {"changes": {}, "seed": self.settings.seed, "share": run.completed, **facts}
             self.comparison.add(name, outcome, began, first, **facts)

@@ -277,6 +277,10 @@ class FinetuneData:
     def predictor(self, checkpoint: Checkpoint) -> Predictor:
         return replace(Predictor.of(checkpoint), encode=self.encode)
 
+    def view(self, checkpoint: Checkpoint) -> FeatureView:
+        """How a model reads these examples."""
+        return FeatureView.of(self.predictor(checkpoint), self.labels)
+
     @cached_property
     def items(self) -> Callable[[FeatureView], list[TrainingItem]]:
         """Encodes the training examples, cached for runs with the same view."""
@@ -286,7 +290,7 @@ class FinetuneData:
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
             return self
-        items = self.items(FeatureView.of(self.predictor(checkpoint), self.labels))
+        items = self.items(self.view(checkpoint))
         rows = sum(not item.continues for item in items)
         return replace(self, protocol=replace(self.protocol, trained_on=rows))
 

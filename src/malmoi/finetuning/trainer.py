@@ -130,24 +130,22 @@ class FinetuneTrainer(Loop):
             start = 0
 
     def _micro_batch(self, places: Sequence[int]) -> MicroBatch:
+        """A batch in pinned memory, from which captured steps copy it, or on the device."""
         items = [self.items[i] for i in places]
         batch = collate(items, self.network.config, lm=self.settings.lm > 0)
-        return MicroBatch(self._sent(batch), batch["tokens"].numel())
-
-    def _sent(self, batch: Mapping[str, Tensor]) -> Tensors:
-        """Moves a batch to pinned memory, from which captured steps copy it, or to the device."""
         if isinstance(self.learn, StepReplay):
-            return {name: tensor.pin_memory() for name, tensor in batch.items()}
-        device = self.group.device
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            sent = {name: tensor.pin_memory() for name, tensor in batch.items()}
+        else:
+            sent = sent_to(self.group.device, batch)
+        return MicroBatch(sent, batch["tokens"].numel())
 
     def event(self, loss: float, phase: int) -> Progress:
         s = self.state
+        timed = self.settings.minutes > 0
         total = 60 * self.settings.minutes or self.limit
         time_left = total - s.seconds
         left = (self.steps - s.step) * self.clock.usual_step
-        sure = self.settings.minutes or self.clock.taken >= SURE_STEPS
-        if not total or not sure or (not self.settings.minutes and left < time_left):
+        if not timed and (not total or self.clock.taken < SURE_STEPS or left < time_left):
             return Progress(self.verb, s.step, self.steps, "steps", {"loss": loss}, left)
         metrics = {"step": s.step, "loss": loss}
         return Progress(self.verb, s.seconds, total, "seconds", metrics, time_left)
@@ -292,6 +290,10 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
                 )
 
 
+def sent_to(device: torch.device, batch: Tensors) -> Tensors:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 class StepReplay:
     """CUDA graphs of steps, one per shape, since small networks are bound by Python.
 
@@ -339,10 +341,7 @@ class StepReplay:
         return graph, inputs, losses
 
     def _sent(self, micros: list[Tensors]) -> list[Tensors]:
-        return [
-            {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro.items()}
-            for micro in micros
-        ]
+        return [sent_to(self.device, micro) for micro in micros]
 
 
 # ------------------------------------------------------------------ batches of similar length
@@ -443,13 +442,11 @@ def pack_answers(
 def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[TrainingItem]]:
     """First-fit decreasing bin packing: at most 11/9 of the optimal number of rows."""
     rows: list[list[TrainingItem]] = []
-    free: list[int] = []
+    free = [width] * len(items)
     for item in sorted(items, key=lambda item: -item.length):
-        row = next((i for i, room in enumerate(free) if room >= item.length), None)
-        if row is None:
-            row = len(rows)
+        row = next(i for i, room in enumerate(free) if room >= item.length)
+        if row == len(rows):
             rows.append([])
-            free.append(width)
         rows[row].append(item)
         free[row] -= item.length
     return rows
@@ -457,13 +454,10 @@ def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[Trainin
 
 def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
     """Positions and values of labels, padded to few distinct lengths."""
-    found = np.flatnonzero(labels != IGNORE_LABEL)
-    size = -(-len(found) // SLOT_MULTIPLE) * SLOT_MULTIPLE
-    slots = np.zeros(size, np.int64)
-    wanted = np.full(size, IGNORE_LABEL)
-    slots[: len(found)] = found
-    wanted[: len(found)] = labels[found]
-    return {"slots": torch.from_numpy(slots), "labels": torch.from_numpy(wanted)}
+    slots = np.flatnonzero(labels != IGNORE_LABEL)
+    room = (0, -len(slots) % SLOT_MULTIPLE)
+    wanted = np.pad(labels[slots], room, constant_values=IGNORE_LABEL)
+    return {"slots": torch.from_numpy(np.pad(slots, room)), "labels": torch.from_numpy(wanted)}
 
 
 def _padded(rows: Sequence[Ids], fill: int, cap: int) -> Tensor:
@@ -477,13 +471,9 @@ def _width(longest: int, cap: int) -> int:
 
 def _places(items: Sequence[TrainingItem]) -> Tensor:
     """The rows of each example [B, K]; −1 where it has fewer than the others."""
-    rows = max(len(item.rows) for item in items)
-    at = 0
-    places = []
-    for item in items:
-        places.append([*range(at, at + len(item.rows)), *[-1] * (rows - len(item.rows))])
-        at += len(item.rows)
-    return torch.tensor(places)
+    sizes = torch.tensor([len(item.rows) for item in items])[:, None]
+    steps = torch.arange(int(sizes.max()))
+    return (sizes.cumsum(0) - sizes + steps).masked_fill(steps >= sizes, -1)
 
 
 def _labels(items: Sequence[TrainingItem], cap: int) -> Tensor:

@@ -1,11 +1,9 @@
 """Rows without labels: they teach by where they lie, or by what teachers say of them.
 
 Few labels: the frozen model's vectors of a label's rows are one cloud, a Gaussian in a few
-directions whose covariance all labels share. The clouds start from the labelled rows and from the
-labels' names, and are fitted to all rows (EM, Dempster et al. 1977). More labels: networks that are
-fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015, Xie et al. 2020).
-
-n rows, D width of a text's vector, N labels.
+directions whose covariance all labels share, fitted to all rows (EM, Dempster et al. 1977). More
+labels: networks fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015,
+Xie et al. 2020). n rows, D width of a text's vector, N labels.
 """
 
 import random
@@ -20,23 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.evaluation.features import FeatureView, Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning import few_labels
 from malmoi.finetuning.candidates import Comparison, Gain, Rival, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import (
-    TINY,
-    Fit,
-    folds_by_label,
-    frozen_model,
-    held_out_scores,
-    item_vectors,
-    label_name_items,
-    label_outcome,
-    rows_by_label,
-    set_head,
-)
+from malmoi.finetuning.few_labels import Fit
 from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
 from malmoi.finetuning.task_network import build_task_network
@@ -65,8 +53,7 @@ WORD_ROWS = 300  # whose labels are said by words, where there is no other guess
 def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether clouds tell more than fine-tuning: few labels, and vectors made to be compared.
 
-    The directions of other models' vectors say little beside labels (docs/lab.md), but more than
-    the labels' names alone.
+    Those of other models tell more than the labels' names alone (docs/lab.md).
     """
     few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
     return bool(settings.labels or (work.unlabelled and few and work.start.sentence is not None))
@@ -157,27 +144,29 @@ def _em(
 
 
 def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Checkpoint:
-    """A layer on the frozen model that tells the clouds apart; without them if they clearly lose.
+    """A layer on the frozen model that tells the clouds apart, or a plain one if they clearly lose.
 
-    Both are compared on the labelled rows, by cross-validation. If there are only names, a sentence
-    encoder's clouds start from these, and another model's from what it says of some rows.
+    If there are only names, a sentence encoder's clouds start from these, and another model's from
+    what it says of some rows.
     """
     checkpoint = _reader(work, settings)
     network = checkpoint.network.eval()
     reading = work.predictor(checkpoint)
-    view = FeatureView.of(reading, work.labels)
-    rows = rows_by_label(work, MAX_FEW_ROWS)
+    view = work.view(checkpoint)
+    rows = few_labels.rows_by_label(work, MAX_FEW_ROWS)
     mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
     more = [replace(row, label=work.labels[0]) for row in mixed]  # which is not read
     with work.computing(settings):
         parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
-        named = label_name_items(work, reading)
-        x, other = (item_vectors(network, items).double() for items in parts)
+        named = few_labels.label_name_items(work, reading)
+        x, other = (few_labels.item_vectors(network, items).double() for items in parts)
         length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
         x, other = F.normalize(x, dim=1), F.normalize(other, dim=1)
         names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
         for item in named:
-            names[item.label] += F.normalize(item_vectors(network, [item]).double(), dim=1)[0]
+            names[item.label] += F.normalize(
+                few_labels.item_vectors(network, [item]).double(), dim=1
+            )[0]
     names = F.normalize(names, dim=1)
     y = torch.tensor([item.label for item in parts[0]])
     said = _word_scores(work, mixed[:WORD_ROWS]) if work.start.sentence is None else None
@@ -185,14 +174,14 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
     if not settings.labels and _gain(rows, out, (x, y, names, other)).clear_loss:
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
         weight, bias = fit_linear(x, y, len(work.labels), RIDGE / len(x))
-    set_head(network, weight / length, bias)
+    few_labels.set_head(network, weight / length, bias)
     return checkpoint
 
 
 def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     """The frozen sentence encoder with a layer on its vector; else on the means of all layers."""
     if work.start.sentence is None:
-        return frozen_model(work, settings)
+        return few_labels.frozen_model(work, settings)
     plain = replace(settings, lm=0.0, layers_transferred=None, contrastive=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, plain)
     checkpoint.network.to(work.device)
@@ -202,7 +191,12 @@ def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
     """log P of the labels by their words after each text [n, N]."""
     found = classify(Model(work.start), [row.text for row in rows], work.labels, None, ())
-    return torch.tensor([[*one.scores.values()] for one in found]).double().clamp(min=TINY).log()
+    return (
+        torch.tensor([[*one.scores.values()] for one in found])
+        .double()
+        .clamp(min=few_labels.TINY)
+        .log()
+    )
 
 
 def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Gain:
@@ -217,8 +211,8 @@ def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, 
     outcomes: list[Outcome] = []
     for name, fit in fits.items():
         began = time.monotonic()
-        scores = held_out_scores(x, y, folds_by_label(y), classes, fit)
-        outcomes.append(label_outcome(work, scores))
+        scores = few_labels.held_out_scores(x, y, few_labels.folds_by_label(y), classes, fit)
+        outcomes.append(few_labels.label_outcome(work, scores))
         comparison.add(name, outcomes[-1], began, outcomes[0] if outcomes[1:] else None)
     return comparison.gain(*outcomes)
 
