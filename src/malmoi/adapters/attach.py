@@ -112,15 +112,13 @@ class LoRALinear(nn.Linear):
         met = [p for p in patches if p.start < stop and start < p.stop]
         if not met:
             return None
-        a = torch.cat([p.a for p in met])
-        b = a.new_zeros(stop - start, len(a))
-        at = 0
+        b = []
         for p in met:
             low = max(start, p.start)
             high = min(stop, p.stop)
-            b[low - start : high - start, at : at + len(p.a)] = p.b[low - p.start : high - p.start]
-            at += len(p.a)
-        return a, b
+            rows = p.b[low - p.start : high - p.start]
+            b.append(F.pad(rows, (0, 0, low - start, stop - high)))
+        return torch.cat([p.a for p in met]), torch.cat(b, 1)
 
     def merged(self) -> nn.Linear:
         """A plain linear map with W + ΔW, so that inference costs no more (Hu et al. 2021 §4.1)."""

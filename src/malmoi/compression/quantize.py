@@ -14,17 +14,9 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
 from malmoi.checkpoint.weights import Quantized
+from malmoi.compression import result
 from malmoi.compression.options import JudgedOptions
-from malmoi.compression.result import (
-    CompressionResult,
-    Cost,
-    cost_of,
-    folder_size,
-    judged_options,
-    measures,
-    open_whole,
-    paired,
-)
+from malmoi.compression.result import CompressionResult, Cost
 from malmoi.errors import require_that
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
@@ -60,9 +52,9 @@ def quantize_model(
         "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
         group=group,
     )
-    judge = judged_options(judged)
+    judge = result.judged_options(judged)
     out = Path(out)
-    checkpoint = open_whole(model, out)
+    checkpoint = result.open_whole(model, out)
     source = checkpoint.source or out
     before, cost = _judged(source, judge)
     count = count_parameters(checkpoint.network)
@@ -71,14 +63,14 @@ def quantize_model(
         round_calibrated(checkpoint, packing, Path(calibration), pick_device(judge.device))
     write_checkpoint(checkpoint, out, packing=packing)
     after, less = _judged(out, judge)
-    sizes = folder_size(source), folder_size(out)
-    return CompressionResult(out, (count, count), sizes, paired(before, after), (cost, less))
+    sizes = result.folder_size(source), result.folder_size(out)
+    return CompressionResult(out, (count, count), sizes, result.paired(before, after), (cost, less))
 
 
 def _judged(folder: Path, judge: JudgedOptions) -> tuple[dict[str, float], Cost]:
     """Metrics and cost of a model, loaded as `malmoi.load` does."""
     opened = load(folder, device=judge.device)
-    return measures(opened, judge), cost_of(opened)
+    return result.measures(opened, judge), result.cost_of(opened)
 
 
 # ------------------------------------------------------------------ GPTQ

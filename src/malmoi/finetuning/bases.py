@@ -54,10 +54,8 @@ def models_at_hand(*named: str) -> list[str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     runs = [str(path.parent) for path in sorted(Path("runs").glob("*/config.json"))]
-    cached = [
-        path.relative_to(HF_HUB_CACHE).parts[0] for path in Path(HF_HUB_CACHE).glob(HUB_CACHE)
-    ]
-    hub = [name.removeprefix("models--").replace("--", "/") for name in sorted(cached)]
+    cached = sorted(path.parents[2].name for path in Path(HF_HUB_CACHE).glob(HUB_CACHE))
+    hub = [name.removeprefix("models--").replace("--", "/") for name in cached]
     return list(dict.fromkeys((*named, *runs, *hub)))
 
 

@@ -26,15 +26,8 @@ from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, hold_out
 from malmoi.finetuning.task_network import build_task_network, task_facts, task_verbalizer
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.inference import Model
-from malmoi.inference.predict import (
-    CONTENT_FREE,
-    Predictor,
-    Verbalizer,
-    content_free_bias,
-    pool_texts,
-    word_logprobs,
-)
+from malmoi.inference import Model, predict
+from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
 from malmoi.inference.zero_shot import descriptions, prompt_language
 from malmoi.interpret.probe import fit_linear
@@ -83,7 +76,9 @@ def frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 
 def item_vectors(network: Network, items: Sequence[TrainingItem]) -> Tensor:
     """A pooled vector per item [n, D]: the sum of its rows, as a pair in both orders is read."""
-    vectors = pool_texts(network, [row for item in items for row in item.rows]).float().cpu()
+    vectors = (
+        predict.pool_texts(network, [row for item in items for row in item.rows]).float().cpu()
+    )
     return vectors.view(len(items), -1, vectors.size(-1)).sum(1)
 
 
@@ -390,15 +385,15 @@ def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[T
     start = work.start
     rows = len(work.held)
     texts = [(row.text, row.pair or "") for row in work.held]
-    texts += [(one, one) for one in CONTENT_FREE]
+    texts += [(one, one) for one in predict.CONTENT_FREE]
     found = []
     said = prompts[0].said
     # one text at a time: its prompts share its tokens
     for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
         queries = [words.query(*texts[i]) for words in prompts]
-        found.append(word_logprobs(start.network, start.required_tokenizer, queries, said))
+        found.append(predict.word_logprobs(start.network, start.required_tokenizer, queries, said))
     logs = torch.stack(found, 1).double().log_softmax(-1)
-    return logs[:, :rows], torch.stack([content_free_bias(one) for one in logs[:, rows:]])
+    return logs[:, :rows], torch.stack([predict.content_free_bias(one) for one in logs[:, rows:]])
 
 
 def _folds(labels: Tensor) -> Tensor:

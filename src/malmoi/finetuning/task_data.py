@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, ensure, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
@@ -132,11 +132,11 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     Questions about one passage, and rows of one text, stay together, unless there are more of them
     than are held out. Labels are stratified, and the only row of a label is never held out.
     """
-    if len(rows) < 2:
-        raise MalmoiError(
-            "There is only one example ({place}): two are needed, one for evaluation.",
-            place=rows[0].place,
-        )
+    ensure(
+        len(rows) > 1,
+        "There is only one example ({place}): two are needed, one for evaluation.",
+        place=rows[0].place,
+    )
     ensure(
         count < len(rows),
         "Holding out {count:,} of {rows:,} rows leaves none: give more rows or a smaller holdout.",
@@ -428,11 +428,11 @@ def _has_lines(path: Path) -> bool:
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
     learnt = {name for e in rows for name in classes_in(task, e)}
     others = {name for e in judged for name in classes_in(task, e)} - learnt
-    if head_kind(task).exclusive and len(learnt) == 1 and others:
-        raise MalmoiError(
-            "All training rows have the label {next!r}, evaluation rows others: give more rows.",
-            next=next(iter(learnt)),
-        )
+    ensure(
+        not head_kind(task).exclusive or len(learnt) != 1 or not others,
+        "All training rows have the label {next!r}, evaluation rows others: give more rows.",
+        next=next(iter(learnt), ""),
+    )
     for note in unseen_labels(task, judged, learnt):
         logger.warning(note)
 
@@ -456,13 +456,13 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     if not head_kind(task).exclusive or task.labels or len(rows) < FEWEST_ROWS:
         return
     classes = dict.fromkeys(row.label for row in rows)
-    if len(classes) == len(rows):
-        raise MalmoiError(
-            "Each of the {rows:,} rows has a different label ({labels}…): give the column of the "
-            "classes with --label COLUMN, or use regression for numbers.",
-            rows=len(rows),
-            labels=", ".join(f"{name!r:.40}" for name in list(classes)[:2]),
-        )
+    ensure(
+        len(classes) < len(rows),
+        "Each of the {rows:,} rows has a different label ({labels}…): give the column of the "
+        "classes with --label COLUMN, or use regression for numbers.",
+        rows=len(rows),
+        labels=", ".join(f"{name!r:.40}" for name in list(classes)[:2]),
+    )
     if 2 * len(classes) > len(rows):
         logger.warning(
             "{classes:,} labels for {rows:,} rows: most appear only once.",

@@ -115,7 +115,7 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     )
     require_that(
         not settings.freeze and not settings.features,
-        "Writing adds no layer to train on a frozen model: use --adapter lora or freeze_layers.",
+        "The kind writing adds no layer to train: use --adapter lora or freeze_layers.",
     )
 
 
