@@ -245,7 +245,7 @@ def _conflicts(s: FinetuneConfig) -> dict[str, bool]:
             s.features and (s.lm or s.grid)
         ),
         msg("labels are learnt from rows without labels: give --unlabelled FILE."): bool(s.labels)
-        and not s.unlabelled,
+        > bool(s.unlabelled),
         msg("best needs a time budget: --best --minutes 10 (best=True, minutes=10)."): s.best
         and not s.minutes,
         msg(

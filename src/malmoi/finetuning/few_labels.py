@@ -110,10 +110,7 @@ def set_head(network: Network, weight: Tensor, bias: Tensor) -> None:
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of mean length 1 in axes of the space that they span, and these axes, scaled, too.
-
-    The least loss is reached within that space.
-    """
+    """Rows of mean length 1 in axes of the space that they span, and these axes, scaled too."""
     scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
     rows, width = x.shape
     axes = torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
@@ -216,8 +213,7 @@ def has_letters(word: str) -> bool:
 def contrast_loss() -> Objective:
     """Squared distance of each pair's cosine from 1 (same label) or 0 (SetFit §3.1).
 
-    A batch of n rows has n(n − 1)/2 pairs: one forward pass of the rows serves them all. Pairs with
-    equal and with different labels count half each, whatever the number of classes.
+    Pairs with equal and with different labels count half each, whatever the number of classes.
     """
 
     def total(done: ForwardPass) -> Tensor:

@@ -275,10 +275,7 @@ def _by_rows(table: RowTable, rows: int) -> dict[str, Any]:
 def apply_defaults(
     settings: FinetuneConfig, given: Collection[str], work: FinetuneData, *, gpt: bool
 ) -> FinetuneConfig:
-    """Chooses settings that were not given by the rows, the kind and the model; logs the choice.
-
-    A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
-    """
+    """Chooses settings that were not given by the rows, the kind and the model; logs the choice."""
     kind = head_kind(work.task)
     chosen: dict[str, Any] = {}
     if kind.writes:

@@ -113,8 +113,7 @@ def fitting_length(tried: Tried, settings: FinetuneConfig, items: Sequence[Train
 def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain:
     """How much better the fine-tuned model is than the frozen one on rows that neither learnt from.
 
-    Each fold of the training rows is predicted by both, fitted on the other folds, until the
-    fine-tuned model is not ahead on the folds so far.
+    Both predict one fold after another, until the fine-tuned model is not ahead.
     """
     logger.info("Too few rows to hold some out: cross-validation compares the two models.")
     rows = sorted(work.train, key=lambda row: str(row.label))  # so that folds have all labels alike
@@ -419,10 +418,7 @@ def _rows(work: FinetuneData, reading: Predictor, items: Sequence[TrainingItem])
 
 
 def make_objective(work: FinetuneData, settings: FinetuneConfig, *, words: bool) -> Objective:
-    """The task's or the label words' loss plus λ times the LM loss: L3 = L2 + λ·L1 (GPT-1 eq. 5).
-
-    With a teacher, the labels' loss is only a share of the total.
-    """
+    """The loss of the task or the label words, plus λ times the LM loss (GPT-1 eq. 5)."""
     kind = head_kind(work.task)
     if settings.contrastive:
         return few_labels.contrast_loss()

@@ -183,8 +183,7 @@ def _stratified(
 def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
     """Number of evaluation rows whose text is also a training row, ignoring case and spaces.
 
-    A single text of `MIN_TWIN_WORDS` words or more may differ in a few letters: it is compared with
-    those that share one of its halves, since a typo leaves the other half as it was.
+    A longer text may differ in a few letters: a typo leaves one of its halves as it was.
     """
     known = {_plain(row) for row in train}
     halves: dict[Hashable, str] = {}
@@ -476,13 +475,6 @@ def describe_run(
 ) -> None:
     """Logs the data, the baselines and any warnings before training."""
     logger.info(work.protocol.describe())
-    words = work.word_baseline
-    if words is not None and len(work.dev) < MIN_SELECTION_ROWS:
-        logger.info(
-            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE gives more.",
-            rows=plural(len(work.dev), "row"),
-            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
-        )
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     logger.info(
         "{task}: {learning:,} weights are trained ({share:.2%}), {budget}.",
@@ -493,10 +485,8 @@ def describe_run(
     )
     if head_kind(work.task).text_labels:
         _describe_labels(work)
-    if words is not None:
-        logger.info(
-            "Bag-of-words baseline: accuracy {words:.1%} (naive Bayes, no network).", words=words
-        )
+    if work.word_baseline is not None:
+        _describe_words(work, work.word_baseline)
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
     if cut > 1 and not head_kind(work.task).windows:
@@ -504,6 +494,19 @@ def describe_run(
             "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
             cut=cut,
             limit=limit,
+        )
+
+
+def _describe_words(work: FinetuneData, words: float) -> None:
+    """Says what counting words reaches, and how little an accuracy on few rows is worth."""
+    logger.info(
+        "Bag-of-words baseline: accuracy {words:.1%} (naive Bayes, no network).", words=words
+    )
+    if len(work.dev) < MIN_SELECTION_ROWS:
+        logger.info(
+            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE gives more.",
+            rows=plural(len(work.dev), "row"),
+            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
         )
 
 

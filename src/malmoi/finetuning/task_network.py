@@ -189,10 +189,7 @@ def _fill(
     seed: int,
     head: str | None = None,
 ) -> None:
-    """Initialises what is new, and copies what was learnt; of a larger vocabulary the old rows.
-
-    Drawing weights that are replaced would take longer than everything else before the first step.
-    """
+    """Draws only what is new, since that takes seconds, and copies the rest, or its first rows."""
     weights = network.state_dict()
     layers = _transferred(network, settings)
     known = {} if settings.from_scratch else _inherited(network, start.network, head, layers)
